@@ -56,7 +56,7 @@ def examine_all(session: Session, fetches: Sequence[Tensor]) -> dict[str, str]:
 
     Tried are the ops of the graph as it stands, and those that devices put in their places.
     """
-    nodes = [*toposort(fetches), *session.placed(fetches).order]
+    nodes = [*toposort(fetches), *session.place(fetches).order]
     found: dict[str, str] = {}
     for backend in session.backends[:-1]:
         for op, why in examine(backend, nodes).items():

@@ -2,6 +2,6 @@
 
 from logitless.graph.op import OPS, Op, op, writing
 from logitless.graph.order import dump, toposort
-from logitless.graph.tensor import Tensor, const, feed, state
+from logitless.graph.tensor import Tensor, const, feed, variable
 
-__all__ = ["OPS", "Op", "Tensor", "const", "dump", "feed", "op", "state", "toposort", "writing"]
+__all__ = ["OPS", "Op", "Tensor", "const", "dump", "feed", "op", "toposort", "variable", "writing"]

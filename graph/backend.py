@@ -38,7 +38,7 @@ class Buffer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """The location of a tensor's bytes: a buffer and an offset in bytes."""
 
     buffer: Any
@@ -100,8 +100,8 @@ class Backend(Protocol):
         """
         del weight_types
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
-        """Compile nodes; `place` locates every node, input and state that they read or write."""
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Program:
+        """Compile nodes; `locate` finds every node, input and variable that they read or write."""
 
     def profile(self, programs: Sequence[Any]) -> ProfiledProgram | None:
         """Join programs of this backend with a clock between them; None: the host has to time them."""
@@ -125,20 +125,20 @@ class Backend(Protocol):
         """Zeroed memory; `feeds`: the host writes it before every run. Raises MemoryError."""
 
     def constant_nbytes(self, t: Tensor) -> int:
-        """Bytes that `load` takes for this constant state."""
+        """Bytes that `load` takes for this constant."""
 
     def load(self, t: Tensor, raw: Bytes) -> Buffer:
-        """Upload a constant state's GGUF bytes in the layout that this backend's kernels read."""
+        """Upload a constant's GGUF bytes in the layout that this backend's kernels read."""
 
-    def upload(self, place: Place, data: Bytes) -> None:
+    def upload(self, location: Location, data: Bytes) -> None:
         """Copy host bytes to the device."""
 
-    def download(self, place: Place, nbytes: int) -> Bytes:
+    def download(self, location: Location, nbytes: int) -> Bytes:
         """A copy of device bytes, or a view that is valid until the next run."""
 
-    def host_view(self, place: Place, nbytes: int) -> Bytes | None:
+    def host_view(self, location: Location, nbytes: int) -> Bytes | None:
         """The bytes themselves where device memory is the host's own; None: it is not."""
-        del place, nbytes
+        del location, nbytes
         return None
 
     # --- life ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Weight:
         self.array, self.dtype = array, dtype
 
 
-class State:
+class Variable:
     """In a case: a source that is a mutable state of this type, so that writes and reads of it can be tested."""
 
     def __init__(self, array: np.ndarray[Any, Any], dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""A Tensor is a node of the graph: what to compute, never the numbers and never where."""
+"""Tensors: nodes of a graph. A node says what is computed; it has neither numbers nor a device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from logitless.graph.dtype import DTYPES, nbytes
 
 Shape = tuple[int, ...]
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
-LEAVES = frozenset({"feed", "state", "const"})
+LEAVES = frozenset({"feed", "variable", "const"})
 ALIASES = frozenset({"reshape", "slice_rows", "after"})  # same bytes as their first source, at an offset
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """`op` applied to `src`; `shape` is in numpy order and contiguous; `attrs` are the op's structural parameters."""
+    """A node: `op` applied to the tensors `src`, with structural parameters `attrs`.
+
+    `shape` is in numpy's order (the last axis varies fastest), the memory contiguous. Tensors are
+    immutable, and compare and hash by identity.
+    """
 
     op: str
     src: tuple[Tensor, ...]
@@ -39,28 +43,35 @@ class Tensor:
         return f"<{self.op}{label} {self.dtype}{list(self.shape)}>"
 
 
-def feed(name: str, shape: Shape, dtype: str = "f32", *, late: bool = False) -> Tensor:
-    """A value that the caller gives anew at every run, as a numpy array. A `late` one may be given when what does not
-    depend on it has run: a run is cut in two before the first node that reads it."""
+def feed(name: str, shape: Shape, dtype: str = "f32", *, deferred: bool = False) -> Tensor:
+    """An input that the caller gives to every run, as a numpy array of this shape and type.
+
+    A `deferred` one is given in the middle of the run, before the first node that reads it starts.
+    ValueError for a type that numpy lacks.
+    """
     if DTYPES[dtype].numpy is None:
         raise ValueError(f"feed {name!r}: numpy has no {dtype}")
-    return Tensor("feed", (), shape, dtype, {"late": True} if late else NO_ATTRS, name)
+    return Tensor("feed", (), shape, dtype, {"deferred": True} if deferred else NO_ATTRS, name)
 
 
-def state(name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False, by_host: bool = False) -> Tensor:
-    """A value that lives in the session: weights (`constant`, never written) and KV caches. What only the host writes
-    (`by_host`: page tables) no node may, so every device that reads it has a copy."""
-    attrs = {"constant": constant, "by_host": True} if by_host else {"constant": constant}
-    return Tensor("state", (), shape, dtype, attrs, name)
+def variable(
+    name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False, host_written: bool = False
+) -> Tensor:
+    """A value that lives in a session: weights (`constant`: never written), KV caches.
+
+    A `host_written` one (block tables) is written by no node, so every device that reads it has a copy.
+    """
+    attrs = {"constant": constant, "host_written": True} if host_written else {"constant": constant}
+    return Tensor("variable", (), shape, dtype, attrs, name)
 
 
 def const(value: float, dtype: str = "f32") -> Tensor:
-    """A scalar that is part of the graph."""
+    """A scalar, shape (), whose value is part of the graph."""
     return Tensor("const", (), (), dtype, {"value": value})
 
 
 def with_sources(t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
-    """The same node of these sources: t itself, if it has them."""
+    """t with other sources; t itself if it has these already."""
     for old, new in zip(t.src, src, strict=True):
         if old is not new:
             return Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)

@@ -170,10 +170,10 @@ class PagedMemory:
             layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.latent:
                 layers[i].append(session.define(f"v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
-        tables = session.define("tables", table_shape, "i32", by_host=True)
+        tables = session.define("tables", table_shape, "i32", host_written=True)
         pool = None
         if n_near:
-            pool = PagePool(near, n_near, session.define("tables.near", table_shape, "i32", by_host=True))
+            pool = PagePool(near, n_near, session.define("tables.near", table_shape, "i32", host_written=True))
         return cls(
             PagePool(far, n_pages, tables),
             pool,

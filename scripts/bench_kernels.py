@@ -59,7 +59,7 @@ def work(product: Product, threads: int) -> None:
     from logitless.backends.host_memory import aligned
     from logitless.graph.ops.linear import linear
     from logitless.graph.order import toposort
-    from logitless.graph.tensor import feed, state
+    from logitless.graph.tensor import feed, variable
 
     rng, pool = np.random.default_rng(0), WorkerPool(threads)
     try:
@@ -72,7 +72,7 @@ def work(product: Product, threads: int) -> None:
     first: list[Task] = []
     rest: list[Task] = []
     for _ in range(product.count):
-        node = linear(feed("x", x.shape), state("w", (product.n, product.k), product.dtype, constant=True))
+        node = linear(feed("x", x.shape), variable("w", (product.n, product.k), product.dtype, constant=True))
         places: dict[int, int] = {}
 
         def at(t: Any, places: dict[int, int] = places) -> int:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.execution.preemptible_plan import Divided
-from logitless.graph.execution.session import Build, DeviceBytes, Measured
+from logitless.graph.execution.preemptible_plan import PreemptiblePlan
+from logitless.graph.execution.session import Build, DeviceBytes, Measurement
 from logitless.graph.ops.shape import after
 from logitless.graph.ops.training.optimizer import (
     N_ADAMW,
@@ -131,7 +131,7 @@ class Steps:
         kinds = "mv" if optimizer.kind == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
         self._totals: list[Tensor] = []  # gradients of a logical batch, where it takes several runs
-        self._ahead: dict[str, Measured] = {}  # of plans that are still to be made
+        self._ahead: dict[str, Measurement] = {}  # of plans that are still to be made
 
     @property
     def optimizer_nbytes(self) -> int:
@@ -144,7 +144,7 @@ class Steps:
 
     def forget(self) -> None:
         """Give up the memory of the run, its parameters' too."""
-        self.trainable.session.forget(self.state_names(), self._apart)
+        self.trainable.session.delete(self.state_names(), self._apart)
 
     # -- graphs
 
@@ -218,12 +218,12 @@ class Steps:
         totals = {t.name for t in self._totals}
 
         def of(device: DeviceBytes, names: set[str]) -> int:
-            return sum(n for name, n in device.named.items() if name in names)
+            return sum(n for name, n in device.by_variable.items() if name in names)
 
         return [
             Footprint(
                 d.device,
-                weights=d.weights + d.states - sum(of(d, names) for names in (parameters, moments, totals)),
+                weights=d.weights + d.variables - sum(of(d, names) for names in (parameters, moments, totals)),
                 parameters=of(d, parameters),
                 optimizer=of(d, moments),
                 gradients=of(d, totals),
@@ -246,16 +246,16 @@ class Steps:
         """Do now, on any thread, what is most of the work of making the run's plans; the nodes of
         all of them."""
         session, builds = self.trainable.session, self._builds(n_runs, validates)
-        self._ahead = dict(zip(builds, session.measured(builds.values()), strict=True))
+        self._ahead = dict(zip(builds, session.measure_all(builds.values()), strict=True))
         for p in self.trainable.params:
-            session.make_ready(p.name)
+            session.load_initial(p.name)
         return [t for placement, _ in self._ahead.values() for t in placement.order]
 
     def settle(self) -> Parts[None]:
         """Bring the parameters to their devices, where plans were made ahead."""
-        homes = {name: b for placement, _ in self._ahead.values() for name, b in placement.homes.items()}
+        homes = {name: b for placement, _ in self._ahead.values() for name, b in placement.variable_backend.items()}
         if homes:
-            for _ in self.trainable.session.settle(homes, [p.name for p in self.trainable.params]):
+            for _ in self.trainable.session.upload(homes, [p.name for p in self.trainable.params]):
                 yield Part()
 
     # -- runs
@@ -314,12 +314,12 @@ class Steps:
     ) -> Parts[list[npt.NDArray[Any]]]:
         """Run a plan and bring back what it tells first, and the norm: parameters and moments stay
         on the device."""
-        plan = self.trainable.session.prepare((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
+        plan = self.trainable.session.cached_plan((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
         wanted: list[int | None] = [None] * n_told
         if norm:
             wanted += [*([0] * len(self.trainable.params)), None]
         wanted += [0] * (plan.n_fetches - len(wanted))
-        if isinstance(plan, Divided):
+        if isinstance(plan, PreemptiblePlan):
             for following in plan.parts(feeds):
                 yield Part(following)
             values = plan.results(wanted)

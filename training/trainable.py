@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.execution.session import PIECE_NBYTES, Session
+from logitless.graph.execution.session import UPLOAD_NBYTES, Session
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.lora import Adapter, Pair, matrix_shape
 from logitless.models.adapters.low_rank import EMBEDDING, LowRank
@@ -105,7 +105,7 @@ class Trainable:
     def numbers(self, t: Tensor) -> Iterator[F32]:
         """The numbers of an f32 state, some rows at a time, so that no copy of it is ever there as a whole."""
         row = t.nbytes // t.shape[0]
-        step = max(1, PIECE_NBYTES // row) * row
+        step = max(1, UPLOAD_NBYTES // row) * row
         for start in range(0, t.nbytes, step):
             raw = self.owner(partial(self.session.read_bytes, t.name, start, min(step, t.nbytes - start)))
             yield raw.view(np.float32).reshape(-1, *t.shape[1:])
@@ -165,7 +165,7 @@ def full(
             return part.taken(dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source)))
 
         source = _bytes_from(start)
-        tensors[name] = session.define(f"{prefix}.{name}", part.held_shape, source=source, loaded=gguf.release)
+        tensors[name] = session.define(f"{prefix}.{name}", part.held_shape, source=source, on_loaded=gguf.release)
         params.append(tensors[name])
         names.append(name)
     if not params:

@@ -29,7 +29,7 @@ from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.cpu.threads.stage_timer import Clock
 from logitless.backends.host import casts_to_bf16, cores
 from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
-from logitless.graph.backend import Backend, Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
 
@@ -75,11 +75,11 @@ class CPUBackend(Backend):
             memory.array[:] = raw
         return memory
 
-    def upload(self, place: Place, data: Bytes) -> None:
-        place.buffer.array[place.offset : place.offset + len(data)] = data
+    def upload(self, location: Location, data: Bytes) -> None:
+        location.buffer.array[location.offset : location.offset + len(data)] = data
 
-    def host_view(self, place: Place, nbytes: int) -> Bytes:
-        view: Bytes = place.buffer.array[place.offset : place.offset + nbytes]
+    def host_view(self, location: Location, nbytes: int) -> Bytes:
+        view: Bytes = location.buffer.array[location.offset : location.offset + nbytes]
         return view
 
     download = host_view
@@ -93,8 +93,8 @@ class CPUBackend(Backend):
     def prefetch_training(self, weight_types: Iterable[str]) -> None:
         warmup.begin_training(weight_types)
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
-        return CPUProgram(self.pool, nodes, place)
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> CPUProgram:
+        return CPUProgram(self.pool, nodes, locate)
 
     def split(
         self, programs: Sequence[CPUProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False

@@ -25,7 +25,7 @@ from logitless.backends.cpu.lowering.cache_bypass import exceed_l3, with_nontemp
 from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.backends.host_memory import Memory
-from logitless.graph.backend import Bytes, Place
+from logitless.graph.backend import Bytes, Location
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
 from logitless.graph.tensor import Tensor
@@ -38,7 +38,7 @@ class CPUProgram:
     kernel.
     """
 
-    def __init__(self, pool: WorkerPool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
+    def __init__(self, pool: WorkerPool, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> None:
         self.fallbacks: list[str] = []
         self._pool = pool
         self._n_threads = pool.n_threads
@@ -48,7 +48,7 @@ class CPUProgram:
         pending: list[Task] = []
 
         def address(t: Tensor) -> int:
-            at = place(t)
+            at = locate(t)
             self._keep.add(at.buffer)
             return int(at.buffer.address) + at.offset
 
@@ -61,7 +61,7 @@ class CPUProgram:
             self._flush(pending)
             pending = []
             self.fallbacks.append(t.op)
-            self.parts.append(partial(_reference, pool, t, place))
+            self.parts.append(partial(_reference, pool, t, locate))
         self._flush(pending)
 
     def _flush(self, tasks: list[Task]) -> None:
@@ -71,7 +71,7 @@ class CPUProgram:
     @classmethod
     def of(cls, pool: WorkerPool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:
         """A program that runs these parts of other programs on `n_threads` threads."""
-        result = cls(pool, (), lambda t: Place(None))
+        result = cls(pool, (), lambda t: Location(None))
         result._n_threads = n_threads
         result._keep = set().union(*(program._keep for _, program in parts))
         lists: list[TaskList] = []
@@ -105,14 +105,14 @@ def _concat(lists: Sequence[TaskList]) -> list[Part]:
     return [TaskList.concat(lists)] if lists else []
 
 
-def _reference(pool: WorkerPool, t: Tensor, place: Callable[[Tensor], Place]) -> None:
+def _reference(pool: WorkerPool, t: Tensor, locate: Callable[[Tensor], Location]) -> None:
     """Run a node by its numpy reference."""
-    result = OPS[t.op].reference(*(_view(pool, s, place(s)) for s in t.src), **t.attrs)
+    result = OPS[t.op].reference(*(_view(pool, s, locate(s)) for s in t.src), **t.attrs)
     if destination(t) is None:
-        _view(pool, t, place(t))[...] = result
+        _view(pool, t, locate(t))[...] = result
 
 
-def _view(pool: WorkerPool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+def _view(pool: WorkerPool, t: Tensor, at: Location) -> npt.NDArray[Any]:
     kind = DTYPES[t.dtype].numpy
     if packed(t):
         return _unpacked(pool, t, at)
@@ -123,7 +123,7 @@ def _view(pool: WorkerPool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     return values
 
 
-def _unpacked(pool: WorkerPool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+def _unpacked(pool: WorkerPool, t: Tensor, at: Location) -> npt.NDArray[Any]:
     """Values of a packed weight as f32."""
     values = np.empty(t.shape, np.float32)
     address = at.buffer.address + at.offset
@@ -136,7 +136,7 @@ def _dequantised(t: Tensor, raw: Bytes) -> npt.NDArray[Any]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if not (t.op == "state" and t.attrs["constant"]):
+    if not (t.op == "variable" and t.attrs["constant"]):
         raise TypeError(f"{t!r}: numpy has no such type")
     rows = raw.reshape(*t.shape[:-1], -1)
     values: npt.NDArray[Any] = dequantize(rows, GGMLQuantizationType[t.dtype.upper()]).reshape(t.shape)

@@ -91,7 +91,7 @@ def rows_of(t: Tensor) -> tuple[int, int]:
 
 def is_packed(t: Tensor) -> bool:
     """Whether a source is a constant matrix, whose bytes are packed (layout.py)."""
-    return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
+    return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
 def padded(n: int, to: int = LANES) -> int:

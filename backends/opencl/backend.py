@@ -15,7 +15,7 @@ from logitless.backends.gpu.lowering import At, Dispatch
 from logitless.backends.gpu.software.stages import Piece, table
 from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import Found, device_named
-from logitless.graph.backend import Backend, Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -98,19 +98,23 @@ class OpenCLBackend(Backend):
             raise self._translated(error) from error
         return memory
 
-    def upload(self, place: Place, data: Bytes) -> None:
+    def upload(self, location: Location, data: Bytes) -> None:
         kept = np.array(data)
         self._sending.append(kept)
         try:
-            self._cl.enqueue_copy(self._queue, place.buffer.buffer, kept, dst_offset=place.offset, is_blocking=False)
+            self._cl.enqueue_copy(
+                self._queue, location.buffer.buffer, kept, dst_offset=location.offset, is_blocking=False
+            )
         except self._cl.Error as error:
             raise self._translated(error) from error
 
-    def download(self, place: Place, nbytes: int) -> Bytes:
+    def download(self, location: Location, nbytes: int) -> Bytes:
         out = np.empty(nbytes, np.uint8)
         try:
             if nbytes:
-                self._cl.enqueue_copy(self._queue, out, place.buffer.buffer, src_offset=place.offset, is_blocking=True)
+                self._cl.enqueue_copy(
+                    self._queue, out, location.buffer.buffer, src_offset=location.offset, is_blocking=True
+                )
         except self._cl.Error as error:
             raise self._translated(error) from error
         self._sending.clear()
@@ -122,9 +126,9 @@ class OpenCLBackend(Backend):
         except self._cl.Error as error:
             raise self._translated(error) from error
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> OpenCLProgram:
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> OpenCLProgram:
         try:
-            return OpenCLProgram(self, kernels.lower_all(nodes, self.shape), place)
+            return OpenCLProgram(self, kernels.lower_all(nodes, self.shape), locate)
         except self._cl.Error as error:
             raise self._translated(error) from error
 
@@ -174,24 +178,24 @@ class OpenCLProgram:
     """Kernels with bound arguments."""
 
     def __init__(
-        self, backend: OpenCLBackend, dispatches: Sequence[Dispatch], place: Callable[[Tensor], Place]
+        self, backend: OpenCLBackend, dispatches: Sequence[Dispatch], locate: Callable[[Tensor], Location]
     ) -> None:
         self._backend = backend
         self._launches = backend.launches()
         self._keep: dict[int, Memory] = {}
         scratch = max((d.scratch for d in dispatches), default=0)
-        held = Place(backend.shared("scratch", scratch)) if scratch else None
-        places: dict[Tensor | None, Place] = {}
+        held = Location(backend.shared("scratch", scratch)) if scratch else None
+        places: dict[Tensor | None, Location] = {}
 
-        def at(buffer: At) -> Place:
+        def at(buffer: At) -> Location:
             tensor, offset = buffer
             if tensor not in places:
-                found = held if tensor is None else place(tensor)
+                found = held if tensor is None else locate(tensor)
                 assert found is not None
                 places[tensor] = found
                 self._keep[id(found.buffer)] = found.buffer
             begin = places[tensor]
-            return Place(begin.buffer, begin.offset + offset)
+            return Location(begin.buffer, begin.offset + offset)
 
         for pieces, part in backend.chains.parts(dispatches) if backend.chains else [((), dispatches)]:
             if pieces:
@@ -200,7 +204,7 @@ class OpenCLProgram:
                 for d in part:
                     self._add(d, at)
 
-    def _add(self, d: Dispatch, at: Callable[[At], Place]) -> None:
+    def _add(self, d: Dispatch, at: Callable[[At], Location]) -> None:
         arguments: list[bytes] = []
         for place in map(at, d.buffers):
             arguments += struct.pack("@P", place.buffer.buffer.int_ptr), struct.pack("@Q", place.offset)
@@ -208,7 +212,7 @@ class OpenCLProgram:
         program, threads = self._backend.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
         self._launches.add(program, d.kernel, arguments, d.groups, threads)
 
-    def _add_chain(self, pieces: tuple[Piece, ...], part: Sequence[Dispatch], at: Callable[[At], Place]) -> None:
+    def _add_chain(self, pieces: tuple[Piece, ...], part: Sequence[Dispatch], at: Callable[[At], Location]) -> None:
         """One launch that does what these would."""
         from logitless.backends.opencl.chain import TRIES
 
@@ -217,7 +221,7 @@ class OpenCLProgram:
         addresses = [[int(p.buffer.address + p.offset) for p in map(at, d.buffers)] for d in part]
         rows = table(pieces, part, addresses)
         memory = backend.alloc(rows.nbytes)
-        backend.upload(Place(memory), rows.reshape(-1).view(np.uint8))
+        backend.upload(Location(memory), rows.reshape(-1).view(np.uint8))
         counters = backend.shared("counters", chains.counters_nbytes(len(part)))
         self._keep |= {id(memory): memory, id(counters): counters}
         arguments = [

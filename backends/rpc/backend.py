@@ -11,7 +11,7 @@ from typing import Any
 
 from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.rpc.protocol import MAGIC, NODE, Header, Link, ProtocolError, attributes, encode, leaf, version
-from logitless.graph.backend import Backend, Bytes, Kind, Place
+from logitless.graph.backend import Backend, Bytes, Kind, Location
 from logitless.graph.execution.partition import TRANSFER
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, with_sources
@@ -187,11 +187,11 @@ class RemoteBackend(Backend):
         self._ask({"do": "load", "id": held.id, "graph": encode([t], {})}, raw)
         return held
 
-    def upload(self, place: Place, data: Bytes) -> None:
-        self._tell({"do": "upload", "at": _at(place)}, data)
+    def upload(self, location: Location, data: Bytes) -> None:
+        self._tell({"do": "upload", "at": _at(location)}, data)
 
-    def download(self, place: Place, nbytes: int) -> Bytes:
-        _, found = self._ask({"do": "download", "at": _at(place), "nbytes": nbytes})
+    def download(self, location: Location, nbytes: int) -> Bytes:
+        _, found = self._ask({"do": "download", "at": _at(location), "nbytes": nbytes})
         if len(found) != nbytes:
             raise DeviceLost(f"{self.name}: {len(found)} bytes came for {nbytes}")
         return found
@@ -199,8 +199,8 @@ class RemoteBackend(Backend):
     def wait(self) -> None:
         self._ask({"do": "wait"})
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> RemoteProgram:
-        places = [[t.attrs[NODE][1], _at(place(t)), [_at(place(s)) for s in t.src]] for t in nodes]
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> RemoteProgram:
+        places = [[t.attrs[NODE][1], _at(locate(t)), [_at(locate(s)) for s in t.src]] for t in nodes]
         held = Held(self._id(), self._gone)
         self._ask({"do": "compile", "id": held.id, "graph": nodes[0].attrs[NODE][0], "nodes": places})
         return RemoteProgram(self, held)
@@ -223,5 +223,5 @@ class RemoteProgram:
         self._backend.run(self._held)
 
 
-def _at(place: Place) -> tuple[int, int]:
-    return place.buffer.id, place.offset
+def _at(location: Location) -> tuple[int, int]:
+    return location.buffer.id, location.offset

@@ -12,11 +12,11 @@ from typing import Any
 from logitless.backends.errors import DeviceError
 from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
 from logitless.backends.self_test import examine_kinds
-from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
+from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, const, state, with_sources
+from logitless.graph.tensor import Tensor, const, variable, with_sources
 from logitless.graph.testing.conformance import register_all
 
 log = logging.getLogger("logitless.rpc")
@@ -181,7 +181,7 @@ class Client:
 
     def _weight(self, header: Header) -> Tensor:
         (t,) = decode(header["graph"])
-        if t.op != "state" or not t.attrs["constant"]:
+        if t.op != "variable" or not t.attrs["constant"]:
             raise ValueError("not a weight")
         return t
 
@@ -201,22 +201,22 @@ class Client:
         )
         return {}, None
 
-    def _place(self, at: list[int], nbytes: int, weight: Tensor | None = None) -> Place:
+    def _location(self, at: list[int], nbytes: int, weight: Tensor | None = None) -> Location:
         memory, offset = self._memory[at[0]], int(at[1])
         if memory.kind != (None if weight is None else (weight.dtype, weight.shape)):
             raise ValueError("a weight where none is, or another")
         if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes or offset % 4:
             raise ValueError(f"{nbytes} bytes at {offset} of {memory.nbytes}")
-        return Place(memory.buffer, offset)
+        return Location(memory.buffer, offset)
 
     def _upload(self, header: Header) -> Answer:
-        place = self._place(header["at"], self._unread)
-        self.backend.upload(place, self._body(self._unread))
+        location = self._location(header["at"], self._unread)
+        self.backend.upload(location, self._body(self._unread))
         return {}, None
 
     def _download(self, header: Header) -> Answer:
         n = int(header["nbytes"])
-        return {}, self.backend.download(self._place(header["at"], n), n)
+        return {}, self.backend.download(self._location(header["at"], n), n)
 
     def _wait(self, _: Header) -> Answer:
         self.backend.wait()
@@ -251,19 +251,19 @@ class Client:
         return {"id": self._n_graphs, "nodes": nodes, "results": [index[t] for t in results]}, None
 
     def _compile(self, header: Header) -> Answer:
-        order, nodes, places = self._graphs[header["graph"]], [], dict[Tensor, Place]()
-        for n, at, sources in header["nodes"]:
+        order, nodes, locations = self._graphs[header["graph"]], [], dict[Tensor, Location]()
+        for n, to, sources in header["nodes"]:
             t = order[_index(n, order)]
             if t.is_leaf:
                 raise ValueError("a leaf runs nowhere")
-            for s, place in ((t, at), *zip(t.src, sources, strict=True)):
-                weight = s if s.op == "state" and s.attrs["constant"] else None
-                places[s] = self._place(place, 0 if weight is not None else s.nbytes, weight)
+            for s, at in ((t, to), *zip(t.src, sources, strict=True)):
+                weight = s if s.op == "variable" and s.attrs["constant"] else None
+                locations[s] = self._location(at, 0 if weight is not None else s.nbytes, weight)
             nodes.append(t)
         self.backend.prepare(nodes)
         if len(self._programs) >= MOST_PROGRAMS:
             raise MemoryError(f"there are {MOST_PROGRAMS} programs")
-        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: places[t])
+        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: locations[t])
         return {}, None
 
     def _run(self, header: Header) -> Answer:
@@ -280,8 +280,8 @@ def decode(wire: list[Any]) -> list[Tensor]:
             raise ValueError("no such type or shape")
         if op == "feed":
             t = Tensor("feed", (), shape, dtype)
-        elif op == "state":
-            t = state(str(name), shape, dtype, constant=bool(attrs["constant"]))
+        elif op == "variable":
+            t = variable(str(name), shape, dtype, constant=bool(attrs["constant"]))
         elif op == "const":
             t = const(float(attrs["value"]), dtype)
         else:

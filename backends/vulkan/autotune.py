@@ -25,9 +25,9 @@ from logitless.backends.gpu.matmul.linear_coop_matrix import LEAST_ROWS
 from logitless.backends.vulkan.device import Device
 from logitless.backends.vulkan.instance import DeviceInfo
 from logitless.backends.vulkan.pipelines import MANIFEST
-from logitless.graph.backend import Backend, Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.ops.linear import linear
-from logitless.graph.tensor import feed, state
+from logitless.graph.tensor import feed, variable
 
 log = logging.getLogger("logitless.devices")
 DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"  # 1: wherever a device has them, 0: nowhere
@@ -154,12 +154,12 @@ def _programs(backend: Tunable, m: int, n: int, k: int) -> tuple[dict[bool, Call
     draw = np.random.default_rng(0)
     raw = draw.integers(0, 256, (n, k // 32, 34), np.uint8)
     raw[..., :2] = np.array([0.01], np.float16).view(np.uint8)  # scales of Q8_0
-    x, w = feed("x", (m, k)), state("w", (n, k), "q8_0", constant=True)
+    x, w = feed("x", (m, k)), variable("w", (n, k), "q8_0", constant=True)
     y = linear(x, w)
     places = {
-        x: Place(backend.alloc(x.nbytes)),
-        w: Place(backend.load(w, raw.reshape(-1))),
-        y: Place(backend.alloc(y.nbytes)),
+        x: Location(backend.alloc(x.nbytes)),
+        w: Location(backend.load(w, raw.reshape(-1))),
+        y: Location(backend.alloc(y.nbytes)),
     }
     backend.upload(places[x], draw.standard_normal((m, k), np.float32).reshape(-1).view(np.uint8))
     programs = {}

@@ -19,7 +19,7 @@ from logitless.backends.vulkan.device import Device, Memory
 from logitless.backends.vulkan.instance import all_devices
 from logitless.backends.vulkan.pipelines import Pipelines
 from logitless.backends.vulkan.record import Range, Recording
-from logitless.graph.backend import Backend, Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import Tensor
 
 ALIGNMENT = 64
@@ -86,36 +86,36 @@ class VulkanBackend(Backend):
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         packed = shared.pack(t, raw)
         memory = self.device.memory(len(packed))
-        self.upload(Place(memory), packed)
+        self.upload(Location(memory), packed)
         return memory
 
-    def upload(self, place: Place, data: Bytes) -> None:
+    def upload(self, location: Location, data: Bytes) -> None:
         self.device.idle()
-        memory: Memory = place.buffer
+        memory: Memory = location.buffer
         if memory.array is not None:
-            memory.array[place.offset : place.offset + len(data)] = data
+            memory.array[location.offset : location.offset + len(data)] = data
             return
         for at in range(0, len(data), STAGING_NBYTES):
             part = data[at : at + STAGING_NBYTES]
             self.device.idle()
             staging, held = self._staged(len(part))
             held[: len(part)] = part
-            self._copy(staging, 0, memory, place.offset + at, len(part))
+            self._copy(staging, 0, memory, location.offset + at, len(part))
 
-    def download(self, place: Place, nbytes: int) -> Bytes:
-        memory: Memory = place.buffer
+    def download(self, location: Location, nbytes: int) -> Bytes:
+        memory: Memory = location.buffer
         if memory.array is not None:
             self.device.idle()
-            view: Bytes = memory.array[place.offset : place.offset + nbytes]
+            view: Bytes = memory.array[location.offset : location.offset + nbytes]
             return view
         if nbytes <= RESULT_NBYTES:
-            return self._small(memory, place.offset, nbytes)
+            return self._small(memory, location.offset, nbytes)
         self.device.idle()
         result = np.empty(nbytes, np.uint8)
         for at in range(0, nbytes, STAGING_NBYTES):
             n = min(STAGING_NBYTES, nbytes - at)
             staging, held = self._staged(n)
-            self._copy(memory, place.offset + at, staging, 0, n)
+            self._copy(memory, location.offset + at, staging, 0, n)
             self.device.idle()
             result[at : at + n] = held[:n]
         return result
@@ -148,12 +148,12 @@ class VulkanBackend(Backend):
     def wait(self) -> None:
         self.device.idle()
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> VulkanProgram:
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> VulkanProgram:
         work = shared.lower_all(nodes, self.shape)
         need = max((d.scratch for d in work), default=0)
         if need and (self._scratch is None or self._scratch.nbytes < need):
             self._scratch = self.device.memory(need)
-        program = VulkanProgram(self, work, place, self._scratch if need else None)
+        program = VulkanProgram(self, work, locate, self._scratch if need else None)
         self.pipelines.save()
         return program
 
@@ -170,14 +170,14 @@ class VulkanProgram:
         self,
         backend: VulkanBackend,
         work: Sequence[Dispatch],
-        place: Callable[[Tensor], Place],
+        locate: Callable[[Tensor], Location],
         scratch: Memory | None,
     ) -> None:
-        self._backend, self._place, self._scratch = backend, place, scratch
+        self._backend, self._place, self._scratch = backend, locate, scratch
         self.recording = Recording(backend.device)
         self.recording.begin()
         self._keep: dict[int, Memory] = {}  # what the recording refers to
-        self._places: dict[Tensor, tuple[Place, Range | None]] = {}  # and the range where order matters
+        self._places: dict[Tensor, tuple[Location, Range | None]] = {}  # and the range where order matters
         for together, part in chain.parts(work, backend.shape):
             if together:
                 self._chain(part)
@@ -193,7 +193,10 @@ class VulkanProgram:
             span: Range | None
             if t is None:
                 assert self._scratch is not None
-                at, span = Place(self._hold(self._scratch)), (self._scratch.address, self._scratch.address + d.scratch)
+                at, span = (
+                    Location(self._hold(self._scratch)),
+                    (self._scratch.address, self._scratch.address + d.scratch),
+                )
             else:
                 if t not in self._places:
                     self._places[t] = self._where(t, self._place(t))
@@ -217,7 +220,7 @@ class VulkanProgram:
         backend, found = self._backend, [self._arguments(d) for d in part]
         rows = table(PIECES, part, (arguments for arguments, _, _ in found))
         stages = self._hold(backend.device.memory(rows.nbytes))
-        backend.upload(Place(stages), rows.reshape(-1).view(np.uint8))
+        backend.upload(Location(stages), rows.reshape(-1).view(np.uint8))
         counts = self._hold(backend.device.memory(counts_nbytes(len(part))))
         self.recording.fill_zero(counts)
         own = (counts.address, counts.address + counts.nbytes)
@@ -233,9 +236,9 @@ class VulkanProgram:
         self._keep[id(memory)] = memory
         return memory
 
-    def _where(self, t: Tensor, at: Place) -> tuple[Place, Range | None]:
+    def _where(self, t: Tensor, at: Location) -> tuple[Location, Range | None]:
         start = self._hold(at.buffer).address + at.offset
-        constant = t.op == "const" or (t.op == "state" and t.attrs["constant"])
+        constant = t.op == "const" or (t.op == "variable" and t.attrs["constant"])
         return at, None if constant else (start, start + max(t.nbytes, 1))
 
     def run(self) -> None:

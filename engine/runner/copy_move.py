@@ -29,7 +29,7 @@ class Cells:
     def prepare_copies(self) -> None:
         """Make the plans of `copy`."""
         for pool in self._memory.pools:
-            self._session.prepare(("copies", pool.tables.name), partial(_copied, pool))
+            self._session.cached_plan(("copies", pool.tables.name), partial(_copied, pool))
 
     def prepare_moves(self, load: Callable[[Sequence[Tensor]], None], *, soon: bool) -> str:
         """Why cells cannot be moved; "": they can, and `load` has loaded what the CPU runs of it. `soon`: the plan is
@@ -41,7 +41,7 @@ class Cells:
         self.can_move = True
         load(placement.nodes_of(len(self._session.backends) - 1))
         if soon:
-            self._session.prepare("moves", self.moved)
+            self._session.cached_plan("moves", self.moved)
         return ""
 
     def copied(self) -> list[Tensor]:

@@ -36,7 +36,7 @@ from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.graph.execution.plan import Plan
-from logitless.graph.execution.session import DeviceBytes, Measured, Session
+from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
@@ -186,10 +186,10 @@ class Engine:
         for pages in self._pages:
             pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
         largest = Shape(self.options.n_ubatch, 0)
-        self.session.prepare(largest, lambda: self.build(largest))
+        self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
         if self.options.n_guesses:  # what only guesses need is loaded by their first plan
-            self.session.prepare(GUESS, lambda: self.build(GUESS))
+            self.session.cached_plan(GUESS, lambda: self.build(GUESS))
         self.cells.prepare_copies()
         if not self.hparams.recurrent and self.near is None:  # states and windows cannot forget tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
@@ -211,7 +211,7 @@ class Engine:
             if not self._ahead:
                 return self.step_parts.prepare_ahead(wanted)
             shape = self._ahead.pop()
-            self.session.prepare(shape, lambda: self.build(shape))
+            self.session.cached_plan(shape, lambda: self.build(shape))
         except (MemoryError, OSError, DeviceLost):
             self._ahead.clear()
             self.step_parts.clear()
@@ -240,7 +240,7 @@ class Engine:
         if not self._placed:
             self._placed = True
             names, options = dict.fromkeys((*self.devices, "cpu")), self.options
-            self.session.prefer = chosen(
+            self.session.hint_of = chosen(
                 options.placement,
                 options.placement.devices(options.devices, names, self.session.backends),
                 self.hparams.n_layer,
@@ -249,7 +249,7 @@ class Engine:
 
     def _fits(self, places: Places | None) -> bool:
         """Whether the devices' memory is enough for layers in these places."""
-        self.session.prefer = places
+        self.session.hint_of = places
         measured = [self.session.measure(build) for build in (self._largest, *self._guesses)]
         return fit(self.session.device_bytes(measured), self.session.backends)
 
@@ -313,7 +313,7 @@ class Engine:
             return model
         return model.adapted(LowRank(self.adapters.pairs, feed("gates", (n_gated, self.adapters.n_columns))))
 
-    def measure(self, eval_order: str = "") -> Measured:
+    def measure(self, eval_order: str = "") -> Measurement:
         """What runs where in the largest ordinary step, and where its results lie; nothing is allocated.
 
         `eval_order`: see Session.measure.
@@ -399,7 +399,7 @@ class Engine:
         """What writes batches to a step's plan."""
         feeds = self._feeds.get(plan)
         if feeds is None:
-            self._feeds[plan] = feeds = self.step_feeds(plan.room)
+            self._feeds[plan] = feeds = self.step_feeds(plan.input_buffers)
         return feeds
 
     def run_alone(self) -> None:
@@ -407,7 +407,7 @@ class Engine:
         self._run(Shape(1, 1, whole=True), UBatch())
 
     def _run(self, shape: Shape, batch: UBatch) -> StepResult:
-        plan = self.session.prepare(shape, lambda: self.build(shape))
+        plan = self.session.cached_plan(shape, lambda: self.build(shape))
         feeds = self.feeds_of(plan)
         feeds.write(batch)
         if feeds.gates is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from logitless.engine.batch import APART, StepFailed, UBatch
 from logitless.engine.runner.buckets import Shape
-from logitless.graph.execution.preemptible_plan import MOST, SOON, Divided
+from logitless.graph.execution.preemptible_plan import CUT_AFTER_WARMUP_RUNS, MAX_PART_SECONDS, PreemptiblePlan
 from logitless.graph.execution.session import Build
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class StepParts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._plans: dict[int, Divided] = {}  # ready, by their tokens
+        self._plans: dict[int, PreemptiblePlan] = {}  # ready, by their tokens
         self._longest: dict[int, float] = {}  # seconds of their longest parts in their last runs; 0: not known yet
-        self._next: Divided | None = None  # not ready
+        self._next: PreemptiblePlan | None = None  # not ready
         self._alone: list[float] = []  # seconds that steps of one stream took
         able = engine.hparams.causal and engine.is_first and engine.hidden is None and engine.states is None
         able = able and all(backend.preemptible for backend in engine.session.backends)
@@ -64,7 +64,7 @@ class StepParts:
             self._alone.append(time.perf_counter() - began)
         alone = min(self._alone)
         self._next = plan = self._next or self._made(self._missing[0], alone)
-        while alone < SHORT and not (plan.cut and plan.longest):
+        while alone < SHORT and not (plan.is_fully_cut and plan.longest_part_seconds):
             for _ in plan.parts(None):
                 if wanted():
                     return True
@@ -81,19 +81,21 @@ class StepParts:
             self._engine.before_step(batch)
             self._engine.feeds_of(plan).write(batch)
             yield from plan.parts(None)
-            self._longest[n] = plan.longest
+            self._longest[n] = plan.longest_part_seconds
             for larger in (m for m in self._longest if m > n):
                 self._longest[larger] *= FORGET  # one that was too long, or only held up, is tried again before long
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
-    def _made(self, n: int, alone: float) -> Divided:
+    def _made(self, n: int, alone: float) -> PreemptiblePlan:
         """A plan for n tokens, with nothing to do behind a long context; a stream's step takes `alone` seconds."""
         plan = self._engine.session.plan(_build(self._engine, n), ARENA)
-        assert isinstance(plan, Divided)
-        plan.cuts, plan.most, plan.spare = SOON, min(MOST, max(LEAST, alone / STEPS)), alone < BRISK
+        assert isinstance(plan, PreemptiblePlan)
+        plan.cut_after = CUT_AFTER_WARMUP_RUNS
+        plan.max_part_seconds = min(MAX_PART_SECONDS, max(LEAST, alone / STEPS))
+        plan.spare_core = alone < BRISK
         self._engine.feeds_of(plan).write(UBatch())
-        if (pos := plan.room.get("pos")) is not None:
+        if (pos := plan.input_buffers.get("pos")) is not None:
             pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1
         return plan
 

@@ -41,5 +41,5 @@ class Prefault:
         while n and (first := self._done // n * self._step) < end and not wanted():
             cache = self._caches[self._done % n]
             size = cache.nbytes // self._n_pages
-            self._session.touch(cache.name, first * size, min(self._step, self._n_pages - first) * size)
+            self._session.prefault(cache.name, first * size, min(self._step, self._n_pages - first) * size)
             self._done += 1

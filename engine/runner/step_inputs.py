@@ -41,14 +41,14 @@ def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0)
     ]
     feeds = [feed(f"sample.{name}", shape, dtype) for name, shape, dtype in shapes]
     if n_masks:
-        feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", late=True))
-        feeds.append(feed("sample.mask_row", (n_rows,), "i32", late=True))
+        feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", deferred=True))
+        feeds.append(feed("sample.mask_row", (n_rows,), "i32", deferred=True))
     return feeds
 
 
 def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
     """An array for each feed among them that is not late, where no plan has one."""
-    feeds = (t for t in nodes if t.op == "feed" and not t.attrs.get("late"))
+    feeds = (t for t in nodes if t.op == "feed" and not t.attrs.get("deferred"))
     return {t.name: np.zeros(t.shape, DTYPES[t.dtype].numpy) for t in feeds}
 
 

@@ -1,8 +1,9 @@
-"""Arena offsets by liveness: measure first, allocate exactly that, reuse memory as soon as its last reader has run.
+"""Arena layout by liveness: measure a graph, allocate exactly that, reuse bytes after their last reader.
 
-The free-list rules are ggml's dynamic tensor allocator's: best fit among all free blocks but the last, ties to the
-later block, the last block (the open end of the arena) as the last resort, neighbours merged on free. Sources that only
-gave a shape and barriers for concurrent nodes have no counterpart here: ops have neither.
+The free-list rules are those of ggml's dynamic tensor allocator: best fit among all free blocks but
+the last, ties to the later block, the last block (the open end of the arena) as the last resort,
+neighbours merged on free. ggml's sources that only give a shape and its barriers for concurrent
+nodes have no counterpart here.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from logitless.graph.op import OPS, destination
 from logitless.graph.tensor import ALIASES, Tensor
 
 MAX_FREE_BLOCKS = 256
-UNLIMITED = 1 << 62  # the fictitious address range of measure mode
+UNLIMITED = 1 << 62  # bytes of the arena that measure mode pretends to have
 
 
 class OutOfArena(MemoryError):
-    """The arena is too small, or too fragmented; the message holds both sizes."""
+    """The arena is too small or too fragmented; the message names both sizes."""
 
 
 class Allocator:
-    """Offsets within one arena of `size` bytes (by default unlimited: measure mode).
+    """Allocates offsets within one arena of `size` bytes (by default unlimited: measure mode).
 
     An arena of the measured `max_size` gives the same offsets as the measurement did.
+    ValueError for an alignment that is no power of two.
     """
 
     def __init__(self, alignment: int, size: int = UNLIMITED) -> None:
@@ -40,11 +42,11 @@ class Allocator:
         return -(-max(nbytes, 1) // self.alignment) * self.alignment
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a block; OutOfArena names the bytes needed and the largest block there is."""
+        """The offset of a free block of `nbytes`, taken. OutOfArena names them and the largest free block."""
         need = self.padded(nbytes)
         best = -1
         for i, (offset, size) in enumerate(self.free_blocks):
-            open_end = offset + size == self.size  # what is left when the end is used up is a hole like the others
+            open_end = offset + size == self.size  # once the end is used up, the last block is a hole like the others
             if size >= need and (best < 0 or (size <= self.free_blocks[best][1] and not open_end)):
                 best = i
         if best < 0:
@@ -59,7 +61,7 @@ class Allocator:
         return offset
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give a block back, merged with its neighbours."""
+        """Free a block and merge it with free neighbours. OutOfArena when there are too many fragments."""
         size = self.padded(nbytes)
         i = bisect(self.free_blocks, (offset, 0))
         if i < len(self.free_blocks) and offset + size == self.free_blocks[i][0]:
@@ -73,58 +75,55 @@ class Allocator:
         self.free_blocks.insert(i, (offset, size))
 
 
-Roots = Mapping[Tensor, tuple[Tensor, int]]
+Owners = Mapping[Tensor, tuple[Tensor, int]]  # tensor → (the tensor that owns its bytes, offset there)
 
 
-def roots_of(order: Sequence[Tensor]) -> Roots:
-    """Each tensor's owner (the tensor whose bytes it shares) and its byte offset there.
-
-    Aliases and writes own no bytes.
-    """
-    roots: dict[Tensor, tuple[Tensor, int]] = {}
+def owners_of(order: Sequence[Tensor]) -> Owners:
+    """The owner of each tensor's bytes and its byte offset there. Aliases and writes own no bytes."""
+    owners: dict[Tensor, tuple[Tensor, int]] = {}
     for t in order:
-        owner = t.src[0] if t.op in ALIASES else destination(t)
-        root, offset = (t, 0) if owner is None else roots[owner]
+        source = t.src[0] if t.op in ALIASES else destination(t)
+        owner, offset = (t, 0) if source is None else owners[source]
         if t.op == "slice_rows":
             offset += t.attrs["start"] * (t.nbytes // t.shape[0])
-        roots[t] = root, offset
-    return roots
+        owners[t] = owner, offset
+    return owners
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Arena offset of every owning node, the owner of every node's bytes, and each arena's size in bytes."""
+class ArenaLayout:
+    """Memory of a graph's results: arena offset of every owner, owners of all bytes, size of each arena."""
 
     offsets: Mapping[Tensor, int]
-    roots: Roots
+    owners: Owners
     sizes: Mapping[int, int]
 
 
-def layout(
+def lay_out_arenas(
     order: Sequence[Tensor],
     arena_of: Callable[[Tensor], int],
     alignments: Sequence[int],
     pinned: Sequence[Tensor] = (),
     *,
     in_place: bool = True,
-) -> Layout:
-    """Offsets for the nodes of `order` in their arenas; `pinned` ones keep their bytes to the end of the run.
+) -> ArenaLayout:
+    """Lay out the results of nodes in their arenas; `pinned` ones keep their bytes to the end of the run.
 
-    A node's bytes are free again after its last reader (of it, or of an alias of it). An op that declares `inplace`
-    takes over a source that nobody else reads, whole and of the same size.
+    A node's bytes are free again after the last reader of it or of an alias of it. An op that
+    declares `inplace` takes over a source that nobody else reads, whole and of the same size.
     """
-    roots = roots_of(order)
-    owner = {i: root for i, (root, _) in roots.items()}
-    readers = Counter([owner[s] for t in order if t.op not in ALIASES for s in t.src])
-    readers.update(owner[t] for t in pinned)
+    owners = owners_of(order)
+    owner_of = {t: owner for t, (owner, _) in owners.items()}
+    readers = Counter([owner_of[s] for t in order if t.op not in ALIASES for s in t.src])
+    readers.update([owner_of[t] for t in pinned])
     arenas = [Allocator(a) for a in alignments]
     offsets: dict[Tensor, int] = {}
     live: set[Tensor] = set()  # owners that have bytes in an arena
 
     def take_over(t: Tensor) -> bool:
         for i in OPS[t.op].inplace if t.op in OPS else ():
-            parent, at = roots[t.src[i]]
-            whole = at == 0 and parent.nbytes == t.src[i].nbytes == t.nbytes and parent.dtype == t.dtype
+            parent, offset = owners[t.src[i]]
+            whole = offset == 0 and parent.nbytes == t.src[i].nbytes == t.nbytes and parent.dtype == t.dtype
             if whole and parent in live and readers[parent] == 1 and arena_of(parent) == arena_of(t):
                 live.remove(parent)
                 offsets[t] = offsets[parent]
@@ -139,13 +138,13 @@ def layout(
     for t in order:
         if t.is_leaf or t.op in ALIASES:
             continue
-        if owner[t] is t:
+        if owner_of[t] is t:
             if not (in_place and take_over(t)):
                 offsets[t] = arenas[arena_of(t)].allocate(t.nbytes)
             live.add(t)
         for s in t.src:
-            read = owner[s]
-            readers[read] -= 1
-            release_unread(read)
+            source = owner_of[s]
+            readers[source] -= 1
+            release_unread(source)
         release_unread(t)
-    return Layout(offsets, roots, {i: a.max_size for i, a in enumerate(arenas)})
+    return ArenaLayout(offsets, owners, {i: a.max_size for i, a in enumerate(arenas)})

@@ -1,4 +1,7 @@
-"""A plan whose runs can be left in the middle, cut into parts of about equal time by what they took before."""
+"""Preemptible plans: runs that can stop between parts of about equal duration.
+
+Parts are cut by what they took in earlier runs.
+"""
 
 from __future__ import annotations
 
@@ -8,77 +11,81 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
-from logitless.graph.backend import Backend, Place, Program
+from logitless.graph.backend import Backend, Location, Program
 from logitless.graph.execution.plan import Array, Fetch, Plan
 from logitless.graph.tensor import Tensor
 
-NODES = 8  # of a program whose time is not known yet
-MOST = 0.001  # seconds of a part; a single node can take a hundred times as long (all logits of a batch)
-CUTS = (2, 4, 6)  # numbers of runs after which parts are cut anew; the first shows which, the next where in them
-SOON = (2, 4)  # the same where runs are made for nothing else; of two the less disturbed one counts
-AT_ONCE = 16  # programs that are cut anew in one part
-SLOW = 1e9  # bytes a second: less than any node gets through, whose time is not known yet
+NODES_PER_PART = 8  # where the duration of nodes is not known yet
+MAX_PART_SECONDS = 0.001  # a single node can take a hundred times as long (all logits of a batch)
+CUT_AFTER_RUNS = (2, 4, 6)  # the first cut finds long parts, the next ones where in them
+CUT_AFTER_WARMUP_RUNS = (2, 4)  # of runs made ahead, for nothing else: the less disturbed of two counts
+CUTS_PER_PART = 16  # programs that are cut anew before the run yields again
+ASSUMED_BYTES_PER_SECOND = 1e9  # of nodes whose duration is not known yet: less than any node's
 
 
-class _Later:
-    """What is made where it is first wanted."""
+class _Uncompiled:
+    """Stands for programs that are compiled where they first run."""
 
-    def __init__(self, make: Callable[[], Sequence[Program]]) -> None:
-        self.make = make
+    def __init__(self, compile: Callable[[], Sequence[Program]]) -> None:
+        self.compile = compile
 
     def run(self) -> None:
-        raise AssertionError("it is made first")
+        raise AssertionError("it is compiled first")
 
 
-class Divided(Plan):
-    """Plans that have another arena may run between its parts. Each is made when it runs for the first time: all of
-    them at once take as long as many steps of requests.
+class PreemptiblePlan(Plan):
+    """A plan whose runs can stop between parts; plans in another arena may run there.
 
-    A run that is left for good does not count.
+    Each part is compiled when it first runs, because all at once would take as long as many decode
+    steps. A run that is abandoned in the middle does not count.
     """
 
-    most = 0.0  # seconds that a part should take; 0: MOST
-    spare = False  # whether its parts leave a processor to others
-    cuts: tuple[int, ...] = CUTS
+    max_part_seconds = 0.0  # 0: MAX_PART_SECONDS
+    spare_core = False  # leave one CPU core free
+    cut_after: tuple[int, ...] = CUT_AFTER_RUNS
     _n_runs = 0  # that came to their end
-    _n_cut = 0  # of these, when parts were last cut anew
-    _best: Sequence[float] = ()  # seconds of each part, the least that it took: what it takes without being disturbed
-    _last: Sequence[float] = ()  # what it took last: attention takes longer from run to run
-    _still_to_find: Callable[[], list[Fetch]] | None = None
+    _n_runs_at_cut = 0  # runs before parts were last cut
+    _best: Sequence[float] = ()  # seconds of each part, the least of all runs: undisturbed
+    _last: Sequence[float] = ()  # seconds of each part in the last run: attention gets longer from run to run
+    _locate_later: Callable[[], list[Fetch]] | None = None
 
-    def _cut(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        return [nodes[start : start + NODES] for start in range(0, len(nodes), NODES)]
+    def _divide(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        return [nodes[start : start + NODES_PER_PART] for start in range(0, len(nodes), NODES_PER_PART)]
 
-    def _program(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
-        return _Later(partial(self._make, backend, nodes, place))
+    def _program(self, backend: Backend, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Program:
+        return _Uncompiled(partial(self._compile, backend, nodes, locate))
 
-    def _make(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Sequence[Program]:
-        program = backend.compile(nodes, place)
-        seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / SLOW
-        return self._divided(backend, [program], [seconds])
+    def _compile(
+        self, backend: Backend, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]
+    ) -> Sequence[Program]:
+        program = backend.compile(nodes, locate)
+        seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / ASSUMED_BYTES_PER_SECOND
+        return self._split(backend, [program], [seconds])
 
-    def _divided(self, backend: Backend, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
-        return backend.split(programs, seconds, self.most or MOST, self.spare)
+    def _split(self, backend: Backend, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
+        return backend.split(programs, seconds, self.max_part_seconds or MAX_PART_SECONDS, self.spare_core)
 
-    def _find(self, fetches: Callable[[], list[Fetch]]) -> None:
-        self._still_to_find = fetches
-
-    @property
-    def cut(self) -> bool:
-        """Whether parts are what they will stay."""
-        return self._n_cut == self.cuts[-1]
+    def _set_fetches(self, fetches: Callable[[], list[Fetch]]) -> None:
+        self._locate_later = fetches
 
     @property
-    def longest(self) -> float:
-        """Seconds that the longest part took in the last run; 0: there was none since parts were cut."""
+    def is_fully_cut(self) -> bool:
+        """True when parts stay as they are."""
+        return self._n_runs_at_cut == self.cut_after[-1]
+
+    @property
+    def longest_part_seconds(self) -> float:
+        """Duration of the longest part in the last run; 0: no run since parts were cut."""
         return max(self._last, default=0.0)
 
     def parts(self, feeds: Mapping[str, Array] | None) -> Iterator[float]:
-        """A run that stops before each part, and tells how many seconds it will take; 0: that is not known.
-        `feeds`: see `run`."""
-        if self._n_runs in self.cuts and self._n_runs != self._n_cut:
-            yield from self._divide()
-            self._n_cut = self._n_runs
+        """A run that yields before each part the seconds that it will take, 0 where they are not known.
+
+        `feeds`: see Plan.run.
+        """
+        if self._n_runs in self.cut_after and self._n_runs != self._n_runs_at_cut:
+            yield from self._cut()
+            self._n_runs_at_cut = self._n_runs
         best = self._best = list(self._best) or [math.inf] * len(self._steps)
         last = self._last = list(self._last) or [0.0] * len(self._steps)
         self._feed(feeds)
@@ -86,15 +93,15 @@ class Divided(Plan):
         while i < len(self._steps):
             yield last[i]
             step = self._steps[i]
-            if step is not None and isinstance(step[1], _Later):
-                made = step[1].make()
-                self._steps[i : i + 1] = [(step[0], program) for program in made]
-                best[i : i + 1] = [math.inf] * len(made)
-                last[i : i + 1] = [0.0] * len(made)
+            if step is not None and isinstance(step[1], _Uncompiled):
+                programs = step[1].compile()
+                self._steps[i : i + 1] = [(step[0], program) for program in programs]
+                best[i : i + 1] = [math.inf] * len(programs)
+                last[i : i + 1] = [0.0] * len(programs)
                 step = self._steps[i]
             began = time.perf_counter()
             if step is None:
-                self._feed_late({})
+                self._feed_deferred({})
             else:
                 step[1].run()
             last[i] = time.perf_counter() - began
@@ -103,21 +110,22 @@ class Divided(Plan):
         self._n_runs += 1
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
-        if self._still_to_find is not None:
-            self._fetches, self._still_to_find = self._still_to_find(), None
+        if self._locate_later is not None:
+            self._fetches, self._locate_later = self._locate_later(), None
         return super().results(rows)
 
-    def _divide(self) -> Iterator[float]:
+    def _cut(self) -> Iterator[float]:
+        """Cut and join the programs of preemptible backends anew; yields 0 between groups of them."""
         steps: list[tuple[int, Program] | None] = []
         timed = zip(self._steps, self._best, strict=True)
         for b, group in groupby(timed, lambda pair: -1 if pair[0] is None else pair[0][0]):
-            held = list(group)
+            pairs = list(group)
             backend = self._backends[b] if b >= 0 else None
             if backend is None or not backend.preemptible:
-                steps += [step for step, _ in held]
+                steps += [step for step, _ in pairs]
                 continue
-            for some in (held[start : start + AT_ONCE] for start in range(0, len(held), AT_ONCE)):
+            for some in (pairs[start : start + CUTS_PER_PART] for start in range(0, len(pairs), CUTS_PER_PART)):
                 programs = [step[1] for step, _ in some if step is not None]
-                steps += [(b, p) for p in self._divided(backend, programs, [seconds for _, seconds in some])]
+                steps += [(b, p) for p in self._split(backend, programs, [seconds for _, seconds in some])]
                 yield 0.0
         self._steps, self._best, self._last = steps, (), ()

@@ -1,4 +1,8 @@
-"""Build → partition → allocate → compile → run: plans by key, and the named state that outlives them."""
+"""A session: devices, the named variables that live on them, and plans kept by key.
+
+A graph becomes a plan in four steps: build, partition (which device runs which node), lay out
+(offsets of results in device memory), compile.
+"""
 
 from __future__ import annotations
 
@@ -8,88 +12,82 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
+from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
-from logitless.graph.execution.memory import Layout, layout
-from logitless.graph.execution.partition import TRANSFER, Placement, Prefer, partition
-from logitless.graph.execution.plan import Array, Late, Plan, input_layout, leaf_uses, values_of
-from logitless.graph.execution.preemptible_plan import Divided
-from logitless.graph.execution.profiler import Observer, Timed
+from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
+from logitless.graph.execution.partition import TRANSFER, HintOf, Placement, partition
+from logitless.graph.execution.plan import Array, DeferredFeeds, Plan, input_layout, leaf_uses, values_of
+from logitless.graph.execution.preemptible_plan import PreemptiblePlan
+from logitless.graph.execution.profiler import Observer, ProfiledPlan
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, state
+from logitless.graph.tensor import Tensor, variable
 
-Build = Callable[[], Sequence[Tensor]]
-Measured = tuple[Placement, Layout]
-PIECE_NBYTES = 1 << 20  # of a state that goes to a device, or comes from there, in pieces
+Build = Callable[[], Sequence[Tensor]]  # makes a graph; its fetches
+Measurement = tuple[Placement, ArenaLayout]
+UPLOAD_NBYTES = 1 << 20  # of one piece of a variable's initial bytes
 
 
 @dataclass
-class _State:
-    """`buffers` by backend: one for a mutable state, made when a plan has decided where it lives.
+class _Variable:
+    """A variable's memory: `buffers` by backend, one only unless the host alone writes it.
 
-    `initial` holds what is written to a mutable state before that; of a state that only the host writes, its value.
+    `initial`: bytes of a mutable variable that no plan has given a device yet; the value itself of
+    one that the host alone writes.
     """
 
     tensor: Tensor
     source: Callable[[], Bytes] | None
     buffers: dict[int, Buffer] = field(default_factory=dict)
     initial: Bytes | None = None
-    loaded: Callable[[], None] | None = None
+    on_loaded: Callable[[], None] | None = None
 
-    def first_bytes(self) -> Bytes:
+    def initial_bytes(self) -> Bytes:
         if self.initial is None:
-            given = self.source() if self.source is not None else np.zeros(self.tensor.nbytes, np.uint8)
-            if given.nbytes != self.tensor.nbytes:
-                raise ValueError(f"state {self.tensor.name!r}: {self.tensor.nbytes} bytes wanted, {given.nbytes} given")
-            self.initial = np.array(given)
+            data = self.source() if self.source is not None else np.zeros(self.tensor.nbytes, np.uint8)
+            if data.nbytes != self.tensor.nbytes:
+                name, expected = self.tensor.name, self.tensor.nbytes
+                raise ValueError(f"variable {name!r}: expected {expected} bytes, its source has {data.nbytes}")
+            self.initial = np.array(data)
         return self.initial
 
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """What plans need on one device; `named` are the mutable states, whose sum is `states`."""
+    """Bytes that plans need on one device. `by_variable`: those of each mutable variable, in all `variables`."""
 
     device: str
     weights: int
-    states: int
+    variables: int
     arena: int
     feeds: int
-    named: Mapping[str, int] = field(default_factory=dict)
+    by_variable: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        return self.weights + self.states + self.arena + self.feeds
-
-
-class _Nowhere:
-    """The place of every node of a program that is made and not run."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._place = Place(backend.alloc(1))
-
-    def __call__(self, _: Tensor) -> Place:
-        return self._place
+        return self.weights + self.variables + self.arena + self.feeds
 
 
 class Session:
-    """Backends in order of preference, the states that live on them, and the plans made so far."""
+    """Backends in order of preference, the variables that live on them, and the plans made so far."""
 
-    def __init__(self, backends: Sequence[Backend], *, prefer: Prefer | None = None, max_plans: int = 256) -> None:
-        """`prefer` says which states are wanted elsewhere than on the first backend that can have them."""
+    def __init__(self, backends: Sequence[Backend], *, hint_of: HintOf | None = None, max_plans: int = 256) -> None:
+        """`hint_of` prefers devices for nodes: see partition. ValueError without a backend."""
         if not backends:
             raise ValueError("a session needs at least one backend")
         self.backends = list(backends)
-        self.prefer = prefer
-        self._states: dict[str, _State] = {}
-        self._homes: dict[str, int] = {}
-        self._host_views: dict[str, memoryview] = {}  # see `host_view`
+        self.hint_of = hint_of
+        self._variables: dict[str, _Variable] = {}
+        self._variable_backend: dict[str, int] = {}  # mutable variable → its backend
+        self._host_views: dict[str, memoryview] = {}
         self._arenas: dict[tuple[str, int], Buffer] = {}  # by name and backend
         self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
         self.eval_order = "auto"  # see `measure`
-        self.observer: Observer | None = None  # of the plans made from now on
+        self.observer: Observer | None = None  # profiles the plans made from now on
         self._closed = False
+
+    # --- variables -----------------------------------------------------------------------------------
 
     def define(
         self,
@@ -99,174 +97,177 @@ class Session:
         source: Callable[[], Bytes] | None = None,
         *,
         constant: bool = False,
-        by_host: bool = False,
-        loaded: Callable[[], None] | None = None,
+        host_written: bool = False,
+        on_loaded: Callable[[], None] | None = None,
     ) -> Tensor:
-        """A named state. `source` gives its first bytes (GGUF layout for constants); without one it is zero.
+        """Define a named variable: a leaf of graphs that this session runs.
 
-        `loaded` is called when a backend has the source's bytes in memory of its own.
+        `source` gives its initial bytes (GGUF layout for constants); without one it is zero.
+        `host_written`: only the host writes it, every device that reads it has a copy.
+        `on_loaded` is called when a backend has the bytes in memory of its own.
+        ValueError for a name that is taken, or a constant without a source.
         """
-        if name in self._states:
-            raise ValueError(f"state {name!r} is defined twice")
+        if name in self._variables:
+            raise ValueError(f"variable {name!r} is defined twice")
         if constant and source is None:
             raise ValueError(f"constant {name!r} has no data")
-        t = state(name, shape, dtype, constant=constant, by_host=by_host)
-        self._states[name] = _State(t, source, loaded=loaded)
+        t = variable(name, shape, dtype, constant=constant, host_written=host_written)
+        self._variables[name] = _Variable(t, source, on_loaded=on_loaded)
         return t
 
-    def forget(self, names: Iterable[str], apart: str = "") -> None:
-        """Drop these states with their memory, every plan kept that uses one of them, and the arenas of that name."""
+    def delete(self, names: Iterable[str], arena: str = "") -> None:
+        """Delete variables, the kept plans that use one of them, and the arenas of this name.
+
+        KeyError for an unknown name.
+        """
         gone = set(names)
         for name in gone:
-            self._held(name)
+            self._variable(name)
         for key, plan in list(self._plans.items()):
-            if plan.states & gone:
+            if plan.variables & gone:
                 del self._plans[key]
         for name in gone:
-            del self._states[name]
-            self._homes.pop(name, None)
+            del self._variables[name]
+            self._variable_backend.pop(name, None)
             self._host_views.pop(name, None)
-        for held in [held for held in list(self._arenas) if apart and held[0] == apart]:
-            del self._arenas[held]
+        for place in [place for place in self._arenas if arena and place[0] == arena]:
+            del self._arenas[place]
 
-    def _held(self, name: str) -> _State:
-        if name not in self._states:
-            raise KeyError(f"no state is named {name!r}")
-        return self._states[name]
+    def _variable(self, name: str) -> _Variable:
+        if name not in self._variables:
+            raise KeyError(f"no variable is named {name!r}")
+        return self._variables[name]
 
     def buffer(self, t: Tensor, b: int) -> Buffer:
-        """The memory of a state on a backend, made at first use."""
-        held = self._held(t.name)
-        if (t.shape, t.dtype, t.attrs) != (held.tensor.shape, held.tensor.dtype, held.tensor.attrs):
-            raise ValueError(f"{t!r} is not what this session defined: {held.tensor!r}")
-        if b not in held.buffers:
-            backend = self.backends[b]
-            if held.source is not None and t.attrs["constant"]:
-                held.buffers[b] = backend.load(t, held.source())
-                if held.loaded is not None:
-                    held.loaded()
+        """The memory of a variable on a backend, allocated and filled at first use."""
+        v = self._variable(t.name)
+        if (t.shape, t.dtype, t.attrs) != (v.tensor.shape, v.tensor.dtype, v.tensor.attrs):
+            raise ValueError(f"{t!r} is not what this session defined: {v.tensor!r}")
+        if b not in v.buffers:
+            if v.source is not None and t.attrs["constant"]:
+                v.buffers[b] = self.backends[b].load(t, v.source())
+                if v.on_loaded is not None:
+                    v.on_loaded()
             else:
-                for _ in self._brought(held, b):
+                for _ in self._upload_pieces(v, b):
                     pass
-        return held.buffers[b]
+        return v.buffers[b]
 
-    def _brought(self, held: _State, b: int) -> Iterator[None]:
-        """Give a mutable state memory on a backend and bring its first bytes there, a piece at a time."""
-        nbytes = held.tensor.nbytes
-        held.buffers[b] = buffer = self.backends[b].alloc(nbytes)
-        if held.source is None and held.initial is None:
+    def _upload_pieces(self, v: _Variable, b: int) -> Iterator[None]:
+        """Allocate a mutable variable on a backend and upload its initial bytes, one piece a step."""
+        nbytes = v.tensor.nbytes
+        v.buffers[b] = buffer = self.backends[b].alloc(nbytes)
+        if v.source is None and v.initial is None:
             return
-        data = held.first_bytes()
-        for start in range(0, nbytes, PIECE_NBYTES):
-            self.backends[b].upload(Place(buffer, start), data[start : start + PIECE_NBYTES])
+        data = v.initial_bytes()
+        for start in range(0, nbytes, UPLOAD_NBYTES):
+            self.backends[b].upload(Location(buffer, start), data[start : start + UPLOAD_NBYTES])
             yield
-        if not held.tensor.attrs.get("by_host"):
-            held.initial = held.source = None  # it lives nowhere else
-            if held.loaded is not None:
-                held.loaded()
+        if not v.tensor.attrs.get("host_written"):
+            v.initial = v.source = None  # the device's are the only bytes from now on
+            if v.on_loaded is not None:
+                v.on_loaded()
 
-    def settle(self, homes: Mapping[str, int], names: Iterable[str]) -> Iterator[None]:
-        """Bring mutable states to where they are to live, a piece at a time."""
-        for held in (self._held(name) for name in names):
-            b = self._homes.setdefault(held.tensor.name, homes[held.tensor.name])
-            if b not in held.buffers:
-                yield from self._brought(held, b)
+    def upload(self, variable_backend: Mapping[str, int], names: Iterable[str]) -> Iterator[None]:
+        """Bring mutable variables to their devices (`variable_backend`: index of the backend), one piece a step."""
+        for v in (self._variable(name) for name in names):
+            b = self._variable_backend.setdefault(v.tensor.name, variable_backend[v.tensor.name])
+            if b not in v.buffers:
+                yield from self._upload_pieces(v, b)
 
-    def settle_beside(self, name: str, other: str) -> None:
-        """Bring a mutable state to where another one lives, now and not with the first plan; where that has no home
-        yet, nothing."""
-        if other in self._homes:
-            for _ in self.settle({name: self._homes[other]}, [name]):
+    def colocate(self, name: str, other: str) -> None:
+        """Upload a mutable variable now to the device of another one, if that has a device already."""
+        if other in self._variable_backend:
+            for _ in self.upload({name: self._variable_backend[other]}, [name]):
                 pass
 
-    def arena(self, b: int, size: int, apart: str = "") -> Buffer | None:
-        """A backend's memory for what lives within one run. All plans of a name share it: they run one at a time.
-
-        A plan that needs more gets a larger one, and earlier plans keep theirs: plan (or `reserve`) the largest first.
-        """
-        held = self._arenas.get((apart, b))
-        if size and (held is None or held.nbytes < size):
-            self._arenas[apart, b] = held = self.backends[b].alloc(size)
-        return held
-
     def write(self, name: str, data: Array, offset: int = 0) -> None:
-        """Overwrite bytes of a mutable state from a byte offset. ValueError names a state that they do not fit."""
-        held = self._held(name)
-        t, raw = held.tensor, np.ascontiguousarray(data).reshape(-1)
-        if t.attrs["constant"]:
-            raise ValueError(f"state {name!r} is constant")
-        if raw.dtype != np.uint8 and raw.dtype != DTYPES[t.dtype].numpy:
-            raise ValueError(f"state {name!r} is {t.dtype}, got {raw.dtype}")
-        if offset < 0 or offset + raw.nbytes > t.nbytes:
-            raise ValueError(f"state {name!r} has {t.nbytes} bytes, got {raw.nbytes} at {offset}")
-        if name in self._homes:
-            b = self._homes[name]
-            self.backends[b].upload(Place(self.buffer(t, b), offset), raw.view(np.uint8))
-        else:
-            held.first_bytes()[offset : offset + raw.nbytes] = raw.view(np.uint8)
-            for b, buffer in held.buffers.items():
-                self.backends[b].upload(Place(buffer, offset), raw.view(np.uint8))
+        """Overwrite bytes of a mutable variable from a byte offset.
 
-    def make_ready(self, name: str) -> None:
-        """Have a state's first bytes at hand, where they are still to be brought to a device. Any thread may call."""
-        if name not in self._homes:
-            self._held(name).first_bytes()
+        ValueError for a constant, another dtype, or bytes beyond its end.
+        """
+        v = self._variable(name)
+        t, raw = v.tensor, np.ascontiguousarray(data).reshape(-1)
+        if t.attrs["constant"]:
+            raise ValueError(f"variable {name!r} is constant")
+        if raw.dtype != np.uint8 and raw.dtype != DTYPES[t.dtype].numpy:
+            raise ValueError(f"variable {name!r} is {t.dtype}, got {raw.dtype}")
+        if offset < 0 or offset + raw.nbytes > t.nbytes:
+            raise ValueError(f"variable {name!r} has {t.nbytes} bytes, got {raw.nbytes} at {offset}")
+        if name in self._variable_backend:
+            b = self._variable_backend[name]
+            self.backends[b].upload(Location(self.buffer(t, b), offset), raw.view(np.uint8))
+        else:
+            v.initial_bytes()[offset : offset + raw.nbytes] = raw.view(np.uint8)
+            for b, buffer in v.buffers.items():
+                self.backends[b].upload(Location(buffer, offset), raw.view(np.uint8))
+
+    def load_initial(self, name: str) -> None:
+        """Read a variable's initial bytes into host memory, unless a device has them. Any thread may call."""
+        if name not in self._variable_backend:
+            self._variable(name).initial_bytes()
 
     def read(self, name: str) -> Array:
-        """A copy of a state's values (bytes for block types)."""
-        held, b = self._held(name), self._homes.get(name)
-        t = held.tensor
+        """A copy of a variable's values, in its shape (flat bytes for block types)."""
+        v, b = self._variable(name), self._variable_backend.get(name)
+        t = v.tensor
         if b is None:
-            return values_of(held.first_bytes(), t.dtype, t.shape)
-        return values_of(self.backends[b].download(Place(self.buffer(t, b)), t.nbytes), t.dtype, t.shape)
+            return values_of(v.initial_bytes(), t.dtype, t.shape)
+        return values_of(self.backends[b].download(Location(self.buffer(t, b)), t.nbytes), t.dtype, t.shape)
 
     def read_bytes(self, name: str, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
-        """A copy of some bytes of a mutable state, on request `into` that many bytes. ValueError when it does not have
-        them."""
-        held, b = self._held(name), self._homes.get(name)
-        t = held.tensor
+        """A copy of `nbytes` bytes of a mutable variable; `into`: an array of that size to copy to.
+
+        ValueError for a constant, or bytes outside of it.
+        """
+        v, b = self._variable(name), self._variable_backend.get(name)
+        t = v.tensor
         if t.attrs["constant"] or offset < 0 or nbytes < 0 or offset + nbytes > t.nbytes:
-            raise ValueError(f"state {name!r} has {t.nbytes} bytes that may be read, not {nbytes} at {offset}")
+            raise ValueError(f"variable {name!r} has {t.nbytes} bytes that may be read, not {nbytes} at {offset}")
         if b is None:
-            data = held.first_bytes()[offset : offset + nbytes]
+            data = v.initial_bytes()[offset : offset + nbytes]
         else:
-            data = self.backends[b].download(Place(held.buffers.get(b) or self.buffer(t, b), offset), nbytes)
+            data = self.backends[b].download(Location(v.buffers.get(b) or self.buffer(t, b), offset), nbytes)
         if into is None:
             return np.array(data)
         into.data[:] = data.data  # numpy's own copy lets go of the GIL, and waits for it afterwards
         return into
 
     def host_view(self, name: str) -> memoryview | None:
-        """The bytes of a mutable state in place, to copy many pieces between two runs.
+        """The bytes of a mutable variable in place, to copy many pieces between two runs.
 
         None where its device's memory is not the host's, or it has no memory yet.
         """
         view = self._host_views.get(name)
-        if view is None and name in self._homes:
-            held, b = self._held(name), self._homes[name]
-            if (buffer := held.buffers.get(b)) is not None:
-                found = self.backends[b].host_view(Place(buffer), held.tensor.nbytes)
-                if found is not None:
-                    view = self._host_views[name] = found.data
+        if view is None and name in self._variable_backend:
+            v, b = self._variable(name), self._variable_backend[name]
+            if (buffer := v.buffers.get(b)) is not None:
+                data = self.backends[b].host_view(Location(buffer), v.tensor.nbytes)
+                if data is not None:
+                    view = self._host_views[name] = data.data
         return view
 
-    def touch(self, name: str, offset: int, nbytes: int) -> None:
-        """Write some bytes of a mutable state as they are, so that the host's system gives the memory for them. A
-        device's memory is left alone, and a state that has none."""
-        held = self._states.get(name)
-        for b, buffer in held.buffers.items() if held is not None else ():
-            view = self.backends[b].host_view(Place(buffer, offset), nbytes)
+    def prefault(self, name: str, offset: int, nbytes: int) -> None:
+        """Have the system back bytes of a mutable variable by memory: each page is written as it is.
+
+        Nothing for a variable without memory, or in memory that is not the host's.
+        """
+        v = self._variables.get(name)
+        for b, buffer in v.buffers.items() if v is not None else ():
+            view = self.backends[b].host_view(Location(buffer, offset), nbytes)
             if view is not None:
                 pages = view[:: mmap.PAGESIZE]
                 np.bitwise_or(pages, 0, out=pages)
 
-    def placed(self, fetches: Iterable[Tensor]) -> Placement:
-        """How a graph is placed where no state has a home yet."""
-        return partition(fetches, self.backends, {}, self.prefer)
+    # --- measuring: nothing is allocated -------------------------------------------------------------
+
+    def place(self, fetches: Iterable[Tensor]) -> Placement:
+        """Partition a graph as if no variable had a device yet."""
+        return partition(fetches, self.backends, {}, self.hint_of)
 
     def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:
         """Load the kernels that a graph needs, compiled where they are not cached. Any thread may call."""
-        placement = self.placed(fetches)
+        placement = self.place(fetches)
         for b, backend in enumerate(self.backends):
             backend.prepare(placement.nodes_of(b))
 
@@ -275,119 +276,141 @@ class Session:
         build: Build,
         *,
         eval_order: str = "",
-        held: str | None = None,
-        homes: Mapping[str, int] | None = None,
-    ) -> Measured:
-        """Placement and memory of a graph, with nothing allocated.
+        arena: str | None = None,
+        variable_backend: Mapping[str, int] | None = None,
+    ) -> Measurement:
+        """Placement of a graph and the layout of its results in memory.
 
-        `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory;
-        "": as the session's.
-        `held`: memory that the arenas of this name have anyway costs nothing, so an order that needs no more is as good
-        as any.
-        `homes`: where states live, if that is not where they live now.
+        `eval_order`: visit sources "left" to right, "right" to left, or ("auto") in the order that
+        needs less memory; "": the session's.
+        `arena`: name of an arena that may be there already: within its size memory costs nothing.
+        `variable_backend`: devices of mutable variables, if not their present ones.
         """
-        placement = partition(build(), self.backends, self._homes if homes is None else homes, self.prefer)
+        placement = partition(
+            build(),
+            self.backends,
+            self._variable_backend if variable_backend is None else variable_backend,
+            self.hint_of,
+        )
         alignments = [b.alignment for b in self.backends]
 
-        def choice(order: tuple[Tensor, ...]) -> tuple[Placement, Layout]:
-            return replace(placement, order=order), layout(order, placement.arena_of, alignments, placement.fetches)
+        def laid_out(order: tuple[Tensor, ...]) -> Measurement:
+            layout = lay_out_arenas(order, placement.arena_of, alignments, placement.fetches)
+            return replace(placement, order=order), layout
 
         eval_order = eval_order or self.eval_order
-        choices = [choice(placement.order)] if eval_order != "right" else []
-        if choices and held is not None and all(self._room(held, b) >= n for b, n in choices[0][1].sizes.items()):
+        choices = [laid_out(placement.order)] if eval_order != "right" else []
+        if (
+            choices
+            and arena is not None
+            and all(self._arena_nbytes(arena, b) >= n for b, n in choices[0][1].sizes.items())
+        ):
             return choices[0]
         if eval_order != "left":
-            choices.append(choice(tuple(toposort(placement.fetches, reverse=True))))
+            choices.append(laid_out(tuple(toposort(placement.fetches, reverse=True))))
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
-    def measured(self, builds: Iterable[Build]) -> Iterator[Measured]:
-        """Placement and memory of graphs whose plans will be made in this order. No device has to do anything, so any
-        thread may call."""
-        homes = dict(self._homes)
+    def measure_all(self, builds: Iterable[Build]) -> Iterator[Measurement]:
+        """Measure graphs whose plans will be made in this order. Any thread may call: no device works."""
+        variable_backend = dict(self._variable_backend)
         for build in builds:
-            placement, arenas = self.measure(build, homes=homes)
-            homes.update(placement.homes)
-            yield placement, arenas
+            placement, layout = self.measure(build, variable_backend=variable_backend)
+            variable_backend.update(placement.variable_backend)
+            yield placement, layout
 
-    def _room(self, apart: str, b: int) -> int:
-        arena = self._arenas.get((apart, b))
+    def _arena_nbytes(self, name: str, b: int) -> int:
+        arena = self._arenas.get((name, b))
         return arena.nbytes if arena is not None else 0
 
-    def device_bytes(self, measured: Iterable[Measured], apart: Iterable[Measured] = ()) -> list[DeviceBytes]:
-        """What measured graphs need on each device when they are planned in this order; `apart`: with an arena of
-        their own."""
+    def device_bytes(self, shared: Iterable[Measurement], separate: Iterable[Measurement] = ()) -> list[DeviceBytes]:
+        """Bytes on each device of plans made in this order, in the shared arena or in a separate one."""
         n = len(self.backends)
         weights: list[dict[str, int]] = [{} for _ in range(n)]
-        states: list[dict[str, int]] = [{} for _ in range(n)]
+        variables: list[dict[str, int]] = [{} for _ in range(n)]
         arenas, feeds = [0] * n, [0] * n
-        for group in (measured, apart):
+        for group in (shared, separate):
             largest = [0] * n
-            for placement, lying in group:
-                uses = leaf_uses(placement, lying)
+            for placement, layout in group:
+                uses = leaf_uses(placement, layout)
                 _, sizes = input_layout(uses, [b.alignment for b in self.backends])
                 for leaf, b in uses:
-                    if leaf.op == "state" and leaf.attrs["constant"]:
+                    if leaf.op == "variable" and leaf.attrs["constant"]:
                         weights[b][leaf.name] = self.backends[b].constant_nbytes(leaf)
-                    elif leaf.op == "state":
-                        states[b][leaf.name] = leaf.nbytes
+                    elif leaf.op == "variable":
+                        variables[b][leaf.name] = leaf.nbytes
                 for b in range(n):
                     feeds[b] += sizes[b]
-                    size = lying.sizes.get(b, 0)
+                    size = layout.sizes.get(b, 0)
                     if size > largest[b]:  # the earlier plans keep their smaller one
                         arenas[b], largest[b] = arenas[b] + size, size
         return [
-            DeviceBytes(backend.name, sum(weights[i].values()), sum(states[i].values()), arenas[i], feeds[i], states[i])
-            for i, backend in enumerate(self.backends)
+            DeviceBytes(b.name, sum(weights[i].values()), sum(variables[i].values()), arenas[i], feeds[i], variables[i])
+            for i, b in enumerate(self.backends)
         ]
 
     def planned_bytes(
-        self, builds: Iterable[Build], apart: Iterable[Build] = ()
+        self, shared: Iterable[Build], separate: Iterable[Build] = ()
     ) -> tuple[list[DeviceBytes], list[Program]]:
-        """What plans of these graphs will take, made in this order, with nothing allocated. `apart`: see `plan`.
+        """Bytes of plans made in this order, in the shared arena or in a separate one.
 
-        And their programs, which cannot run: what they hold besides, of kernels and tables, is in the process. As with
-        plans, a graph is there only until its programs are made.
+        Also their programs, which cannot run: as long as they live, so does what they take of the
+        process (kernels, tables). As with plans, a graph lives only until its programs are made.
         """
         programs: list[Program] = []
 
-        def made(measured: Measured) -> Measured:
-            for segment in measured[0].segments:
+        def compiled(measurement: Measurement) -> Measurement:
+            for segment in measurement[0].segments:
                 if segment.nodes[0].op != TRANSFER:
                     backend = self.backends[segment.backend]
-                    programs.append(backend.compile(segment.nodes, _Nowhere(backend)))
-            return measured
+                    anywhere = Location(backend.alloc(1))
+                    programs.append(backend.compile(segment.nodes, lambda _, at=anywhere: at))  # type: ignore[misc]
+            return measurement
 
-        return self.device_bytes(map(made, self.measured(builds)), map(made, self.measured(apart))), programs
+        sizes = self.device_bytes(map(compiled, self.measure_all(shared)), map(compiled, self.measure_all(separate)))
+        return sizes, programs
+
+    # --- plans ---------------------------------------------------------------------------------------
+
+    def arena(self, b: int, size: int, name: str = "") -> Buffer | None:
+        """A backend's memory for results within a run. All plans of a name share it: one runs at a time.
+
+        A plan that needs more gets a larger one, and earlier plans keep theirs: plan (or `reserve`)
+        the largest first.
+        """
+        buffer = self._arenas.get((name, b))
+        if size and (buffer is None or buffer.nbytes < size):
+            self._arenas[name, b] = buffer = self.backends[b].alloc(size)
+        return buffer
 
     def reserve(self, build: Build) -> None:
-        """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""
-        placement, arenas = self.measure(build)
-        self._homes.update(placement.homes)
-        for b, size in arenas.sizes.items():
+        """Allocate the arenas of this graph, which smaller plans share, and fix its variables' devices."""
+        placement, layout = self.measure(build)
+        self._variable_backend.update(placement.variable_backend)
+        for b, size in layout.sizes.items():
             self.arena(b, size)
 
-    def plan(self, build: Build, apart: str = "", measured: Measured | None = None) -> Plan:
-        """A plan of its own, not kept.
+    def plan(self, build: Build, arena: str = "", measurement: Measurement | None = None) -> Plan:
+        """Make a plan, which the session does not keep.
 
-        `apart`: the name of an arena; the plan is Divided: between its parts, plans that have another arena may run.
-        `measured`: what is known of the graph already.
+        `arena`: name of an arena of its own. The plan is then preemptible: between its parts, plans
+        in another arena may run. `measurement`: that of this graph, if it was measured already.
         """
-        placement, arenas = measured or self.measure(build, held=apart)
-        self._homes.update(placement.homes)
+        placement, layout = measurement or self.measure(build, arena=arena)
+        self._variable_backend.update(placement.variable_backend)
         self.n_plans_built += 1
-        if apart:
-            return Divided(self, placement, arenas, apart)
+        if arena:
+            return PreemptiblePlan(self, placement, layout, arena)
         if self.observer is not None:
-            return Timed(self, placement, arenas, self.observer)
-        return Plan(self, placement, arenas)
+            return ProfiledPlan(self, placement, layout, self.observer)
+        return Plan(self, placement, layout)
 
-    def prepare(self, key: Hashable, build: Build, apart: str = "", measured: Measured | None = None) -> Plan:
-        """The plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
+    def cached_plan(self, key: Hashable, build: Build, arena: str = "", measurement: Measurement | None = None) -> Plan:
+        """The plan kept under this key, made at first use; at `max_plans` the least recently used one goes."""
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
                 del self._plans[next(iter(self._plans))]
-            plan = self.plan(build, apart, measured)
+            plan = self.plan(build, arena, measurement)
         self._plans[key] = plan
         return plan
 
@@ -397,25 +420,27 @@ class Session:
         build: Build,
         feeds: Mapping[str, Array],
         rows: Sequence[int | None] | None = None,
-        late: Late | None = None,
+        deferred: DeferredFeeds | None = None,
     ) -> list[Array]:
-        """Run the plan kept under this key."""
-        return self.prepare(key, build).run(feeds, rows, late)
+        """Run the plan kept under this key: see Plan.run."""
+        return self.cached_plan(key, build).run(feeds, rows, deferred)
+
+    # --- life ----------------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Return when all devices have done what was started."""
+        """Return when all devices have ended all work that was started."""
         for backend in self.backends:
             backend.wait()
 
     def release(self) -> None:
-        """Give up all memory; nothing can be run or read afterwards. The backends stay open."""
+        """Free all memory; nothing can be run or read afterwards. The backends stay open."""
         self._plans.clear()
         self._host_views.clear()
-        self._states.clear()
+        self._variables.clear()
         self._arenas.clear()
 
     def close(self) -> None:
-        """The same, and the backends are closed. May be called twice."""
+        """Free all memory and close the backends. May be called twice."""
         self.release()
         if not self._closed:
             self._closed = True

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, Op, State, Weight, op, require, writing
+from logitless.graph.op import Array, Case, Op, Variable, Weight, op, require, writing
 from logitless.graph.ops.attention.attention_sinks import attention_sinks, sinks_case
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_case, store_k
 from logitless.graph.ops.elementwise import glu
@@ -227,7 +227,7 @@ def _glu_case(dtype: str, t: int, k: int, activation: str) -> Callable[[np.rando
 
 def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        cache = State(r.normal(size=(3, 2, size, PAGE)).astype(np.float16).astype(np.float64), dtype)
+        cache = Variable(r.normal(size=(3, 2, size, PAGE)).astype(np.float16).astype(np.float64), dtype)
         angles = r.normal(size=(3, 2, 4))
         return [cache, r.normal(size=(3, 2, size)), np.array([17, 3, 40]), angles], {"interleaved": interleaved}
 

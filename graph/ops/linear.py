@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, State, Weight, op, require, writing
+from logitless.graph.op import Array, Case, Variable, Weight, op, require, writing
 from logitless.graph.tensor import Shape, Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
@@ -288,7 +288,7 @@ for _make in (
     lambda r: [r.normal(size=(6, 300, 6)), r.normal(size=(300, 70))],
 ):
     add_product.case(lambda r, make=_make: ([r.normal(size=(31, 70)), *make(r)], {}))  # type: ignore[misc]
-    accumulate_product.case(lambda r, make=_make: ([State(r.normal(size=(31, 70)), "f32"), *make(r)], {}))  # type: ignore[misc]
+    accumulate_product.case(lambda r, make=_make: ([Variable(r.normal(size=(31, 70)), "f32"), *make(r)], {}))  # type: ignore[misc]
 
 
 @op

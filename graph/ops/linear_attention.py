@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op, require, writing
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.tensor import Shape, Tensor
 
@@ -274,7 +274,7 @@ END[[0, 4, 7, 9]] = 1, 2, 5, 4
 def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, 1, size)), r.normal(size=(12, columns))
-        states = State(r.normal(size=(6, size - 1, columns)), "f32")
+        states = Variable(r.normal(size=(6, size - 1, columns)), "f32")
         return [*([g] if form == "back" else []), x, w, states, BEGIN, *([END] if form == "kept" else [])], {}
 
     return make
@@ -287,7 +287,7 @@ def _attention_case(
         q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
         k /= np.sqrt((k * k).sum(-1, keepdims=True))
         v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
-        taken = [q, k, v, decay, beta, State(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
+        taken = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
         before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
         return [*before, *taken, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, State, Weight, op, require
+from logitless.graph.op import Array, Case, Variable, Weight, op, require
 from logitless.graph.ops.elementwise import add, mul, scale, unbroadcast
 from logitless.graph.tensor import Shape, Tensor, const
 
@@ -245,7 +245,7 @@ def _(r: np.random.Generator) -> Case:
 
 @cast.case
 def _(r: np.random.Generator) -> Case:
-    return [State(r.normal(size=(4, 37)).astype(np.float16).astype(np.float64), "f16")], {"dtype": "f32"}
+    return [Variable(r.normal(size=(4, 37)).astype(np.float16).astype(np.float64), "f16")], {"dtype": "f32"}
 
 
 for _dtype in (

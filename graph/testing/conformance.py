@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.graph import ops
-from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
+from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES, nbytes
 from logitless.graph.execution.session import Session
-from logitless.graph.op import OPS, State, Weight
+from logitless.graph.op import OPS, Variable, Weight
 from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, const, feed
 from logitless.graph.testing.evaluate import evaluate
@@ -94,7 +94,7 @@ def _source(problem: Problem, name: str, source: Any, odd: bool) -> Tensor:
     if isinstance(source, Weight):
         raw = encode(np.asarray(source.array, np.float32), source.dtype)
         return add_constant(problem, name, source.array.shape, source.dtype, raw)
-    if isinstance(source, State):
+    if isinstance(source, Variable):
         return add_state(problem, name, np.asarray(source.array), source.dtype)
     values = np.asarray(source)
     kind = "f32" if values.dtype.kind == "f" else "u32" if values.dtype == np.uint32 else "i32"
@@ -110,13 +110,13 @@ def _source(problem: Problem, name: str, source: Any, odd: bool) -> Tensor:
 
 
 def add_constant(problem: Problem, name: str, shape: tuple[int, ...], dtype: str, raw: Bytes) -> Tensor:
-    t = Tensor("state", (), shape, dtype, {"constant": True}, name)
+    t = Tensor("variable", (), shape, dtype, {"constant": True}, name)
     problem.constants[name] = t, raw
     return t
 
 
 def add_state(problem: Problem, name: str, values: Array, dtype: str) -> Tensor:
-    t = Tensor("state", (), values.shape, dtype, {"constant": False}, name)
+    t = Tensor("variable", (), values.shape, dtype, {"constant": False}, name)
     problem.states[name] = t, values
     return t
 
@@ -255,7 +255,7 @@ class Guarded(Backend):
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
         made = GuardedBuffer(self.inner.alloc(nbytes + 2 * GUARD, feeds=feeds), nbytes)
-        self.inner.upload(Place(made.inner), np.full(nbytes + 2 * GUARD, FILL, np.uint8))
+        self.inner.upload(Location(made.inner), np.full(nbytes + 2 * GUARD, FILL, np.uint8))
         self._buffers.append(made)
         return made
 
@@ -263,28 +263,28 @@ class Guarded(Backend):
         """What was written beside a buffer; "" when nothing was."""
         for b in self._buffers:
             for side, start in (("before", 0), ("after", GUARD + b.nbytes)):
-                guard = np.array(self.inner.download(Place(b.inner, start), GUARD))
+                guard = np.array(self.inner.download(Location(b.inner, start), GUARD))
                 if (guard != FILL).any():
                     return f"{int((guard != FILL).sum())} bytes written {side} a buffer of {b.nbytes} bytes"
         return ""
 
-    def upload(self, place: Place, data: Bytes) -> None:
-        self.inner.upload(_inside(place), data)
+    def upload(self, location: Location, data: Bytes) -> None:
+        self.inner.upload(_inside(location), data)
 
-    def download(self, place: Place, nbytes: int) -> Bytes:
-        return self.inner.download(_inside(place), nbytes)
+    def download(self, location: Location, nbytes: int) -> Bytes:
+        return self.inner.download(_inside(location), nbytes)
 
     def wait(self) -> None:
         self.inner.wait()
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
-        return self.inner.compile(nodes, lambda t: _inside(place(t)))
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Program:
+        return self.inner.compile(nodes, lambda t: _inside(locate(t)))
 
     def close(self) -> None:
         """The backend itself belongs to the caller."""
 
 
-def _inside(place: Place) -> Place:
-    if isinstance(place.buffer, GuardedBuffer):
-        return Place(place.buffer.inner, place.offset + GUARD)
-    return place
+def _inside(location: Location) -> Location:
+    if isinstance(location.buffer, GuardedBuffer):
+        return Location(location.buffer.inner, location.offset + GUARD)
+    return location

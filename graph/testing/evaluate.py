@@ -24,7 +24,7 @@ def evaluate(
     for t in toposort(roots):
         if t.op == "feed":
             value[t] = _floats(feeds[t.name], dtype)
-        elif t.op == "state":
+        elif t.op == "variable":
             value[t] = states[t.name]
         elif t.op == "const":
             value[t] = np.asarray(t.attrs["value"], dtype)

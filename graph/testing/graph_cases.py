@@ -62,8 +62,8 @@ def _root(t: Tensor) -> tuple[Tensor, int]:
 def _kind(t: Tensor) -> str:
     """Whether a source is a constant, a state that is written, a feed, or what a node computes."""
     root = _root(t)[0]
-    if root.op == "state":
-        return "constant" if root.attrs["constant"] else "state"
+    if root.op == "variable":
+        return "constant" if root.attrs["constant"] else "variable"
     return root.op if root.is_leaf else "node"
 
 
@@ -97,7 +97,7 @@ def _leaf(
         return add_constant(problem, name, t.shape, t.dtype, raw[offset : offset + t.nbytes])
     numpy_type = DTYPES[t.dtype].numpy
     integer = t.dtype in ("i32", "u32")
-    if kind == "state":
+    if kind == "variable":
         values = np.arange(np.prod(t.shape)).reshape(t.shape) if integer else rng.normal(size=t.shape)
         return add_state(problem, name, values.astype(numpy_type or np.float32), t.dtype)
     if kind == "feed" or integer:

@@ -141,7 +141,7 @@ class AdapterBank:
         names = self._names | adapter.pairs.keys()
         host = {name: self._widened(name, n_columns) for name in self._declared if name in names}
         pairs = self._states(host, self.generation + 1, self.pairs)
-        self._session.forget(t.name for pair in self.pairs.values() for t in pair)
+        self._session.delete(t.name for pair in self.pairs.values() for t in pair)
         self._names, self._host, self.pairs, self.n_columns = names, host, pairs, n_columns
         self.generation += 1
 
@@ -171,9 +171,9 @@ class AdapterBank:
             pairs = dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
             for name, old in before.items():  # who runs needs it in the next step, where no room would be too late
                 for t, other in zip(pairs[name], old, strict=True):
-                    self._session.settle_beside(t.name, other.name)
+                    self._session.colocate(t.name, other.name)
         except BaseException:
-            self._session.forget(t.name for t in made)
+            self._session.delete(t.name for t in made)
             raise
         return pairs
 

@@ -77,7 +77,7 @@ class WeightSets:
         """Give up the memory of all weights but these; `remembered`: others whose digests somebody may ask for."""
         for handle in self._sets.keys() - set(handles):
             gguf, _, names = self._sets.pop(handle)
-            self._session.forget(names)
+            self._session.delete(names)
             gguf.close()
         known = self._sets.keys() | set(remembered)
         self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}

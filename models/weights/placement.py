@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logitless.graph.execution.partition import Wish
+from logitless.graph.execution.partition import PlacementHint
 from logitless.graph.tensor import Tensor
 
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recalled)\.(\d+)$")
@@ -33,7 +33,7 @@ class Places:
     slots: tuple[int, ...]
     overrides: tuple[tuple[re.Pattern[str], int], ...] = ()
 
-    def __call__(self, node: Tensor, state: Tensor) -> Wish:
+    def __call__(self, node: Tensor, state: Tensor) -> PlacementHint:
         layer = self._layer(node, state.name)
         if self.overrides and (weight := _WEIGHT.fullmatch(state.name)):
             for pattern, backend in self.overrides:

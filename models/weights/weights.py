@@ -184,7 +184,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    return session.define(state or name, part.held_shape, dtype, source, constant=True, loaded=gguf.release)
+    return session.define(state or name, part.held_shape, dtype, source, constant=True, on_loaded=gguf.release)
 
 
 def _turned(info: TensorInfo, raw: Bytes, part: Part, dtype: str) -> Bytes:

@@ -72,9 +72,9 @@ class TinyModel:
         for feeds in steps():
             roots = self.build(len(feeds["pos"]))
             for t in toposort(roots):
-                if t.op == "state" and t.name not in states:
-                    held = self.session._held(t.name)
-                    states[t.name] = decode(held.first_bytes() if held.source is None else held.source(), t)
+                if t.op == "variable" and t.name not in states:
+                    held = self.session._variable(t.name)
+                    states[t.name] = decode(held.initial_bytes() if held.source is None else held.source(), t)
             logits.append(evaluate(roots, feeds, states)[0])
         return logits
 

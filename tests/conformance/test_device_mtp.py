@@ -34,7 +34,7 @@ def test_a_device_guesses(name: str, device: str, tmp_path: Path, open_device: C
     write(path := tmp_path / "m.gguf", replace(s, traits=(*s.traits, "agrees", "much")))
     engine = Engine(path, EngineOptions(256, n_slots=1, n_ubatch=16, n_guesses=2, devices=(device,)))
     for shape in (Shape(16, 2), Shape(16, 0), Shape(1, 1, whole=True, guesses=True)):
-        placed = engine.session.placed(engine.build(shape))
+        placed = engine.session.place(engine.build(shape))
         assert placed.nodes_of(1) == [], "the CPU has nothing to do"
     engine.load()
     assert engine.hidden is not None

@@ -97,7 +97,7 @@ def count_bytes(device: Backend, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
 def on_one_device(session: Session, build: Callable[[], list[Tensor]]) -> bool:
     """The first, with all states."""
     placement, _ = session.measure(build)
-    return {segment.backend for segment in placement.segments} == {0} == set(placement.homes.values())
+    return {segment.backend for segment in placement.segments} == {0} == set(placement.variable_backend.values())
 
 
 @pytest.mark.parametrize("kind", [LORA, FULL])
@@ -126,7 +126,7 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
             if event.iteration == N_STEPS:
                 break
     assert on_one_device(session, trainer.steps._step)
-    assert set(trainer.steps.state_names()) <= session.prepare(("train", "step"), list).states
+    assert set(trainer.steps.state_names()) <= session.cached_plan(("train", "step"), list).states
     assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes  # the bound above would tell if they moved
     expected = losses(start(kind, cpu))
     assert expected[-1] < expected[0] - 0.1

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from logitless.graph.autodiff import backward
-from logitless.graph.op import OPS, State, Weight
+from logitless.graph.op import OPS, Variable, Weight
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
-from logitless.graph.tensor import Tensor, const, feed, state
+from logitless.graph.tensor import Tensor, const, feed, variable
 from logitless.graph.testing.conformance import register_all
 from logitless.graph.testing.evaluate import evaluate
 
@@ -22,7 +22,7 @@ FLAT = {"argmax", "sign", "step"}  # constant wherever they are smooth: a gradie
 
 def arrays_of(name: str, case: int) -> tuple[list[Any], dict[str, Any]]:
     sources, attrs = OPS[name].cases[case](np.random.default_rng([1, case]))
-    return [s.array if isinstance(s, Weight | State) else np.asarray(s) for s in sources], attrs
+    return [s.array if isinstance(s, Weight | Variable) else np.asarray(s) for s in sources], attrs
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[f"{name}-{i}" for name, i in CASES])
@@ -73,7 +73,7 @@ def test_nodes_in_the_middle_may_be_parameters() -> None:
 
 def test_no_influence_no_entry_and_no_zeros() -> None:
     x, loss = x_and_loss()
-    other = state("w", (5,))
+    other = variable("w", (5,))
     assert set(backward(loss, [x, other])) == {x}
 
 

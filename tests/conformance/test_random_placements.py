@@ -13,7 +13,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
 from logitless.graph.autodiff import backward
 from logitless.graph.backend import Backend
-from logitless.graph.execution.memory import roots_of
+from logitless.graph.execution.memory import owners_of
 from logitless.graph.execution.partition import TRANSFER
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import Session
@@ -40,7 +40,7 @@ Array = np.ndarray[Any, Any]
 class Part:
     """A device that takes only what was given to it."""
 
-    def __init__(self, inner: Backend, i: int, given: Mapping[int, int]) -> None:
+    def __init__(self, inner: Backend, i: int, given: Mapping[Tensor, int]) -> None:
         self.inner, self._i, self._given = inner, i, given
 
     def supports(self, t: Tensor) -> bool:
@@ -60,19 +60,17 @@ class Placer:
         self._rng = np.random.default_rng([seed, 8])
         self._given: dict[Tensor, int] = {}
         self._homes: dict[str, int] = {}
-        self._graphs: list[Sequence[Tensor]] = []  # ids are theirs for as long as they live
         self.parts: list[Any] = [Part(device, i, self._given) for i, device in enumerate(devices)]
 
     def plan(self, session: Session, graph: Sequence[Tensor]) -> Plan:
         """A plan in which every device has a part, with seams between them."""
         order = toposort(graph)
-        roots = roots_of(order)
-        self._graphs.append(graph)
+        roots = owners_of(order)
         for t in order:
             if t.is_leaf or t.op in ALIASES:
                 continue
             touched = [roots[s][0] for s in t.src]
-            states = [s.name for s in touched if s.op == "state" and not s.attrs["constant"]]
+            states = [s.name for s in touched if s.op == "variable" and not s.attrs["constant"]]
             place = self._home(states[0]) if states else int(self._rng.integers(3))
             assert self.parts[place].inner.supports(t), t
             self._given[t] = place
@@ -128,9 +126,9 @@ def test_steps_of_every_architecture(name: str, devices: list[Backend]) -> None:
             feeds.append({**given, **values, "targets": np.array([5], np.int32)})
         if not expected:
             held: dict[str, Array] = {}
-            for t in (t for graph in graphs for t in toposort(graph) if t.op == "state" and t.name not in held):
-                first = model.session._held(t.name)
-                held[t.name] = decode(first.first_bytes() if first.source is None else first.source(), t)
+            for t in (t for graph in graphs for t in toposort(graph) if t.op == "variable" and t.name not in held):
+                first = model.session._variable(t.name)
+                held[t.name] = decode(first.initial_bytes() if first.source is None else first.source(), t)
             expected = [evaluate(g, f, held) for g, f in zip(graphs, feeds, strict=True)]
         for graph, given, (want, ids, chances) in zip(graphs, feeds, expected, strict=True):
             got, words, likely = placer.plan(model.session, graph).run(given)
@@ -164,8 +162,8 @@ def test_texts_of_an_encoder(devices: list[Backend], tmp_path: Path) -> None:
             (got,) = placer.plan(session, graph).run(feeds)
             held = {}
             for t in toposort(graph):
-                if t.op == "state":
-                    source = session._held(t.name).source
+                if t.op == "variable":
+                    source = session._variable(t.name).source
                     assert source is not None
                     held[t.name] = decode(source(), t)
         (want,) = evaluate(graph, feeds, held)

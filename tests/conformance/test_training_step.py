@@ -20,7 +20,7 @@ from logitless.graph.ops.linear import linear
 from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.ops.training.optimizer import adamw_params, adamw_step, clip_factor, global_norm
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.batch import Batch, PagedMemory, Sequences
 from logitless.models.gguf.file import GGUFFile
@@ -260,7 +260,7 @@ def test_adapters_get_gradients_and_frozen_weights_do_not(shared_data: Path) -> 
     for name, w in trained.model.weights.tensors.items():
         if len(w.shape) == 2:
             for part, shape in (("a", (rank, w.shape[1])), ("b", (w.shape[0], rank))):
-                adapters[f"{name}.{part}"] = state(f"{name}.{part}", shape)
+                adapters[f"{name}.{part}"] = variable(f"{name}.{part}", shape)
                 values[f"{name}.{part}"] = rng.normal(size=shape) * 0.1
 
     class Adapted(Weights):
@@ -322,7 +322,7 @@ def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
         losses.append(float(loss))
     assert losses[1] < losses[0]
     assert session.n_plans_built == 1
-    programs: Any = session.prepare("step", build).programs
+    programs: Any = session.cached_plan("step", build).programs
     assert [program.fallbacks for program in programs] == [[]]
     assert kernels_of(session, build()) <= set(warmup.TRAINING)
     for p in params:

@@ -132,9 +132,9 @@ def test_without_checkpoints_nothing_changes() -> None:
 
 def test_what_writes_cannot_run_twice() -> None:
     from logitless.graph.ops.training.optimizer import accumulate
-    from logitless.graph.tensor import state
+    from logitless.graph.tensor import variable
 
-    x = accumulate(state("total", (4,)), feed("x", (4,)))
+    x = accumulate(variable("total", (4,)), feed("x", (4,)))
     y = mul(x, x, name="blk.0")
     with pytest.raises(ValueError, match=r"accumulate.*writes"):
         recompute(sum_to(y, shape=()), {}, [y])

@@ -22,7 +22,7 @@ from logitless.graph.ops.linear import linear
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.order import dump, toposort
-from logitless.graph.tensor import Tensor, const, feed, state
+from logitless.graph.tensor import Tensor, const, feed, variable
 from logitless.graph.testing.evaluate import evaluate
 from tests.helpers.numpy_backend import NumpyBackend
 
@@ -49,7 +49,7 @@ def test_sources_come_first_and_nothing_twice() -> None:
 
 
 def test_readers_of_the_old_value_come_before_the_write_in_any_order_of_roots() -> None:
-    kv = state("kv", (3, 4))
+    kv = variable("kv", (3, 4))
     old = [silu(kv), silu(slice_rows(kv, start=1, stop=2)), silu(reshape(reshape(kv, shape=(12,)), shape=(4, 3)))]
     new = written(kv)
     after = scale(new, factor=3.0)
@@ -61,7 +61,7 @@ def test_readers_of_the_old_value_come_before_the_write_in_any_order_of_roots() 
 
 
 def test_a_write_through_an_alias_waits_for_readers_of_the_whole() -> None:
-    kv = state("kv", (3, 4))
+    kv = variable("kv", (3, 4))
     new, old = written(slice_rows(kv, start=0, stop=2)), silu(kv)
     for roots in ([new, old], [old, new]):
         order = toposort(roots)
@@ -69,7 +69,7 @@ def test_a_write_through_an_alias_waits_for_readers_of_the_whole() -> None:
 
 
 def test_reading_the_old_value_after_the_write_is_refused() -> None:
-    kv = state("kv", (3, 4))
+    kv = variable("kv", (3, 4))
     new = written(kv)
     with pytest.raises(ValueError, match=r"<add .*both reads and overwrites its own history"):
         toposort([add(kv, new)])
@@ -87,7 +87,7 @@ def test_a_deep_chain_takes_linear_time_and_no_recursion() -> None:
     assert len(order) == 20_001
     assert order[0] is x
     assert order[-1] is t
-    t = state("kv", (2, 1))
+    t = variable("kv", (2, 1))
     for _ in range(5_000):
         t = written(t)
     assert len(toposort([t])) == 10_001
@@ -98,10 +98,10 @@ def test_a_deep_chain_takes_linear_time_and_no_recursion() -> None:
 
 def test_dump() -> None:
     x = feed("x", (2, 3))
-    y = rms_norm(x, state("norm", (3,), constant=True), eps=1e-5, name="y")
+    y = rms_norm(x, variable("norm", (3,), constant=True), eps=1e-5, name="y")
     assert dump([add(y, const(1.0))]).splitlines() == [
         "%0 = feed 'x' f32[2, 3] ()",
-        "%1 = state 'norm' f32[3] () constant=True",
+        "%1 = variable 'norm' f32[3] () constant=True",
         "%2 = rms_norm 'y' f32[2, 3] (%0, %1) eps=1e-05",
         "%3 = const f32[] () value=1.0",
         "%4 = add f32[2, 3] (%2, %3)",
@@ -141,24 +141,24 @@ def test_a_declaration_in_four_lines() -> None:
     [
         (lambda: add(feed("a", (2, 3)), feed("b", (4,))), r"add: .*f32\[2, 3\].*f32\[4\]"),
         (lambda: glu(feed("a", (2, 3)), feed("b", (2, 4)), activation="silu"), r"glu: .*\[2, 3\].*\[2, 4\]"),
-        (lambda: linear(feed("x", (2, 3)), state("w", (5, 4))), r"linear: .*\[2, 3\].*'w' f32\[5, 4\]"),
+        (lambda: linear(feed("x", (2, 3)), variable("w", (5, 4))), r"linear: .*\[2, 3\].*'w' f32\[5, 4\]"),
         (lambda: get_rows(feed("x", (2, 3)), feed("i", (2,))), r"get_rows: ids must be i32"),
         (lambda: reshape(feed("x", (2, 3)), shape=(4, 2)), r"reshape: cannot become \(4, 2\).*\[2, 3\]"),
         (lambda: slice_rows(feed("x", (2, 3)), start=1, stop=3), r"slice_rows: rows 1:3 are outside.*\[2, 3\]"),
         (lambda: rms_norm(feed("x", (2, 3)), feed("w", (2,)), eps=1.0), r"rms_norm: .*\[2, 3\].*\[2\]"),
-        (lambda: store_k(state("k", (1, 2, 8, 16)), feed("x", (3, 2, 4)), feed("c", (3,), "i32")), r"store_k: "),
+        (lambda: store_k(variable("k", (1, 2, 8, 16)), feed("x", (3, 2, 4)), feed("c", (3,), "i32")), r"store_k: "),
         (
             lambda: attention(
                 feed("q", (3, 2, 8)),
-                state("k", (1, 2, 8, 16)),
-                state("v", (1, 2, 8, 16)),
+                variable("k", (1, 2, 8, 16)),
+                variable("v", (1, 2, 8, 16)),
                 *(feed(n, (3,), "i32") for n in "tsp"),
                 scale=1.0,
             ),
             r"attention: shapes disagree.*'k'",
         ),
         (lambda: feed("x", (2, 32), "q8_0"), r"feed 'x': numpy has no q8_0"),
-        (lambda: state("w", (2, 33), "q8_0").nbytes, r"q8_0 packs 32 elements.*\(2, 33\)"),
+        (lambda: variable("w", (2, 33), "q8_0").nbytes, r"q8_0 packs 32 elements.*\(2, 33\)"),
     ],
 )
 def test_a_wrong_graph_fails_where_it_is_built(build: object, message: str) -> None:
@@ -187,7 +187,7 @@ def test_evaluate_computes_in_the_precision_asked_for() -> None:
 
 
 def test_evaluate_writes_states_and_keeps_integers() -> None:
-    kv = state("kv", (3, 2))
+    kv = variable("kv", (3, 2))
     held = np.arange(6.0).reshape(3, 2)
     old, new = silu(kv), written(kv)
     got_new, got_old, ids = evaluate(
@@ -254,14 +254,14 @@ def test_wrong_feeds_are_named(session: Session, feeds: dict[str, np.ndarray], m
 
 def test_wrong_definitions_are_named(session: Session) -> None:
     session.define("kv", (3, 2))
-    with pytest.raises(ValueError, match="state 'kv' is defined twice"):
+    with pytest.raises(ValueError, match="variable 'kv' is defined twice"):
         session.define("kv", (1,))
     with pytest.raises(ValueError, match="constant 'w' has no data"):
         session.define("w", (1,), constant=True)
-    with pytest.raises(KeyError, match="no state is named 'other'"):
-        session.plan(lambda: [silu(state("other", (3, 2)))])
+    with pytest.raises(KeyError, match="no variable is named 'other'"):
+        session.plan(lambda: [silu(variable("other", (3, 2)))])
     with pytest.raises(ValueError, match=r"'kv' f32\[2, 2\].*is not what this session defined"):
-        session.plan(lambda: [silu(state("kv", (2, 2)))])
+        session.plan(lambda: [silu(variable("kv", (2, 2)))])
     with pytest.raises(ValueError, match="two feeds are named 'x'"):
         session.plan(lambda: [add(feed("x", (2,)), feed("x", (2,)))])
     with pytest.raises(ValueError, match="a session needs at least one backend"):
@@ -274,7 +274,7 @@ def test_who_gave_a_constant_hears_when_it_is_loaded() -> None:
 
     def define(name: str) -> Tensor:
         zeros = partial(np.zeros, 8, np.uint8)
-        return session.define(name, (2,), source=zeros, constant=True, loaded=lambda: loaded.append(name))
+        return session.define(name, (2,), source=zeros, constant=True, on_loaded=lambda: loaded.append(name))
 
     weights = [define(name) for name in ("a", "b", "unused")]
     for _ in range(2):
@@ -287,25 +287,25 @@ def test_who_gave_a_constant_hears_when_it_is_loaded() -> None:
 def test_wrong_writes_are_named(session: Session) -> None:
     session.define("kv", (3, 2))
     w = session.define("w", (2,), source=lambda: np.zeros(8, np.uint8), constant=True)
-    with pytest.raises(ValueError, match="state 'w' is constant"):
+    with pytest.raises(ValueError, match="variable 'w' is constant"):
         session.write("w", np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match="state 'kv' is f32, got float64"):
+    with pytest.raises(ValueError, match="variable 'kv' is f32, got float64"):
         session.write("kv", np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="state 'kv' has 24 bytes, got 8 at 20"):
+    with pytest.raises(ValueError, match="variable 'kv' has 24 bytes, got 8 at 20"):
         session.write("kv", np.zeros(2, np.float32), 20)
-    with pytest.raises(KeyError, match="no state is named 'q'"):
+    with pytest.raises(KeyError, match="no variable is named 'q'"):
         session.write("q", np.zeros(2, np.float32))
     for t in (w, feed("x", (2, 2)), const(1.0)):
-        with pytest.raises(ValueError, match=f"would overwrite <{t.op}.*not a mutable state"):
+        with pytest.raises(ValueError, match=f"would overwrite <{t.op}.*not a mutable variable"):
             session.plan(lambda t=t: [written(t)])
     for fetched in (w, const(1.0), silu(reshape(w, shape=(2, 1)))):
-        with pytest.raises(ValueError, match="is a constant: it can be neither fetched nor taken apart"):
+        with pytest.raises(ValueError, match="is a constant: it can be neither fetched nor sliced"):
             session.plan(lambda fetched=fetched: [fetched])
 
 
 def test_a_source_of_the_wrong_size_is_named(session: Session) -> None:
     kv = session.define("kv", (3, 2), source=lambda: np.zeros(8, np.uint8))
-    with pytest.raises(ValueError, match="state 'kv': 24 bytes wanted, 8 given"):
+    with pytest.raises(ValueError, match="variable 'kv': expected 24 bytes, its source has 8"):
         session.plan(lambda: [silu(kv)])
 
 
@@ -335,7 +335,7 @@ def test_some_bytes_of_a_state(session: Session) -> None:
     assert np.shares_memory(session.read_bytes("kv", 16, 8, room[2:10]), room)
     assert room.tolist() == [255] * 2 + np.array([0, 1], "<f4").view(np.uint8).tolist() + [255] * 2
     for offset, n in ((-4, 4), (20, 8), (0, -1)):
-        with pytest.raises(ValueError, match=f"state 'kv' has 24 bytes that may be read, not {n} at {offset}"):
+        with pytest.raises(ValueError, match=f"variable 'kv' has 24 bytes that may be read, not {n} at {offset}"):
             session.read_bytes("kv", offset, n)
 
 
@@ -366,18 +366,18 @@ def test_feeds_may_be_written_where_the_plan_wants_them() -> None:
     session = Session([NumpyBackend(refuses=("silu",)), CPUBackend(1)])
     x, factor = feed("x", (3, 4)), feed("f", (3, 4))
     plan = session.plan(lambda: [add(silu(x), factor), mul(x, factor)])
-    assert set(plan.room) == {"x", "f"}
+    assert set(plan.input_buffers) == {"x", "f"}
     rng = np.random.default_rng(7)
     found = []
     for _ in range(3):
         values = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in ("x", "f")}
         for name, value in values.items():
-            plan.room[name][:] = value
+            plan.input_buffers[name][:] = value
         found.append((plan.run(None, [2, None]), plan.run(values, [2, None])))
     for ours, given in found:
         assert [a.tolist() for a in ours] == [a.tolist() for a in given]
     assert found[0][0][1].tolist() != found[1][0][1].tolist()
-    plan.room["x"][:] = 0
+    plan.input_buffers["x"][:] = 0
     assert not plan.run(None)[1].any()
     session.close()
 
@@ -394,7 +394,7 @@ def test_a_plan_that_is_dropped_is_free_at_once(make: Callable[[], Backend]) -> 
     gc.disable()
     try:
         session.run(1, build, {"x": x})
-        plan = weakref.ref(session.prepare(1, build))
+        plan = weakref.ref(session.cached_plan(1, build))
         assert plan() is not None
         session.run(2, build, {"x": x})
         assert plan() is None

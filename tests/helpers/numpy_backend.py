@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.graph.backend import Backend, Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
 from logitless.graph.tensor import Tensor
@@ -59,27 +59,27 @@ class NumpyBackend(Backend):
         memory.array[:] = raw
         return memory
 
-    def upload(self, place: Place, data: Bytes) -> None:
+    def upload(self, location: Location, data: Bytes) -> None:
         self.uploads += 1
-        place.buffer.array[place.offset :][: len(data)] = data
+        location.buffer.array[location.offset :][: len(data)] = data
 
-    def download(self, place: Place, nbytes: int) -> Bytes:
-        return place.buffer.array[place.offset :][:nbytes]  # type: ignore[no-any-return]
+    def download(self, location: Location, nbytes: int) -> Bytes:
+        return location.buffer.array[location.offset :][:nbytes]  # type: ignore[no-any-return]
 
     def wait(self) -> None:
         pass
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> _Program:
-        return _Program(self, nodes, place)
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> _Program:
+        return _Program(self, nodes, locate)
 
     def close(self) -> None:
         self.closed = True
 
 
 class _Program:
-    def __init__(self, backend: NumpyBackend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
+    def __init__(self, backend: NumpyBackend, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> None:
         self.backend, self.nodes = backend, nodes
-        self.places = {t: place(t) for node in nodes for t in (node, *node.src)}
+        self.places = {t: locate(t) for node in nodes for t in (node, *node.src)}
 
     def view(self, t: Tensor) -> Any:
         at = self.places[t]

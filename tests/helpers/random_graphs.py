@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from logitless.graph.execution.memory import Layout, layout
+from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
 from logitless.graph.op import OPS
 from logitless.graph.ops.elementwise import add, glu, mul, scale, silu, sum_to
 from logitless.graph.ops.norm import rms_norm
@@ -64,12 +64,12 @@ def _node(kind: str, a: Tensor, b: Tensor, w: Tensor) -> Tensor:
 MAKERS = ("silu", "add", "mul", "glu", "norm", "row", "top", "flat", "sum")
 
 
-def lay_out(roots: Sequence[Tensor], *, in_place: bool = True, alignment: int = 32) -> tuple[list[Tensor], Layout]:
+def lay_out(roots: Sequence[Tensor], *, in_place: bool = True, alignment: int = 32) -> tuple[list[Tensor], ArenaLayout]:
     order = toposort(roots)
-    return order, layout(order, lambda t: 0, [alignment], roots, in_place=in_place)
+    return order, lay_out_arenas(order, lambda t: 0, [alignment], roots, in_place=in_place)
 
 
-def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor], plan: Layout) -> list[Any]:
+def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor], plan: ArenaLayout) -> list[Any]:
     """The fetches in f32, from an arena of exactly the planned size that begins as NaN.
 
     Before each node all bytes that no later node reads become NaN again, by a count of readers of its own.
@@ -78,14 +78,14 @@ def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor],
     values = {t.name: feeds[t.name].astype(np.float32) for t in order if t.op == "feed"}
 
     def view(t: Tensor) -> Any:
-        root, offset = plan.roots[t]
+        root, offset = plan.owners[t]
         if root.op == "const":
             return np.float32(root.attrs["value"])
         raw = arena[plan.offsets[root] :] if root.op != "feed" else values[root.name].reshape(-1).view(np.uint8)
         return raw[offset : offset + t.nbytes].view(np.float32).reshape(t.shape)
 
-    unread = Counter(plan.roots[s][0] for t in order if t.op not in ALIASES for s in t.src)
-    unread.update(plan.roots[t][0] for t in roots)
+    unread = Counter(plan.owners[s][0] for t in order if t.op not in ALIASES for s in t.src)
+    unread.update(plan.owners[t][0] for t in roots)
     alive: list[Tensor] = []
     for t in order:
         if t.is_leaf or t.op in ALIASES:
@@ -96,6 +96,6 @@ def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor],
         arena[~kept] = 0xFF
         result = np.array(OPS[t.op].reference(*map(view, t.src), **t.attrs), np.float32)
         view(t)[...] = result
-        unread.subtract(plan.roots[s][0] for s in t.src)
+        unread.subtract(plan.owners[s][0] for s in t.src)
         alive = [other for other in (*alive, t) if unread[other] > 0]
     return [np.array(view(t)) for t in roots]

@@ -11,7 +11,7 @@ import numpy as np
 import logitless.backends.cpu.lowering.sampling  # noqa: F401  (registers its rules)
 from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
-from logitless.graph.op import State
+from logitless.graph.op import Variable
 from logitless.graph.ops.sampling import sample
 from logitless.graph.tensor import Tensor, feed
 
@@ -31,7 +31,7 @@ def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
     """Fresh arrays of the op's own types."""
     kinds = [NUMPY[kind] for kind in DTYPES[op]]  # the masks at the end are optional
     return [
-        np.array(a.array if isinstance(a, State) else a, k, order="C") for a, k in zip(sources, kinds, strict=False)
+        np.array(a.array if isinstance(a, Variable) else a, k, order="C") for a, k in zip(sources, kinds, strict=False)
     ]
 
 

@@ -68,7 +68,7 @@ class Tiny:
         for tokens, at in ((PROMPT, 0), (DECODE, len(PROMPT))):
             roots = self.build(len(tokens))
             for t in toposort(roots):
-                if t.op == "state" and t.name not in states:
+                if t.op == "variable" and t.name not in states:
                     values = self.session.read(t.name)
                     states[t.name] = values.astype(np.float64) if values.dtype.kind == "f" else values
             rows.append(evaluate(roots, self.feeds(tokens, at), states)[0])

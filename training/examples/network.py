@@ -106,7 +106,7 @@ class Network:
         n, result = self.batches.logical, Result()
         if len(order) < n:
             raise TrainingError(f"{len(order)} rows are fewer than one batch of {n}")
-        plan = self.session.prepare(("step", data.inputs.name), partial(self._step, data))
+        plan = self.session.cached_plan(("step", data.inputs.name), partial(self._step, data))
         for a in range(0, len(order) - n + 1, n):
             self.n_steps += 1
             params = adamw_params(self.n_steps, self.rate, decay=self.decay)
@@ -118,7 +118,7 @@ class Network:
         """Loss and accuracy of these rows, or of all; the last batch is filled up with rows that do not count."""
         result, n = Result(), self.batches.physical
         chosen = np.arange(len(data.labels), dtype=np.int32) if chosen is None else chosen
-        plan = self.session.prepare(("evaluate", data.inputs.name), partial(self._evaluate, data))
+        plan = self.session.cached_plan(("evaluate", data.inputs.name), partial(self._evaluate, data))
         for a in range(0, len(chosen), n):
             part = chosen[a : a + n]
             rows = np.resize(part, n)

@@ -160,7 +160,7 @@ class Sine:
         for i in range(N_STEPS):
             feeds = self._labelled(tokens, labels) | {"adamw": adamw_params(n_done + i + 1, ADAM_RATE)}
             rows = [None, *[0] * len(self.trainable.params)]
-            losses.append(float(self.session.prepare("step", self._build_step).run(feeds, rows)[0]))
+            losses.append(float(self.session.cached_plan("step", self._build_step).run(feeds, rows)[0]))
         return losses[0]
 
     def draw(self, n: int, phase: float = 0.0) -> list[int]:

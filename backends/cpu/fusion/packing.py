@@ -18,7 +18,7 @@ MANY_ROWS = 64
 
 def packed(t: Tensor) -> bool:
     """Whether a source's bytes are a packed weight."""
-    return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
+    return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
 def rounded(t: Tensor) -> bool:

@@ -56,7 +56,7 @@ class Profile:
 
 def kind(t: Tensor) -> str:
     """Its op, and of a product its weights: type and output rows by columns."""
-    weights = [s for s in t.src if s.op == "state" and s.attrs["constant"] and len(s.shape) == 2]
+    weights = [s for s in t.src if s.op == "variable" and s.attrs["constant"] and len(s.shape) == 2]
     if not weights:
         return t.op
     sizes = "+".join(str(w.shape[0]) for w in weights)

@@ -86,7 +86,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "total": process + sum(d.total for d in sizes + sizes_of_draft),
         "prompts": cache_ram_bytes(options.cache_ram),
         "segments": len(placement.segments),
-        "seams": len(placement.seams),
+        "seams": len(placement.transfers),
         "crossings": crossings(placement, names),
         "eval_order": options.eval_order,
         "arena_by_order": {o: sum(engine.measure(o)[1].sizes.values()) for o in ("left", "right")},
@@ -99,7 +99,7 @@ def memory_of(d: DeviceBytes) -> dict[str, Any]:
     return {
         "device": d.device,
         "weights": d.weights,
-        "kv": d.states,
+        "kv": d.variables,
         "arena": d.arena,
         "feeds": d.feeds,
         "total": d.total,
@@ -123,7 +123,7 @@ def rehearse(
 
     serving = dry_run.rehearse(model, engine, make_all, own_bytes)
     (sizes, of_draft, _), process = asyncio.run(serving)
-    ends = sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes + of_draft)
+    ends = sum(large_pages(d.device, d.weights, d.variables + d.arena) for d in sizes + of_draft)
     return sizes, of_draft, process + ends
 
 
@@ -140,7 +140,7 @@ def parts(placement: Placement, n_devices: int) -> list[list[str]]:
     whole: dict[str, set[str]] = {}
     for t in placement.order:
         for leaf in t.src:
-            if leaf.op == "state" and leaf.attrs["constant"]:
+            if leaf.op == "variable" and leaf.attrs["constant"]:
                 found = re.match(r"blk\.(\d+)\.", leaf.name)
                 part = found[1] if found else leaf.name.removesuffix(".weight")
                 for owner in (whole, held[placement.backend_of[t]]):
@@ -170,7 +170,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def crossings(placement: Placement, names: Sequence[str]) -> list[dict[str, Any]]:
     """Copies from one device to another in a step: which ops' results, how many, and their bytes."""
     found: dict[tuple[str, str, str], list[int]] = {}
-    for seam in placement.seams:
+    for seam in placement.transfers:
         source = seam.src[0]
         ends = names[placement.backend_of[source]], names[seam.attrs["to"]]
         found.setdefault((*ends, source.op), []).append(seam.nbytes)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, State, op, require
+from logitless.graph.op import Array, Case, Variable, op, require
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_back, attention_case
 from logitless.graph.ops.elementwise import add
 from logitless.graph.ops.shape import parts
@@ -44,7 +44,7 @@ def _(
 def _case(dtype: str, heads: int, size: int) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         (q, k, _, *rest), attrs = attention_case(f"{dtype}/f32", heads, 1, size)(r)
-        assert isinstance(k, State)
+        assert isinstance(k, Variable)
         return [q, k, *rest], attrs
 
     return make

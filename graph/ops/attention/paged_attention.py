@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op, require, writing
 from logitless.graph.ops.shape import parts
 from logitless.graph.tensor import Shape, Tensor
 
@@ -52,7 +52,7 @@ def _store_case(shape: Shape, dtype: str) -> object:
     def make(r: np.random.Generator) -> Case:
         cells = np.array([17, 3, 40])
         return [
-            State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
+            Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
             r.normal(size=(3, 2, 8)),
             cells,
         ], {}
@@ -95,7 +95,7 @@ def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
 def _load_case(shape: Shape, dtype: str) -> object:
     def make(r: np.random.Generator) -> Case:
         cells = np.array([17, 3, 40, 3])
-        return [State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), cells], {}
+        return [Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), cells], {}
 
     return make
 
@@ -121,7 +121,7 @@ def _(cache: Tensor, pairs: Tensor) -> tuple[Shape, str]:
 
 @copy_pages.case
 def _(r: np.random.Generator) -> Case:
-    return [State(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}
+    return [Variable(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}
 
 
 @op
@@ -195,7 +195,7 @@ def attention_case(
         slot = np.array([0, 0, 0, 1, 1, 2, 0])
         pos = np.array([33, 34, 47, 15, 16, 0, 3])
         q = r.normal(size=(7, heads, size))
-        return [q, State(k, type_k), State(v, type_v), tables, slot, pos], {"scale": size**-0.5, **attrs}
+        return [q, Variable(k, type_k), Variable(v, type_v), tables, slot, pos], {"scale": size**-0.5, **attrs}
 
     return make
 

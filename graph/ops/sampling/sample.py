@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op, require, writing
 from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.tensor import Shape, Tensor
 
@@ -235,7 +235,7 @@ def make_case(r: np.random.Generator, names: list[str]) -> Case:
     ptr = np.arange(0, 9 * rows + 1, 9, dtype=np.int32)
     draws = r.integers(0, 2**32, (rows, 4), dtype=np.uint32)
     logits = np.float64(np.float32(r.normal(size=(rows, PERTURB)) * 3))
-    state = State(np.full((rows, s.N_STATE), 3.0), "f32")
+    state = Variable(np.full((rows, s.N_STATE), 3.0), "f32")
     slot = np.arange(rows, dtype=np.int32)
     return [logits, state, params, chain, draws, ptr, kinds, ids, values, slot], {"n_probs": 0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op, require, writing
 from logitless.graph.tensor import Shape, Tensor
 
 SUM_CHUNK = 4096  # elements of a partial sum of squares
@@ -58,7 +58,7 @@ def _adamw_case(shape: Shape, decays: bool) -> object:
     def make(r: np.random.Generator) -> Case:
         w, m, v = r.normal(size=shape), r.normal(size=shape) * 0.1, r.random(size=shape) * 0.1
         params = adamw_params(3, 1e-2, decay=0.1).astype(np.float64)
-        src = [State(w, "f32"), State(m, "f32"), State(v, "f32"), r.normal(size=shape), params, np.array(0.7)]
+        src = [Variable(w, "f32"), Variable(m, "f32"), Variable(v, "f32"), r.normal(size=shape), params, np.array(0.7)]
         return src, {"decays": decays}
 
     return make
@@ -85,12 +85,12 @@ def _(w: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True)
 
 @sgd_step.case
 def _(r: np.random.Generator) -> Case:
-    return [State(r.normal(size=(5, 37)), "f32"), r.normal(size=(5, 37)), np.array([0.1, 0.5]), np.array(0.7)], {}
+    return [Variable(r.normal(size=(5, 37)), "f32"), r.normal(size=(5, 37)), np.array([0.1, 0.5]), np.array(0.7)], {}
 
 
 @sgd_step.case
 def _(r: np.random.Generator) -> Case:
-    src = [State(r.normal(size=9000), "f32"), r.normal(size=9000), np.array([0.1, 0.5]), np.array(1.0)]
+    src = [Variable(r.normal(size=9000), "f32"), r.normal(size=9000), np.array([0.1, 0.5]), np.array(1.0)]
     return src, {"decays": False}
 
 
@@ -109,7 +109,7 @@ def _(total: Tensor, x: Tensor) -> tuple[Shape, str]:
 
 @accumulate.case
 def _(r: np.random.Generator) -> Case:
-    return [State(r.normal(size=(70, 130)), "f32"), r.normal(size=(70, 130))], {}
+    return [Variable(r.normal(size=(70, 130)), "f32"), r.normal(size=(70, 130))], {}
 
 
 @writing(0)
@@ -126,7 +126,7 @@ def _(total: Tensor) -> tuple[Shape, str]:
 
 @clear.case
 def _(r: np.random.Generator) -> Case:
-    return [State(r.normal(size=(70, 130)), "f32")], {}
+    return [Variable(r.normal(size=(70, 130)), "f32")], {}
 
 
 @op

@@ -20,14 +20,14 @@ from logitless.graph.ops.moe import expert_linear, expert_rows
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape
 from logitless.graph.order import toposort
-from logitless.graph.tensor import ALIASES, Tensor, feed, state
+from logitless.graph.tensor import ALIASES, Tensor, feed, variable
 from logitless.graph.testing.conformance import encode
 
 K = 64
 
 
 def weight(name: str, n: int, dtype: str = "q8_0") -> Tensor:
-    return state(name, (n, K), dtype, constant=True)
+    return variable(name, (n, K), dtype, constant=True)
 
 
 def fused(*fetches: Tensor, refused: tuple[str, ...] = ()) -> list[str]:
@@ -49,7 +49,7 @@ def test_what_does_not_belong_together_stays_apart() -> None:
     a, b = linear(X, weight("a", 48)), linear(X, weight("b", 48, "q4_0"))
     c = linear(feed("other", (3, K)), weight("c", 48))
     assert fused(a, b, c) == ["linear"] * 3  # another type, other activations
-    assert fused(linear(X, state("moving", (48, K), "f32"))) == ["linear"]
+    assert fused(linear(X, variable("moving", (48, K), "f32"))) == ["linear"]
 
 
 def test_products_of_experts_bring_their_rows_together() -> None:
@@ -73,7 +73,7 @@ def test_a_gate_takes_both_products_in() -> None:
 
 
 def test_a_sum_takes_a_product_in() -> None:
-    y, bias = linear(X, weight("o", 48)), state("bias", (48,), "f32", constant=True)
+    y, bias = linear(X, weight("o", 48)), variable("bias", (48,), "f32", constant=True)
     assert fused(add(Y, y)) == fused(add(y, Y)) == fused(add(y, bias)) == ["linear_add"]
     assert fused(add(Y, y), y) == ["linear", "add"]
     assert fused(add(y, feed("column", (3, 1)))) == ["linear", "add"]
@@ -83,22 +83,22 @@ def test_a_sum_takes_a_product_in() -> None:
 def test_keys_are_turned_on_their_way_into_the_cache() -> None:
     cells, angles, keys = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4)), feed("keys", (3, 2, 8))
     turned = rope(keys, angles, interleaved=True)
-    cache = state("cache", (2, 2, 8, 16), "f16")
+    cache = variable("cache", (2, 2, 8, 16), "f16")
     assert fused(store_k(cache, turned, cells)) == ["store_k_rope"]
     assert fused(store_k(cache, turned, cells), turned) == ["rope", "store_k"]
-    assert fused(store_k(state("small", (2, 2, 32, 16), "q8_0"), feed("k", (3, 2, 32)), cells)) == ["store_k"]
+    assert fused(store_k(variable("small", (2, 2, 32, 16), "q8_0"), feed("k", (3, 2, 32)), cells)) == ["store_k"]
 
 
 def test_queries_are_turned_by_who_reads_them() -> None:
     angles, queries = feed("angles", (3, 2, 4)), feed("queries", (3, 4, 8))
     turned = rope(queries, angles, interleaved=True)
-    caches = state("k", (2, 2, 8, 16), "f16"), state("v", (2, 2, 16, 8), "f16")
+    caches = variable("k", (2, 2, 8, 16), "f16"), variable("v", (2, 2, 16, 8), "f16")
     places = feed("tables", (1, 2), "i32"), feed("slot", (3,), "i32"), feed("pos", (3,), "i32")
     result = attention(turned, *caches, *places, scale=0.5)
     assert fused(result) == ["attention_rope"]
     assert fused(result, turned) == ["rope", "attention"]
     assert fused(result, refused=("attention_rope",)) == ["rope", "attention"]
-    sinks = state("sinks", (4,), "f32", constant=True)
+    sinks = variable("sinks", (4,), "f32", constant=True)
     result = attention_sinks(turned, *caches, *places, sinks, scale=0.5)
     assert fused(result) == ["attention_sinks_rope"]
     assert fused(result, turned) == ["rope", "attention_sinks"]
@@ -108,17 +108,17 @@ def test_queries_are_turned_by_who_reads_them() -> None:
 def test_keys_and_values_are_stored_in_one_launch() -> None:
     cells, angles = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4))
     turned = rope(feed("keys", (3, 2, 8)), angles, interleaved=True)
-    keys = store_k(state("k", (2, 2, 8, 16), "f16"), turned, cells)
+    keys = store_k(variable("k", (2, 2, 8, 16), "f16"), turned, cells)
 
     def kernels(values: Tensor) -> list[str]:
         order = toposort(fuse((keys, values), lambda t: not t.is_leaf, set()))
         return [d.kernel for d in lower_all([t for t in order if not t.is_leaf], SIMT)]
 
     rows = feed("values", (3, 2, 8))
-    assert kernels(store_v(state("v", (2, 2, 16, 8), "f16"), rows, cells)) == ["store_kv_rope_f16"]
-    assert kernels(store_v(state("v", (2, 2, 16, 8), "f32"), rows, cells)) == ["store_k_rope_f16", "store_v_f32"]
+    assert kernels(store_v(variable("v", (2, 2, 16, 8), "f16"), rows, cells)) == ["store_kv_rope_f16"]
+    assert kernels(store_v(variable("v", (2, 2, 16, 8), "f32"), rows, cells)) == ["store_k_rope_f16", "store_v_f32"]
     other = feed("other", (3,), "i32")
-    assert kernels(store_v(state("v", (2, 2, 16, 8), "f16"), rows, other)) == ["store_k_rope_f16", "store_v_f16"]
+    assert kernels(store_v(variable("v", (2, 2, 16, 8), "f16"), rows, other)) == ["store_k_rope_f16", "store_v_f16"]
 
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
@@ -140,7 +140,7 @@ def test_fused_bits_are_those_of_the_nodes(
 
         def build() -> list[Tensor]:
             rows = feed("x", x.shape)
-            w = {name: state(name, value.shape, "q8_0", constant=True) for name, value in values.items()}
+            w = {name: variable(name, value.shape, "q8_0", constant=True) for name, value in values.items()}
             parts = [linear(rows, w[name]) for name in ("q", "k", "v")]
             gated = glu(linear(rows, w["gate"]), linear(rows, w["up"]), activation="silu")
             return [*(reshape(p, shape=(-1, 4)) for p in parts), gated, add(rows, linear(rows, w["down"]))]

@@ -17,7 +17,7 @@ from logitless.graph.ops.attention.attention_sinks import attention_sinks
 from logitless.graph.ops.attention.mla import latent_attention
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_k, load_v, store_k, store_v
 from logitless.graph.ops.rope import rope
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import OK, problems, register_all, run
 
 PAGES = 44  # of a sequence: 704 cells, three spans
@@ -217,7 +217,7 @@ def test_few_rows_have_their_spans_at_once() -> None:
     """What the test above relies on."""
 
     def kernels(rows: int, pages: int = PAGES) -> list[str]:
-        k, v = state("k", (PAGES, 2, 64, PAGE), "f16"), state("v", (PAGES, 2, PAGE, 64), "f16")
+        k, v = variable("k", (PAGES, 2, 64, PAGE), "f16"), variable("v", (PAGES, 2, PAGE, 64), "f16")
         inputs = feed("tables", (1, pages), "i32"), feed("slot", (rows,), "i32"), feed("pos", (rows,), "i32")
         return [d.kernel for d in lower_all([attention(feed("q", (rows, 2, 64)), k, v, *inputs, scale=0.125)], SIMT)]
 

@@ -17,7 +17,7 @@ import pytest
 from logitless.backends.errors import DeviceLost
 from logitless.backends.gpu.language import prelude
 from logitless.backends.gpu.language.dialect import KERNELS
-from logitless.graph.backend import Backend, Place
+from logitless.graph.backend import Backend, Location
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul
 from logitless.graph.ops.norm import rms_norm
@@ -62,7 +62,7 @@ def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBack
     arguments = [struct.pack("@P", memory.buffer.int_ptr), struct.pack("@Q", 1)]
     launches.add(made, "f", arguments, (1, 1, 1), 1)
     device.queue(launches)
-    assert device.download(Place(memory), 8).view("f4").tolist() == [0.0, 1.0]
+    assert device.download(Location(memory), 8).view("f4").tolist() == [0.0, 1.0]
     held = made.reference_count
     del launches
     end = time.monotonic() + 10

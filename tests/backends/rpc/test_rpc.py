@@ -26,9 +26,9 @@ from logitless.cli import main
 from logitless.engine.batch import DeviceFailed
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.runner.placement import PlacementOptions
-from logitless.graph.backend import Backend, Place
+from logitless.graph.backend import Backend, Location
 from logitless.graph.ops.elementwise import silu
-from logitless.graph.tensor import feed, state
+from logitless.graph.tensor import feed, variable
 from logitless.graph.testing.conformance import OK, problems, run
 from tests.conformance.test_placements import continued
 from tests.engine.runner.test_several_devices import Wrong, nodes
@@ -126,14 +126,14 @@ def test_a_server_has_only_so_much_memory_and_gets_it_back(lend: Callable[..., L
     held = first.alloc(900_000)
     with pytest.raises(MemoryError, match="200000 bytes wanted, 148576 of 1048576 left"):
         second.alloc(200_000)
-    weight = state("w", (300_000,), constant=True)
+    weight = variable("w", (300_000,), constant=True)
     with pytest.raises(MemoryError, match="bytes wanted"):
         second.load(weight, np.zeros(1_200_000, np.uint8))
     del held
     first.wait()  # any message tells what nobody has any more
     kept = second.alloc(200_000)
-    second.upload(Place(kept, 8), np.arange(16, dtype=np.uint8))
-    assert second.download(Place(kept, 12), 8).tolist() == list(range(4, 12))
+    second.upload(Location(kept, 8), np.arange(16, dtype=np.uint8))
+    assert second.download(Location(kept, 12), 8).tolist() == list(range(4, 12))
     first.close()
     second.close()
 
@@ -160,7 +160,7 @@ X = ["feed", [], [2, 3], "f32", {}, "x"]
 ROOM = frame({"do": "alloc", "id": 1, "nbytes": 8})
 
 
-WEIGHT = ["state", [], [2], "f32", {"constant": True}, "w"]
+WEIGHT = ["variable", [], [2], "f32", {"constant": True}, "w"]
 LOADED = frame({"do": "load", "id": 1, "graph": [WEIGHT]}, bytes(8))
 
 
@@ -190,7 +190,7 @@ def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
         (graph(X, ["silu", [0], [2, 4], "f32", {}, ""]), "is said to be"),
         (graph(X, ["__import__", [0], [2, 3], "f32", {}, ""]), "KeyError"),
         (graph(["feed", [], [2, -3], "f32", {}, "x"]), "no such type or shape"),
-        (graph(["state", [], [9], "f32", {"constant": True}, "w"], do="load", id=1), "0 bytes came"),
+        (graph(["variable", [], [9], "f32", {"constant": True}, "w"], do="load", id=1), "0 bytes came"),
         (graph(X, do="fuse", results=[5]), "IndexError"),
         (HELLO + frame({"do": "compile", "id": 1, "graph": 3, "nodes": []}), "'compile': KeyError"),
     ],

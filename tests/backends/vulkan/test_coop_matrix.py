@@ -18,7 +18,7 @@ from logitless.backends.vulkan.autotune import Choice, known, measure
 from logitless.backends.vulkan.coop_matrix import F32, I8, I32, Entry, Matrices, choose
 from logitless.backends.vulkan.instance import DeviceInfo
 from logitless.cli.commands.devices import as_text, vulkan_devices
-from logitless.graph.backend import Place
+from logitless.graph.backend import Location
 from logitless.graph.tensor import Tensor
 
 F16 = 0
@@ -98,10 +98,10 @@ class Device:
     def load(self, t: Tensor, raw: np.ndarray) -> None: ...
     def wait(self) -> None: ...
 
-    def upload(self, place: Place, data: np.ndarray) -> None:
+    def upload(self, place: Location, data: np.ndarray) -> None:
         self.n_sizes += 1
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Location]) -> Any:
         coop = self.shape.coop > 0
         seconds = self.seconds[coop] * (10 if coop and nodes[0].shape[0] < self.few else 1)
 
@@ -111,7 +111,7 @@ class Device:
 
         return type("Program", (), {"run": staticmethod(run)})
 
-    def download(self, place: Place, nbytes: int) -> np.ndarray:
+    def download(self, place: Location, nbytes: int) -> np.ndarray:
         return np.full(4, 0 if self.right else self.last, np.uint8)
 
 

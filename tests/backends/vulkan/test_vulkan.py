@@ -13,7 +13,7 @@ import pytest
 from logitless.backends.gpu.device import dispatches
 from logitless.backends.gpu.matmul import split_k
 from logitless.backends.gpu.matmul import unpack as weights
-from logitless.graph.backend import Backend, Place
+from logitless.graph.backend import Backend, Location
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
 from logitless.graph.ops.attention.paged_attention import attention
@@ -22,7 +22,7 @@ from logitless.graph.ops.fused import linear_add, linear_glu, linear_parts
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import OK, UNSUPPORTED, encode, problems, register_all, run
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_gates_of_a_row_do_not_depend_on_its_batch(open_device: Callable[[str], 
     values, made = draw.normal(size=(64, 96)), draw.normal(size=(2, 64, 96)) / 8
     for name, w in zip("gu", made, strict=True):
         session.define(name, w.shape, "q8_0", lambda w=w: encode(w.astype(np.float32), "q8_0"), constant=True)
-    gate, up = (state(name, (64, 96), "q8_0", constant=True) for name in "gu")
+    gate, up = (variable(name, (64, 96), "q8_0", constant=True) for name in "gu")
 
     def of(n: int) -> np.ndarray:
         x = feed("x", (n, 96))
@@ -158,7 +158,7 @@ def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session, monkeyp
 
     def of(rows: int, first: int, key: str = "") -> np.ndarray:
         x, n = values[first : first + rows], (key, rows)
-        y = dots.run(n, lambda: [linear(feed("x", x.shape), state("w", w.shape, "q8_0", constant=True))], {"x": x})
+        y = dots.run(n, lambda: [linear(feed("x", x.shape), variable("w", w.shape, "q8_0", constant=True))], {"x": x})
         return np.array(y[0])
 
     whole = of(40, 0)
@@ -173,7 +173,7 @@ def test_rounded_rows_pass_on_what_is_no_number(dots: Session) -> None:
     dots.define("v", (16, 32), "q8_0", lambda: encode(np.ones((16, 32), np.float32), "q8_0"), constant=True)
     x = np.ones((3, 32), np.float32)
     x[0, 3], x[1, 5] = np.nan, -np.inf
-    y = dots.run("v", lambda: [linear(feed("x", x.shape), state("v", (16, 32), "q8_0", constant=True))], {"x": x})[0]
+    y = dots.run("v", lambda: [linear(feed("x", x.shape), variable("v", (16, 32), "q8_0", constant=True))], {"x": x})[0]
     assert np.isnan(y[:2]).all()
     assert np.allclose(y[2], 32, rtol=1e-2)
 
@@ -194,7 +194,7 @@ def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
     made = {name: draw.normal(size=(n, 768)).astype(np.float32) for name, n in (("a", 40), ("b", 40), ("c", 130))}
     for name, w in made.items():
         dots.define(name, w.shape, dtype, lambda w=w: encode(w, dtype), constant=True)
-    a, b, c = (state(name, w.shape, dtype, constant=True) for name, w in made.items())
+    a, b, c = (variable(name, w.shape, dtype, constant=True) for name, w in made.items())
     rows = feed("x", x.shape)
     nodes = [
         linear_parts(rows, a, c),
@@ -214,12 +214,12 @@ def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
 
 def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> None:
     memory = watched.alloc(40_000_001)  # more than one piece of staging memory
-    assert not np.array(watched.download(Place(memory), 40_000_001)).any()
+    assert not np.array(watched.download(Location(memory), 40_000_001)).any()
     data = np.random.default_rng(0).integers(0, 256, 33_000_003).astype(np.uint8)
-    watched.upload(Place(memory, 5), data)
-    assert (np.array(watched.download(Place(memory, 5), len(data))) == data).all()
-    assert not np.array(watched.download(Place(memory), 5)).any()
-    assert not np.array(watched.download(Place(memory, 5 + len(data)), 100)).any()
+    watched.upload(Location(memory, 5), data)
+    assert (np.array(watched.download(Location(memory, 5), len(data))) == data).all()
+    assert not np.array(watched.download(Location(memory), 5)).any()
+    assert not np.array(watched.download(Location(memory, 5 + len(data)), 100)).any()
 
 
 def test_small_results_of_many_places_need_no_recording_each(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,12 +227,12 @@ def test_small_results_of_many_places_need_no_recording_each(watched: Backend, m
     from logitless.backends.vulkan.record import Recording
 
     memory, data = watched.alloc(4096), np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
-    watched.upload(Place(memory), data)
+    watched.upload(Location(memory), data)
     made: list[Recording] = []
     make = Recording.__init__
     monkeypatch.setattr(Recording, "__init__", lambda self, device: (made.append(self), make(self, device))[1])
     for at in range(0, 4096, 64):
-        assert (watched.download(Place(memory, at), 64) == data[at : at + 64]).all()
+        assert (watched.download(Location(memory, at), 64) == data[at : at + 64]).all()
     assert made == []
 
 
@@ -277,7 +277,7 @@ def test_pipelines_are_kept_on_disk(
 @pytest.mark.parametrize("rows", [1, 40])
 def test_programs_are_made_for_what_has_no_memory_yet(open_device: Callable[[str], Backend], rows: int) -> None:
     """As `logitless plan` does."""
-    w = state("w", (48, 512), "q8_0", constant=True)
+    w = variable("w", (48, 512), "q8_0", constant=True)
     found, programs = Session([open_device("vulkan:0")]).planned_bytes([lambda: [linear(feed("x", (rows, 512)), w)]])
     assert len(programs) == 1
     assert found[0].weights >= 48 * 512

@@ -15,7 +15,7 @@ from logitless.engine.loading.placement import placement
 from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
-from logitless.graph.tensor import feed, state
+from logitless.graph.tensor import feed, variable
 from logitless.models.weights.placement import Places, places, proportional
 from tests.helpers.numpy_backend import NumpyBackend
 
@@ -105,7 +105,7 @@ def test_shares_are_the_devices_memory_where_none_are_given() -> None:
 
 def test_a_weight_lives_where_its_layer_does() -> None:
     p = places(2, [2], [7], 9)  # of layer 0, layer 1, output
-    x, ids, matrix = feed("x", (1, 4)), feed("ids", (1,), "i32"), state("token_embd.weight", (5, 4), constant=True)
+    x, ids, matrix = feed("x", (1, 4)), feed("ids", (1,), "i32"), variable("token_embd.weight", (5, 4), constant=True)
     assert p(get_rows(matrix, ids), matrix) == (9, 9)
     assert p(linear(x, matrix), matrix) == (7, 7)  # the same matrix as the output's
     for name, at in {
@@ -123,7 +123,7 @@ def test_a_weight_lives_where_its_layer_does() -> None:
         "lora.2.blk.1.attn_q.weight.a": 7,
         "adamw.m.blk.0.attn_q.weight": 9,
     }.items():
-        s = state(name, (4,))
+        s = variable(name, (4,))
         assert p(feed("node", ()), s) == (at, at), name
 
 
@@ -131,9 +131,9 @@ def test_an_override_moves_weights_and_not_their_layer() -> None:
     rules = ((re.compile(r"ffn_(up|down)"), 3), (re.compile("^blk.1"), 4))
     p = Places(0, (0, 0, 0), rules)
     node = feed("node", ())
-    assert p(node, state("blk.1.ffn_up.weight", (4,))) == (3, 0)
-    assert p(node, state("lora.2.blk.1.attn_q.weight.b", (4,))) == (4, 0)
-    assert p(node, state("k.1", (4,))) == (0, 0)
+    assert p(node, variable("blk.1.ffn_up.weight", (4,))) == (3, 0)
+    assert p(node, variable("lora.2.blk.1.attn_q.weight.b", (4,))) == (4, 0)
+    assert p(node, variable("k.1", (4,))) == (0, 0)
 
 
 def flags(*words: str) -> tuple[tuple[str, ...], PlacementOptions]:

@@ -68,7 +68,7 @@ def test_what_fails_ahead_is_left_to_the_step(engine: Engine, monkeypatch: pytes
     def full(*_: object) -> None:
         raise MemoryError("full")
 
-    monkeypatch.setattr(engine.session, "prepare", full)
+    monkeypatch.setattr(engine.session, "cached_plan", full)
     assert engine.prepare_ahead()
     assert not engine.prepare_ahead()
 

@@ -28,7 +28,7 @@ from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.engine.speculation.draft_model import ModelDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
-from logitless.graph.backend import Place, Program
+from logitless.graph.backend import Location, Program
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
 from logitless.graph.ops.elementwise import silu
@@ -50,8 +50,8 @@ class Flaky(CPUBackend):
     def supports(self, t: Tensor) -> bool:
         return t.op not in self.refuses and super().supports(t)
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
-        inner = super().compile(nodes, place)
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Program:
+        inner = super().compile(nodes, locate)
 
         def run() -> None:
             if self.lost:
@@ -152,8 +152,8 @@ def test_layers_go_to_a_device_as_long_as_they_fit(
     whole.close()
     memory = int(0.9 * n_bytes)  # of which nine tenths may be used
     engine, used = opened(memory)
-    assert isinstance(engine.session.prefer, Places)
-    n_there = engine.session.prefer.slots.count(0)
+    assert isinstance(engine.session.hint_of, Places)
+    n_there = engine.session.hint_of.slots.count(0)
     assert 0 < n_there <= engine.hparams.n_layer
     assert used <= 0.9 * memory < opened(memory, n_gpu_layers=n_there + 1)[1]
     engine.load()
@@ -162,7 +162,7 @@ def test_layers_go_to_a_device_as_long_as_they_fit(
     with pytest.raises(DeviceFailed, match="fell off the bus"):
         step(engine, [5, 9, 3])
     assert step(engine, [5, 9, 3]) == expected
-    assert (engine.devices, engine.session.prefer) == (("cpu",), None)
+    assert (engine.devices, engine.session.hint_of) == (("cpu",), None)
     engine.close()
 
 
@@ -221,8 +221,8 @@ class Wrong(NumpyBackend):
     def refuse(self, ops: Iterable[str]) -> None:
         self.refused.update(ops)
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
-        program = super().compile(nodes, place)
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Any:
+        program = super().compile(nodes, locate)
 
         def run() -> None:
             program.run()

@@ -36,12 +36,12 @@ def test_all_of_it_is_loaded_and_was_counted(tmp_path: Path, monkeypatch: pytest
     assert engine._fits(None)
     engine.load()
     own = f"blk.{engine.hparams.n_layer}."
-    held = {name: state for name, state in engine.session._states.items() if name.startswith(own)}
+    held = {name: state for name, state in engine.session._variables.items() if name.startswith(own)}
     assert len(held) > 20
     assert [name for name, state in held.items() if not state.buffers] == []
     planned, _ = engine.rehearse()
     assert asked[-1][0].weights == planned[0].weights
-    assert asked[-1][0].states == planned[0].states
+    assert asked[-1][0].variables == planned[0].variables
     engine.close()
 
 

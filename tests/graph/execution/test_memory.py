@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.graph.execution.memory import MAX_FREE_BLOCKS, Allocator, OutOfArena, layout
+from logitless.graph.execution.memory import MAX_FREE_BLOCKS, Allocator, OutOfArena, lay_out_arenas
 from logitless.graph.op import OPS
 from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
@@ -17,7 +17,7 @@ from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.evaluate import evaluate
 from tests.helpers.random_graphs import feeds_of, graphs, lay_out, run_in_arena
 
@@ -202,7 +202,7 @@ def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
     assert sizes(after) == 4 * ROW + ROW  # silu, silu and scale in one place
     assert sizes(held, after) == 2 * 4 * ROW + ROW
     unread = silu(x)
-    assert layout(toposort([unread, after]), lambda t: 0, [32], [after]).sizes[0] == sizes(after)
+    assert lay_out_arenas(toposort([unread, after]), lambda t: 0, [32], [after]).sizes[0] == sizes(after)
 
 
 # --- in place ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
 def shares(t: Tensor, source: Tensor, *others: Tensor) -> bool:
     """Whether t took over the memory of the source, where t and the others are fetched."""
     plan = lay_out([t, *others])[1]
-    return plan.offsets[t] == plan.offsets[plan.roots[source][0]]
+    return plan.offsets[t] == plan.offsets[plan.owners[source][0]]
 
 
 def produced(*shape: int) -> Tensor:
@@ -263,7 +263,7 @@ def test_through_an_alias_only_from_its_first_byte_and_whole() -> None:
 
 
 def test_feeds_and_states_have_no_place_in_an_arena() -> None:
-    x, kv = feed("x", (4, 16)), state("kv", (4, 16))
+    x, kv = feed("x", (4, 16)), variable("kv", (4, 16))
     y = add(silu(x), copy_pages(kv, feed("pairs", (1, 2), "i32")))
     order, plan = lay_out([y])
     assert {t.op for t in order if t in plan.offsets} == {"silu", "add"}
@@ -285,7 +285,7 @@ def test_every_node_lands_in_its_own_arena() -> None:
     b = scale(a, factor=2.0)
     c = silu(b)
     home = {a: 0, b: 1, c: 1}
-    plan = layout(toposort([c]), lambda t: home[t], [32, 1024], [c])
+    plan = lay_out_arenas(toposort([c]), lambda t: home[t], [32, 1024], [c])
     assert plan.sizes == {0: 256, 1: 1024}  # b cannot take a's place, c takes b's
     assert plan.offsets[c] == plan.offsets[b] == 0
 
@@ -305,7 +305,7 @@ def test_visiting_sources_from_the_other_side_can_need_less() -> None:
     peaks = {}
     for reverse in (False, True):
         order = toposort([right_heavy], reverse=reverse)
-        peaks[reverse] = layout(order, lambda t: 0, [32], [right_heavy]).sizes[0]
+        peaks[reverse] = lay_out_arenas(order, lambda t: 0, [32], [right_heavy]).sizes[0]
     assert peaks[True] < peaks[False]
 
 

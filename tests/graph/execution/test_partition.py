@@ -19,7 +19,7 @@ from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
 from logitless.graph.ops.shape import after, pad_rows, reshape, slice_rows
 from logitless.graph.order import dump, toposort
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.synthetic.model import synthesize
 from tests.helpers.numpy_backend import NumpyBackend
@@ -54,12 +54,12 @@ def test_an_op_that_is_refused_runs_on_the_next() -> None:
     placement = partition([y], session.backends)
     splits = [(s.backend, [t.op for t in s.nodes]) for s in placement.segments]
     assert splits == [(0, ["scale"]), (1, [TRANSFER]), (1, ["silu"]), (0, [TRANSFER]), (0, ["add"])]
-    assert [(t.src[0].op, t.attrs["to"]) for t in placement.seams] == [("scale", 1), ("silu", 0)]
+    assert [(t.src[0].op, t.attrs["to"]) for t in placement.transfers] == [("scale", 1), ("silu", 0)]
 
 
 def test_a_late_feed_is_asked_for_when_the_rest_has_run() -> None:
     backend = NumpyBackend()
-    x, late = feed("x", (3, 4)), feed("late", (3, 4), late=True)
+    x, late = feed("x", (3, 4)), feed("late", (3, 4), deferred=True)
     y = add(mul(silu(x), late), late)
     session = Session([backend])
     plan = session.plan(lambda: [y])
@@ -69,7 +69,7 @@ def test_a_late_feed_is_asked_for_when_the_rest_has_run() -> None:
         ran.append(list(backend.ran))
         return {"late": np.full((3, 4), 2, np.float32)}
 
-    found = plan.run(X, late=give)[0]
+    found = plan.run(X, deferred=give)[0]
     assert ran == [["silu"]]
     assert backend.ran == ["silu", "mul", "add"]
     assert found == pytest.approx(X["x"] / (1 + np.exp(-X["x"])) * 2 + 2, rel=1e-6)
@@ -88,7 +88,7 @@ def test_one_copy_serves_all_readers() -> None:
     s = silu(x)
     y = add(add(scale(s, factor=2.0), scale(s, factor=3.0)), reshape(s, shape=(3, 4)))
     placement = partition([y], two("scale"))
-    assert sum(t.src[0].op == "silu" for t in placement.seams) == 1
+    assert sum(t.src[0].op == "silu" for t in placement.transfers) == 1
 
 
 def test_feeds_and_their_aliases_are_copied_by_nobody() -> None:
@@ -98,7 +98,7 @@ def test_feeds_and_their_aliases_are_copied_by_nobody() -> None:
     row = slice_rows(reshape(x, shape=(6, 2)), start=2, stop=4)
     session = Session(pair)
     roots = [silu(row), scale(row, factor=2.0)]
-    assert not partition(roots, pair).seams
+    assert not partition(roots, pair).transfers
     plan = session.plan(lambda: roots)
     a, b = plan.run(X)
     np.testing.assert_array_equal(b, 2 * X["x"].reshape(6, 2)[2:4])
@@ -172,8 +172,8 @@ def test_a_state_that_both_sides_touch_stays_in_one_home() -> None:
     total = add(old, reshape(new, shape=(3, 4)))
     placement = partition([total], pair)
     plan = session.plan(lambda: [total])
-    assert placement.homes == {"kv": 1}
-    assert [t.op for t in placement.seams] == [TRANSFER] * 2  # silu's and scale's results go to the add
+    assert placement.variable_backend == {"kv": 1}
+    assert [t.op for t in placement.transfers] == [TRANSFER] * 2  # silu's and scale's results go to the add
     feeds = {"pairs": np.array([[2, 0]])}
     copied = X["x"].copy()
     (first,) = plan.run(feeds)
@@ -197,12 +197,12 @@ def test_a_home_is_kept_by_later_plans() -> None:
 
 
 def test_states_that_cannot_meet_are_named() -> None:
-    a, b = state("a", (3, 4)), state("b", (3, 4))
-    with pytest.raises(ValueError, match="states 'a', 'b' meet in a node but are on different devices"):
+    a, b = variable("a", (3, 4)), variable("b", (3, 4))
+    with pytest.raises(ValueError, match="variables 'a', 'b' meet in a node but are on different devices"):
         partition([add(a, b)], two(), {"a": 0, "b": 1})
-    with pytest.raises(ValueError, match="everything that touches state 'a': first refuses <silu"):
+    with pytest.raises(ValueError, match="everything that touches variable 'a': first refuses <silu"):
         partition([silu(a)], two("silu"), {"a": 0})
-    with pytest.raises(ValueError, match="everything that touches state 'a': second refuses <mul"):
+    with pytest.raises(ValueError, match="everything that touches variable 'a': second refuses <mul"):
         partition([mul(silu(a), a)], [NumpyBackend("first", ("silu",)), NumpyBackend("second", ("mul",))])
 
 
@@ -229,11 +229,11 @@ def test_measuring_reports_sizes_and_allocates_nothing() -> None:
     placement, arenas = session.measure(lambda: graph)
     need = session.device_bytes([(placement, arenas)])
     assert [backend.allocated for backend in pair] == [[], []]
-    assert [(d.device, d.weights, d.states, d.feeds) for d in need] == [("first", 0, 48, 32), ("second", 0, 0, 64)]
+    assert [(d.device, d.weights, d.variables, d.feeds) for d in need] == [("first", 0, 48, 32), ("second", 0, 0, 64)]
     session.plan(lambda: graph)
     for d, backend in zip(need, pair, strict=True):
         assert d.arena in backend.allocated
-        assert sum(backend.allocated) == d.weights + d.states + d.feeds + d.arena
+        assert sum(backend.allocated) == d.weights + d.variables + d.feeds + d.arena
 
 
 def test_a_plan_as_text() -> None:
@@ -359,51 +359,51 @@ def layers(backends: list[NumpyBackend], n: int) -> tuple[Session, Tensor]:
 def test_a_layer_stays_together_where_its_weights_are_wanted() -> None:
     """One copy where the layers change places: what has no weight goes with its sources, the sum with the new layer."""
     session, y = layers(two(), 4)
-    session.prefer = lambda _, s: {"w0": (1, 1), "w1": (1, 1), "w2": (0, 0), "w3": (1, 1)}[s.name]
-    placement = session.placed([y])
+    session.hint_of = lambda _, s: {"w0": (1, 1), "w1": (1, 1), "w2": (0, 0), "w3": (1, 1)}[s.name]
+    placement = session.place([y])
     assert [s.backend for s in placement.segments if s.nodes[0].op != TRANSFER] == [0, 1, 0, 1]
-    assert [(t.name, t.attrs["to"]) for t in placement.seams] == [("", 1), ("sum1", 0), ("sum2", 1)]
+    assert [(t.name, t.attrs["to"]) for t in placement.transfers] == [("", 1), ("sum1", 0), ("sum2", 1)]
     alone, same = layers([NumpyBackend()], 4)
     assert values(session, y)[0].tobytes() == values(alone, same)[0].tobytes()
 
 
 def test_a_weight_that_is_elsewhere_leaves_its_layer_where_it_is() -> None:
     session, y = layers(two(), 3)
-    session.prefer = lambda _, s: (1, 0) if s.name == "w1" else (0, 0)
-    placement = session.placed([y])
+    session.hint_of = lambda _, s: (1, 0) if s.name == "w1" else (0, 0)
+    placement = session.place([y])
     ran = [[t.op for t in s.nodes] for s in placement.segments if s.backend == 1 and s.nodes[0].op != TRANSFER]
     assert ran == [["mul", "silu"]]
-    assert [t.attrs["to"] for t in placement.seams] == [1, 0]
+    assert [t.attrs["to"] for t in placement.transfers] == [1, 0]
 
 
 def test_a_device_that_lacks_an_op_is_not_made_to_run_it() -> None:
     session, y = layers([NumpyBackend("first"), NumpyBackend("second", ("mul",))], 2)
-    session.prefer = lambda _, s: (1, 1)
-    assert [s.backend for s in session.placed([y]).segments] == [0]
+    session.hint_of = lambda _, s: (1, 1)
+    assert [s.backend for s in session.place([y]).segments] == [0]
 
 
 def test_a_cache_lives_where_it_is_wanted() -> None:
     session = Session(two())
     cache = session.define("cache", (5, 4))
-    session.prefer = lambda _, s: (1, 1)
+    session.hint_of = lambda _, s: (1, 1)
     rows = copy_pages(cache, feed("copies", (1, 2), "i32"))
-    assert session.placed([rows]).homes == {"cache": 1}
+    assert session.place([rows]).variable_backend == {"cache": 1}
     session.backends[1] = NumpyBackend("second", ("copy_pages",))
-    assert session.placed([rows]).homes == {"cache": 0}
+    assert session.place([rows]).variable_backend == {"cache": 0}
 
 
 def test_what_only_the_host_writes_is_wherever_it_is_read() -> None:
     session = Session(two("silu"))
-    table = session.define("table", (2, 3), by_host=True)
+    table = session.define("table", (2, 3), host_written=True)
     session.write("table", np.ones((2, 3), np.float32))
     plan = session.plan(lambda: [silu(table), scale(table, factor=2.0)])
-    assert not session.placed([silu(table), scale(table, factor=2.0)]).seams
+    assert not session.place([silu(table), scale(table, factor=2.0)]).transfers
     session.write("table", np.full(3, 5, np.float32), 12)
     a, b = plan.run({})
     assert b.tolist() == [[2] * 3, [10] * 3]
     np.testing.assert_allclose(a, b / 2 / (1 + np.exp(-b / 2)), rtol=1e-6)
     assert session.read("table").tolist() == [[1] * 3, [5] * 3]
-    with pytest.raises(ValueError, match="would overwrite <state 'table'"):
-        session.placed([copy_pages(table, feed("copies", (1, 2), "i32"))])
-    with pytest.raises(ValueError, match="can be neither fetched nor taken apart"):
-        session.placed([table])
+    with pytest.raises(ValueError, match="would overwrite <variable 'table'"):
+        session.place([copy_pages(table, feed("copies", (1, 2), "i32"))])
+    with pytest.raises(ValueError, match="can be neither fetched nor sliced"):
+        session.place([table])

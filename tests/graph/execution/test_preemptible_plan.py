@@ -12,7 +12,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.graph.backend import Backend
-from logitless.graph.execution.preemptible_plan import SOON, Divided
+from logitless.graph.execution.preemptible_plan import CUT_AFTER_WARMUP_RUNS, PreemptiblePlan
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, scale, silu
 from logitless.graph.ops.linear import matmul
@@ -26,7 +26,7 @@ def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> N
     session = Session([make()])
     x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     session.define("w", (8, 8), source=lambda: np.ones(256, np.uint8))
-    w = session._states["w"].tensor
+    w = session._variables["w"].tensor
 
     def chain(n: int) -> list[Tensor]:
         t = feed("x", (8, 8))
@@ -43,7 +43,7 @@ def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> N
         other.run({"x": 7 * x})
     assert n_parts > 5
     np.testing.assert_array_equal(plan.results()[0], expected)
-    session.forget(["w"], "apart")
+    session.delete(["w"], "apart")
     assert {name for name, _ in session._arenas} == {""}
     session.close()
 
@@ -53,7 +53,7 @@ def test_parts_are_cut_anew_by_what_they_took(
     monkeypatch: pytest.MonkeyPatch, most: float, n_parts: tuple[int, int]
 ) -> None:
     """In the middle of a node where one takes too long, to the same bits; short ones are joined."""
-    monkeypatch.setattr("logitless.graph.execution.preemptible_plan.MOST", most)
+    monkeypatch.setattr("logitless.graph.execution.preemptible_plan.MAX_PART_SECONDS", most)
     backend = CPUBackend(2)
     session = Session([backend])
     x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
@@ -67,7 +67,7 @@ def test_parts_are_cut_anew_by_what_they_took(
 
     (expected,) = session.plan(chain).run(feeds)
     plan = session.plan(chain, "apart")
-    assert isinstance(plan, Divided)
+    assert isinstance(plan, PreemptiblePlan)
     for _ in range(9):
         told = list(plan.parts(feeds))
         np.testing.assert_array_equal(plan.results()[0], expected)
@@ -94,8 +94,8 @@ def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) 
         (expected,) = session.plan(chain).run({"x": x})
         for spare, allowed in ((False, n_threads), (True, left)):
             plan = session.plan(chain, f"apart {spare}")
-            assert isinstance(plan, Divided)
-            plan.cuts, plan.spare = SOON, spare
+            assert isinstance(plan, PreemptiblePlan)
+            plan.cut_after, plan.spare_core = CUT_AFTER_WARMUP_RUNS, spare
             with mock.patch.object(WorkerPool, "run", autospec=True, side_effect=WorkerPool.run) as run:
                 for _ in range(6):
                     list(plan.parts({"x": x}))
@@ -119,8 +119,8 @@ def test_runs_that_are_left_for_good_count_for_nothing() -> None:
 
     (expected,) = session.plan(chain).run({"x": x})
     plan = session.plan(chain, "apart")
-    assert isinstance(plan, Divided)
-    plan.cuts, plan.most = SOON, 1e-5
+    assert isinstance(plan, PreemptiblePlan)
+    plan.cut_after, plan.max_part_seconds = CUT_AFTER_WARMUP_RUNS, 1e-5
     cut = []
     for _ in range(7):
         for n in (1, 3, 2):
@@ -128,9 +128,9 @@ def test_runs_that_are_left_for_good_count_for_nothing() -> None:
                 pass
         list(plan.parts({"x": x}))
         np.testing.assert_array_equal(plan.results()[0], expected)
-        cut.append(plan.cut)
+        cut.append(plan.is_fully_cut)
     assert cut == [False] * 4 + [True] * 3  # anew with the third run that ends, and the fifth
-    assert 0 < plan.longest < 1
+    assert 0 < plan.longest_part_seconds < 1
     session.close()
     backend.close()
 

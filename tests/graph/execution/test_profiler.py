@@ -16,7 +16,7 @@ from logitless.graph.ops.elementwise import add, glu
 from logitless.graph.ops.fused import linear_parts
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import encode
 from tests.helpers.numpy_backend import NumpyBackend
 
@@ -25,13 +25,13 @@ POS, SLOT = np.array([7, 8, 20], np.int32), np.array([1, 1, 0], np.int32)
 
 def attended(**attrs: int) -> Tensor:
     q = feed("q", (3, 4, 8))
-    keys, values = state("k", (9, 2, 8, 16), "f16"), state("v", (9, 2, 16, 8), "f32")
+    keys, values = variable("k", (9, 2, 8, 16), "f16"), variable("v", (9, 2, 16, 8), "f32")
     numbers = [feed(name, (3,), "i32") for name in ("slot", "pos")]
-    return attention(q, keys, values, state("tables", (2, 4), "i32"), *numbers, scale=1.0, **attrs)
+    return attention(q, keys, values, variable("tables", (2, 4), "i32"), *numbers, scale=1.0, **attrs)
 
 
 def weight(dtype: str, n: int, k: int) -> Tensor:
-    return state(f"{dtype}.{n}", (n, k), dtype, constant=True)
+    return variable(f"{dtype}.{n}", (n, k), dtype, constant=True)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def weight(dtype: str, n: int, k: int) -> Tensor:
         ),
         (lambda: get_rows(weight("q8_0", 1000, 64), feed("ids", (3,), "i32")), Cost(3 * 68 + 12 + 768)),
         (
-            lambda: store_k(state("k", (9, 2, 8, 16), "f16"), feed("x", (3, 2, 8)), feed("cells", (3,), "i32")),
+            lambda: store_k(variable("k", (9, 2, 8, 16), "f16"), feed("x", (3, 2, 8)), feed("cells", (3,), "i32")),
             Cost(192 + 12 + 96),
         ),
         (
-            lambda: store_v(state("v", (9, 2, 16, 8), "f32"), feed("x", (3, 2, 8)), feed("cells", (3,), "i32")),
+            lambda: store_v(variable("v", (9, 2, 16, 8), "f32"), feed("x", (3, 2, 8)), feed("cells", (3,), "i32")),
             Cost(192 + 12 + 192),
         ),
         (attended, Cost(2 * 384 + (9 + 21) * 16 * (2 + 4), 0, 2 * 32 * (8 + 9 + 21))),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import logitless.graph.ops.elementwise  # noqa: F401  (declares add)
-from logitless.graph.backend import Backend, Place
+from logitless.graph.backend import Backend, Location
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
 from logitless.graph.testing.conformance import OK, UNSUPPORTED, WRONG, difference, problems, register_all, run
@@ -48,15 +48,15 @@ class FaultyBackend(Backend):
     def load(self, t: Tensor, raw: np.ndarray) -> Any:
         return SimpleNamespace(nbytes=len(raw), array=np.array(raw))
 
-    def upload(self, place: Place, data: np.ndarray) -> None:
-        place.buffer.array[place.offset : place.offset + len(data)] = data
+    def upload(self, location: Location, data: np.ndarray) -> None:
+        location.buffer.array[location.offset : location.offset + len(data)] = data
 
-    def download(self, place: Place, nbytes: int) -> np.ndarray:
-        return np.array(place.buffer.array[place.offset : place.offset + nbytes])
+    def download(self, location: Location, nbytes: int) -> np.ndarray:
+        return np.array(location.buffer.array[location.offset : location.offset + nbytes])
 
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Any:
         def view(t: Tensor, n: int | None = None) -> np.ndarray:
-            at = place(t)
+            at = locate(t)
             return at.buffer.array[at.offset : at.offset + (n or t.nbytes)].view(np.float32)
 
         def execute() -> None:
@@ -107,13 +107,13 @@ def test_faults_are_seen(fault: Fault | None, status: str, detail: str) -> None:
 
 
 class SpoilsSource(FaultyBackend):
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+    def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Any:
         def execute() -> None:
             super_program.run()
-            at = place(nodes[0].src[0])
+            at = locate(nodes[0].src[0])
             at.buffer.array[at.offset] ^= 1
 
-        super_program = super().compile(nodes, place)
+        super_program = super().compile(nodes, locate)
         return SimpleNamespace(run=execute)
 
 

@@ -94,7 +94,7 @@ def test_an_adapter_that_has_no_room_changes_nothing(
     bank, session = engine.adapters, engine.session
     one = bank.put(random_adapter(engine.gguf, 1))
     mix = ((one, 1.0),)
-    alone, states = log_probs(engine, [mix]), set(session._states)
+    alone, states = log_probs(engine, [mix]), set(session._variables)
     large = random_adapter(engine.gguf, 2, rank=20)
     with monkeypatch.context() as patch:
         real = getattr(session, call)
@@ -103,7 +103,7 @@ def test_an_adapter_that_has_no_room_changes_nothing(
         patch.setattr(session, call, lambda *args: next(calls, refuse)(*args))
         with pytest.raises(MemoryError):
             bank.put(large)
-    assert (set(session._states), bank.n_columns) == (states, 16)
+    assert (set(session._variables), bank.n_columns) == (states, 16)
     assert log_probs(engine, [mix]) == alone
     two = bank.put(large)
     assert log_probs(engine, [mix, ((two, 1.0),)])[0] == alone[0]
@@ -125,11 +125,11 @@ def test_whole_finetunes_answer_beside_the_model(shared_data: Path, tmp_path: Pa
     one = engine.adapters.put(random_adapter(engine.gguf, 1))
     assert log_probs(engine, [(), ((one, 1.0),)], handle)[0] == expected[0]
     assert log_probs(engine, [()]) == base
-    own = [name for name in engine.session._states if name.startswith(f"weights.{handle}.")]
+    own = [name for name in engine.session._variables if name.startswith(f"weights.{handle}.")]
     assert sorted(own) == sorted(f"weights.{handle}.{name}" for name in adapter.pairs)  # the rest is the model's
     engine.weight_sets.keep([])
     assert handle not in engine.weight_sets
-    assert not any(name.startswith("weights.") for name in engine.session._states)
+    assert not any(name.startswith("weights.") for name in engine.session._variables)
     for other in ("arch-llama3-rope-F32", "stories260K"):
         with pytest.raises(ModelFileError, match="is a model of other sizes than the one that is served"):
             engine.weight_sets.put(shared_data / "models" / f"{other}.gguf")

@@ -163,7 +163,7 @@ def test_attention_is_rounded_at_once(
         session = Session([backend])
         w = session.define("w", (32, heads * size), "q8_0", lambda: raw, constant=True)
         memory = [session.define(name, x.shape, "f16") for name, x in cells.items()]
-        tables = session.define("tables", (2, n_pages), "i32", by_host=True)
+        tables = session.define("tables", (2, n_pages), "i32", host_written=True)
         for name, x in cells.items():
             session.write(name, x)
         session.write("tables", np.stack([np.arange(n_pages), np.arange(n_pages)[::-1]]).astype(np.int32))
@@ -173,12 +173,12 @@ def test_attention_is_rounded_at_once(
             y = attention(feed("q", shape), *memory, tables, *rest, scale=0.25)
             return [linear(reshape(y, shape=(-1, heads * size)), w)]
 
-        made.append([t.op for t in session.placed(build()).order if not t.is_leaf])
+        made.append([t.op for t in session.place(build()).order if not t.is_leaf])
         results.append(session.plan(build).run(feeds)[0].tobytes())
     # of a key head: 48 numbers are no whole blocks, 32 are one
     assert made[0] == (["attention", "reshape", "quantize_act"] if heads == 6 else ["attention_act"]) + ["linear_q8"]
     assert results[0] == results[1]
-    (node,) = [t for t in session.placed(build()).order if t.op == "attention"]
+    (node,) = [t for t in session.place(build()).order if t.op == "attention"]
     kernels = [i.kernel for i in LOWERINGS["attention"](node, lambda t: 0) or ()]
     assert any(name.startswith("attention_join") for name in kernels) == (cores == 100)
 
@@ -223,7 +223,7 @@ def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
         x = linear(reshape(attention(feed("q", (rows, 8, 32)), *memory, *batch, scale=1.0), shape=(rows, 256)), w["wo"])
         y = rms_norm(x, w["norm"], eps=1e-5)
         y = linear(mul(silu(linear(y, w["gate"])), linear(y, w["up"])), w["down"])
-        return session.placed([add(x, y)]).order
+        return session.place([add(x, y)]).order
 
     known: set[str] = set()
     with monkeypatch.context() as patch:

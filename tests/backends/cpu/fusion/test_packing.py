@@ -7,12 +7,12 @@ from logitless.backends.cpu.fusion.packing import RECENT, duplicates
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.graph.ops.linear import linear
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 
 
 def products(x: Tensor, *dtypes: str) -> list[Tensor]:
     """Rewritten products of x (3, 64) with a weight of each type."""
-    weights = [state(f"w{i}", (8, 64), dtype, constant=True) for i, dtype in enumerate(dtypes)]
+    weights = [variable(f"w{i}", (8, 64), dtype, constant=True) for i, dtype in enumerate(dtypes)]
     return [REWRITES["linear"](linear(x, w)) for w in weights]
 
 

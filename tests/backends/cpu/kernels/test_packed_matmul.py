@@ -37,7 +37,7 @@ from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.fused import linear_glu_act
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear, linear_q8, pack_act, quantize_act
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 from tests.helpers.paths import ROOT
 
 QUANTISED = [name for name, layout in LAYOUTS.items() if layout.block > 1]
@@ -136,7 +136,7 @@ def run(pool: WorkerPool, t: Tensor, memory: Memory, grain: int = 0) -> np.ndarr
 
 def multiply(pool: WorkerPool, x: np.ndarray, w: np.ndarray, dtype: str, n: int, grain: int = 0) -> np.ndarray:
     """linear(x, w) of a packed weight."""
-    node = linear(feed("x", x.shape), state("w", (n, x.shape[1]), dtype, constant=True))
+    node = linear(feed("x", x.shape), variable("w", (n, x.shape[1]), dtype, constant=True))
     return run(pool, node, Memory(x=x, w=w), grain)
 
 
@@ -262,7 +262,7 @@ def test_weights_read_past_the_caches_give_the_same_bits(pool: WorkerPool, op: s
     rng = np.random.default_rng(3)
     weights = {name: pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k) for name in "ab"}
     memory = Memory(x=rng.normal(size=(1, k)).astype(np.float32), **weights)
-    a, b = (state(name, (n, k), dtype, constant=True) for name in "ab")
+    a, b = (variable(name, (n, k), dtype, constant=True) for name in "ab")
     act = quantize_act(feed("x", (1, k)))
     t = linear_q8(act, a) if op == "linear_q8" else linear_glu_act(act, a, b, activation="silu")
     pool.run(TaskList(LOWERINGS["quantize_act"](act, memory)))
@@ -350,7 +350,7 @@ def test_rows_of_a_packed_table(pool: WorkerPool, dtype: str) -> None:
     n, k = 37, 512
     raw = gguf_bytes(rng, dtype, n, k)
     ids = np.array([0, 36, 5, 17, 5, 16], np.int32)
-    node = get_rows(state("table", (n, k), dtype, constant=True), feed("ids", ids.shape, "i32"))
+    node = get_rows(variable("table", (n, k), dtype, constant=True), feed("ids", ids.shape, "i32"))
     rows = run(pool, node, Memory(table=pack(pool, raw, dtype, n, k), ids=ids))
     np.testing.assert_array_equal(rows, values_of(raw, dtype, n, k)[ids].astype(np.float32))
 
@@ -363,7 +363,7 @@ def test_rows_of_a_plain_table(pool: WorkerPool) -> None:
 
 def test_products_read_the_packed_form_of_their_activations() -> None:
     x, rule = feed("x", (3, 64)), REWRITES["linear"]
-    quantised = rule(linear(x, state("q", (8, 64), "q8_0", constant=True), name="q"))
+    quantised = rule(linear(x, variable("q", (8, 64), "q8_0", constant=True), name="q"))
     assert (quantised.op, quantised.name, quantised.src[0].op) == ("linear_q8", "q", "quantize_act")
     plain = rule(linear(x, feed("w", (4, 64))))
     assert (plain.op, plain.src[0].op) == ("linear_f32", "pack_act")

@@ -21,7 +21,7 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear, linear_bf16, round_act
 from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows
 from logitless.graph.ops.shape import reshape, slice_rows
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 
 BF16 = gguf.GGMLQuantizationType.BF16
 has_products = pytest.mark.skipif(not isa.has_bf16_dots(), reason="this processor has no products of bf16")
@@ -132,15 +132,17 @@ def test_rows_in_tiles_end_with_rows_of_zeros(session: Session) -> None:
 def test_what_is_rounded() -> None:
     """Rows that meet bf16 weights of an even length, and no others."""
     rule, x = REWRITES["linear"], feed("x", (3, 64))
-    even, odd = (state("w", (8, k), "bf16", constant=True) for k in (64, 63))
+    even, odd = (variable("w", (8, k), "bf16", constant=True) for k in (64, 63))
     assert [t.op for t in (rule(linear(x, even)), rule(linear(x, even)).src[0])] == ["linear_bf16", "round_act"]
     assert rule(linear(feed("x", (3, 63)), odd)).op == "linear_f32"
-    assert rule(linear(x, state("w", (8, 64), "f16", constant=True))).op == "linear_f32"
+    assert rule(linear(x, variable("w", (8, 64), "f16", constant=True))).op == "linear_f32"
     assert rule(linear(x, feed("w", (8, 64)))).op == "linear_f32"
 
 
 def test_nothing_is_rounded_unless_it_is_asked_for() -> None:
-    assert REWRITES["linear"](linear(feed("x", (3, 64)), state("w", (8, 64), "bf16", constant=True))).op == "linear_f32"
+    assert (
+        REWRITES["linear"](linear(feed("x", (3, 64)), variable("w", (8, 64), "bf16", constant=True))).op == "linear_f32"
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_the_peak_of_bf16_is_measured(monkeypatch: pytest.MonkeyPatch, session: 
 
 
 def test_shape_rules() -> None:
-    x, w = feed("x", (3, 64)), state("w", (8, 64), "bf16", constant=True)
+    x, w = feed("x", (3, 64)), variable("w", (8, 64), "bf16", constant=True)
     for wrong in (
         lambda: round_act(feed("x", (3, 63))),
         lambda: round_act(feed("x", (3, 64), "i32")),

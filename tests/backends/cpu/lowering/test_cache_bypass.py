@@ -11,7 +11,7 @@ from logitless.backends.cpu.lowering import cache_bypass
 from logitless.backends.cpu.threads.pool import Task
 from logitless.backends.host import Host
 from logitless.graph.ops.linear import linear_q8, quantize_act
-from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.tensor import Tensor, feed, variable
 
 ZEN = Host("znver4", "+avx512f,+avx512vl")
 XEON = Host("sapphirerapids", "+avx512f,+avx512vl")
@@ -32,7 +32,7 @@ def on(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
 
 def product(n: int) -> Tensor:
     """Of a weight of 576 · n bytes, as it is packed."""
-    return linear_q8(quantize_act(feed("x", (1, 1024))), state(f"w{n}", (n, 1024), "q4_0", constant=True))
+    return linear_q8(quantize_act(feed("x", (1, 1024))), variable(f"w{n}", (n, 1024), "q4_0", constant=True))
 
 
 def named(kernels: list[str], rows: int) -> list[str]:
