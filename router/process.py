@@ -11,20 +11,26 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from logitless.router.downloads import DownloadFailed, Report
 from logitless.router.fleet import StartFailed
 
+ROOT = Path(__file__).parents[2]  # of the installation: the folder that has logitless/
 _LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)$")
 _LOADED = "model loaded"
 _LONGEST_LINE = 1 << 16
 
 
 async def spawn(words: Sequence[str], environ: Mapping[str, str], stdout: int) -> asyncio.subprocess.Process:
-    """`logitless` with these words, which ends when we do."""
+    """Start `logitless` with these words; it ends when this process does.
+
+    It imports this installation, and nothing from the working directory.
+    """
+    path = os.pathsep.join([str(ROOT), *filter(None, [environ.get("PYTHONPATH")])])
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "logitless.cli.commands.router_child", *words),
-        env=environ,
+        *(sys.executable, "-P", "-m", "logitless.cli.commands.router_child", *words),
+        env={**environ, "PYTHONPATH": path},
         stdin=asyncio.subprocess.PIPE,
         stdout=stdout,
         stderr=asyncio.subprocess.PIPE,

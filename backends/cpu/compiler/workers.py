@@ -30,7 +30,7 @@ class CompileWorkers:
 
     def __init__(self, on_start: Callable[[str, int], None], on_done: Callable[[str, bytes], None]) -> None:
         self._on_start, self._on_done = on_start, on_done
-        self.command = [sys.executable, "-m", "logitless.backends.cpu.compiler.workers"]
+        self.command = [sys.executable, "-P", "-m", "logitless.backends.cpu.compiler.workers"]
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque()
         self._results: dict[str, Future[bytes]] = {}
@@ -63,7 +63,8 @@ class CompileWorkers:
             return name
 
     def _feed(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # an empty part is the cwd
+        environment = {**os.environ, "PYTHONPATH": path}
         try:
             process = subprocess.Popen(
                 self.command,
