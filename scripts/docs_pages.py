@@ -15,8 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import griffe
+
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.MULTILINE)
+DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 EXAMPLES = {  # architecture → models that have it
     "afmoe": "Trinity",
     "apertus": "Apertus",
@@ -106,6 +109,14 @@ EXAMPLES = {  # architecture → models that have it
     "xverse": "XVERSE",
 }
 TEXT_OF_VISION = {"gemma3n", "gemma4", "hunyuan_vl", "paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe"}
+
+
+class Doctests(griffe.Extension):
+    """Shows the examples of docstrings as code: mkdocstrings takes `>>>` for nested quotations."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""The code of the README and the quickstart does what it says, on the demo model."""
+"""The code of the README and the guides does what it says, on the demo model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ from tests.integration.conftest import Server, ServerFactory
 from tests.test_docs import blocks, commands
 
 ADDRESS = "http://127.0.0.1:8080"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "quickstart.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "python.md"]
 
 
 @pytest.fixture(scope="module")
 def server(serve_module: ServerFactory) -> Iterator[Server]:
     return serve_module(None, "--pooling", "mean")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files that the examples name."""
+    (tmp_path / "model.gguf").symlink_to(ROOT / "models" / "demo" / "shakespeare.gguf")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{line}"}}\n' for line in ("To be", "or not", "to be.")))
+    return tmp_path
 
 
 def requests(page: Path) -> list[str]:
@@ -48,18 +56,16 @@ def test_requests_are_answered(server: Server, command: str) -> None:
 
 
 @pytest.mark.parametrize("code", [text for page in PAGES for text in blocks(page, "python")])
-def test_python_examples_run(server: Server, code: str) -> None:
+def test_python_examples_run(server: Server, folder: Path, code: str) -> None:
     command = [sys.executable, "-W", "error", "-c", code.replace(ADDRESS, server.url)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
-def test_the_finetune_writes_an_adapter(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").symlink_to(ROOT / "models" / "demo" / "shakespeare.gguf")
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{line}"}}\n' for line in ("To be", "or not", "to be.")))
+def test_the_finetune_writes_an_adapter(folder: Path) -> None:
     words = next(words for words in commands(ROOT / "README.md") if words[0] == "finetune")
     command = [sys.executable, "-m", "logitless", *words, "-t", "1", "--val-split", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "adapter.gguf").stat().st_size > 0
+    assert (folder / "adapter.gguf").stat().st_size > 0
