@@ -1,38 +1,78 @@
-"""The tensor graph: tensors, ops, gradients, and sessions that run a graph on any device."""
+"""Tensor graphs: build one, differentiate it, run it on any device.
+
+>>> import numpy as np
+>>> from logitless import graph
+>>> from logitless.backends.registry import open_backends
+>>> x, w = graph.feed("x", (4, 3)), graph.feed("w", (2, 3))
+>>> loss = graph.sum_to(graph.silu(graph.linear(x, w)), shape=())
+>>> gradients = graph.backward(loss, [w])
+>>> with graph.Session(open_backends(["cpu"])) as session:
+...     ones = {"x": np.ones((4, 3)), "w": np.ones((2, 3))}
+...     value, gradient = session.compute([loss, gradients[w]], ones)
+>>> round(float(value), 3), gradient.shape
+(22.862, (2, 3))
+
+Leaves are feeds (`feed(name, shape)`: an array is given at every run), variables
+(`session.define(name, shape)`: they live on a device between runs, see `Session.write` and `read`)
+and scalars (`const(value)`). Ops check shapes where the graph is built: a ValueError names the op
+and its sources. `session.compute(fetches, feeds)` runs a graph once; `session.run(key, build, feeds)`
+keeps its plan. `evaluate(roots, feeds)` computes it in numpy, in float64, without a device.
+
+Devices are named as for `--device` (`cpu`, `vulkan:0`, `opencl:0`, `rpc:HOST:PORT`); `open_backends`
+raises DeviceError for one that is not there. What an op computes, its shapes and its gradient stand in
+its declaration below `graph/ops`; all of them may be used, those named here are the common ones.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from logitless.graph.op import OPS, Op, op, writing
-from logitless.graph.order import dump, toposort
-from logitless.graph.tensor import Tensor, const, feed, variable
-
 if TYPE_CHECKING:
     from logitless.graph.autodiff import backward as backward
     from logitless.graph.execution.session import Session as Session
+    from logitless.graph.ops.elementwise import add as add
+    from logitless.graph.ops.elementwise import gelu as gelu
+    from logitless.graph.ops.elementwise import mul as mul
+    from logitless.graph.ops.elementwise import scale as scale
+    from logitless.graph.ops.elementwise import silu as silu
+    from logitless.graph.ops.elementwise import sub as sub
+    from logitless.graph.ops.elementwise import sum_to as sum_to
+    from logitless.graph.ops.gather import get_rows as get_rows
+    from logitless.graph.ops.linear import linear as linear
+    from logitless.graph.ops.linear import matmul as matmul
+    from logitless.graph.ops.norm import rms_norm as rms_norm
+    from logitless.graph.ops.shape import reshape as reshape
+    from logitless.graph.ops.training.loss import cross_entropy as cross_entropy
+    from logitless.graph.ops.training.loss import softmax as softmax
+    from logitless.graph.ops.training.loss import square_error as square_error
+    from logitless.graph.tensor import Tensor as Tensor
+    from logitless.graph.tensor import const as const
+    from logitless.graph.tensor import feed as feed
+    from logitless.graph.testing.evaluate import evaluate as evaluate
 
-__all__ = [
-    "OPS",
-    "Op",
-    "Session",
-    "Tensor",
-    "backward",
-    "const",
-    "dump",
-    "feed",
-    "op",
-    "toposort",
-    "variable",
-    "writing",
-]
-_LAZY = {"Session": "logitless.graph.execution.session", "backward": "logitless.graph.autodiff"}
+_HOMES = {
+    "autodiff": ("backward",),
+    "execution.session": ("Session",),
+    "ops.elementwise": ("add", "gelu", "mul", "scale", "silu", "sub", "sum_to"),
+    "ops.gather": ("get_rows",),
+    "ops.linear": ("linear", "matmul"),
+    "ops.norm": ("rms_norm",),
+    "ops.shape": ("reshape",),
+    "ops.training.loss": ("cross_entropy", "softmax", "square_error"),
+    "tensor": ("Tensor", "const", "feed"),
+    "testing.evaluate": ("evaluate",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)  # loaded at first use: most programs import modules of the package instead
 
 
 def __getattr__(name: str) -> Any:
-    """`Session` and `backward` are imported when they are first used: most of the code needs the ops only."""
-    if name not in _LAZY:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'logitless.graph' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    value = globals()[name] = getattr(import_module(f"logitless.graph.{_HOME_OF[name]}"), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

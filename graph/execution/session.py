@@ -425,7 +425,21 @@ class Session:
         """Run the plan kept under this key: see Plan.run."""
         return self.cached_plan(key, build).run(feeds, rows, deferred)
 
+    def compute(self, fetches: Sequence[Tensor], feeds: Mapping[str, Array] | None = None) -> list[Array]:
+        """Run a graph once, without keeping a plan: the value of each fetch, in its tensor's shape.
+
+        `feeds`: an array for every feed of the graph, by name. ValueError names a feed that is
+        missing or has a wrong shape, or a node that no device runs.
+        """
+        return self.plan(lambda: fetches).run(feeds or {})
+
     # --- life ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def wait(self) -> None:
         """Return when all devices have ended all work that was started."""

@@ -1,8 +1,9 @@
-"""The oracle: a graph run on the ops' references, in float64 or any other float type."""
+"""Reference evaluation: a graph run by its ops' numpy references, in float64 or another float type."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,21 @@ from logitless.graph.tensor import Tensor
 def evaluate(
     roots: Iterable[Tensor],
     feeds: Mapping[str, Any],
-    states: Mapping[str, Any],
+    variables: Mapping[str, Any] = MappingProxyType({}),
     dtype: type[np.floating[Any]] = np.float64,
 ) -> list[Any]:
-    """Values of the roots. Arrays of `states` are written in place by ops that write."""
+    """The value of each root, in its tensor's shape; floats are computed in `dtype`.
+
+    `feeds`, `variables`: arrays by name; ops that write overwrite the arrays of `variables` in place.
+    KeyError names one that is missing.
+    """
     roots = list(roots)
     value: dict[Tensor, Any] = {}
     for t in toposort(roots):
         if t.op == "feed":
             value[t] = _floats(feeds[t.name], dtype)
         elif t.op == "variable":
-            value[t] = states[t.name]
+            value[t] = variables[t.name]
         elif t.op == "const":
             value[t] = np.asarray(t.attrs["value"], dtype)
         else:
