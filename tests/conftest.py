@@ -1,4 +1,4 @@
-"""Fixtures that every test may use."""
+"""Fixtures for every test."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from logitless.graph.backend import Backend
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
-# The same examples on every run, however slow the machine is at that moment: what fails here fails everywhere.
-# `scripts/fuzz-api` and `scripts/soak` look further.
+# The same examples on every run, at any speed of the machine: a failure here fails everywhere.
+# `scripts/fuzz-api` and `scripts/soak` explore further.
 settings.register_profile(
     "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fixed")
-# Here and in the servers that tests start, before numpy is loaded: its threads wait by spinning, on the cores that the
-# other worker needs.
+# Set before numpy is loaded, here and in the servers that tests start: its threads spin while
+# waiting, on cores that the other worker needs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-LONG = (  # files, the longest first
+LONG = (  # files, longest first
     "test_ops.py",
     "test_soak.py",
     "test_device_models.py",
@@ -43,13 +43,13 @@ LONG = (  # files, the longest first
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files begin first, so that no worker is left with one while the others have nothing to do."""
+    """Start long files first, so that no worker is left alone with one."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Models, vocabularies and expected outputs made with llama.cpp, which lie beside the checkout, not in it."""
+    """Folder of models, vocabularies and llama.cpp outputs, beside the checkout."""
     path = REPO_ROOT.parent / "shared" / "data"
     if not path.is_dir():
         pytest.skip(f"no shared test data at {path}")
@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def open_device(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Backend]]:
-    """Opens a device by name, once a session; skips the test where the machine has none."""
+    """Opens a device by name, once per session; skips the test without such a device."""
     from logitless.backends.errors import DeviceError
     from logitless.backends.registry import open_backends
 

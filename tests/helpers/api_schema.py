@@ -1,6 +1,7 @@
-"""The running server against its own OpenAPI document: schemathesis makes requests of the document and judges answers.
+"""OpenAPI check of a running server: schemathesis sends requests of its document, judges replies.
 
-As a program: api_schema.py [--examples 200], a server of its own and many more requests than the tests make.
+As a program: api_schema.py [--examples 200] starts a server of its own and sends many more requests
+than the tests do.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ _CHECKS = [
     unsupported_method,
 ]
 _REFUSALS = (501, 503)  # not supported or switched off; full
-_MOST_OPTIONAL = 4  # fields of a body beside those that it must have: with more, one that cannot be is nearly certain
+_MOST_OPTIONAL = 4  # optional fields of a body: with more, one of them is almost certainly invalid
 FLAGS = ("--metrics", "--props", "--embedding", "-c", "256", "-np", "2", "-n", "24")
 
 
 @dataclass
 class Findings:
-    """What was asked and what was wrong with the answers."""
+    """Requests sent, and what was wrong with the replies."""
 
     statuses: dict[str, Counter[int]] = field(default_factory=dict)
-    wrong: dict[str, str] = field(default_factory=dict)  # what: the request, as a command
+    wrong: dict[str, str] = field(default_factory=dict)  # problem: the request, as a command
 
     def judge(self, case: Case, response: Any) -> None:
-        """Look at one answer."""
+        """Check one reply."""
         place = f"{case.operation.method.upper()} {case.operation.path}"
         self.statuses.setdefault(place, Counter())[response.status_code] += 1
         if response.status_code >= 500 and response.status_code not in _REFUSALS:
@@ -63,15 +64,18 @@ class Findings:
 
 
 def flags(folder: Path) -> list[str]:
-    """The command line of a server that has everything switched on."""
+    """Command line of a server with every feature switched on."""
     for name in ("slots", "data"):
         (folder / name).mkdir()
     return [*FLAGS, "--slot-save-path", str(folder / "slots"), "--data-dir", str(folder / "data")]
 
 
 def check(url: str, n_examples: int, *, aliases: bool) -> Findings:
-    """The document's own examples, then so many requests of every operation as it should be, and as many that it says
-    are wrong. The same ones every time. `aliases`: also what is the same operation under another path."""
+    """Send the document's examples, then `examples` valid and as many invalid requests per
+    operation.
+
+    The requests are the same on every run. `aliases`: includes operations under a second path.
+    """
     document = requests.get(f"{url}/openapi.json", timeout=60).json()
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=url)
@@ -126,7 +130,7 @@ def _random(operation: APIOperation, n: int, mode: Any, session: requests.Sessio
 
 
 def main() -> int:
-    """A long run, with a server of its own; ends with 1 where something is wrong."""
+    """A long run with a server of its own; exits with 1 if something is wrong."""
     from tests.integration.conftest import servers
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")

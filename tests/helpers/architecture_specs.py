@@ -1,4 +1,4 @@
-"""Made-up models of every architecture, without scaling of positions and with what else is plain."""
+"""Specs of synthetic models of every architecture, without RoPE scaling."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up",
 QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_norm")
 OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
-SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of a head's pairs: all rotate alike for text
 QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
 OF_FALCON = ("attn_norm", "attn_norm_2", "output_norm")
-OF_DECI = {  # the second layer has one matrix, the third and the last no attention, the fourth nothing
+OF_DECI = {  # second layer: one matrix; third and last: no attention; fourth: nothing
     "attention.head_count": [4, 4, 0, 0, 4, 0],
     "attention.head_count_kv": [2, 0, 0, 0, 2, 0],
     "feed_forward_length": [96, 96, 96, 0, 96, 96],
 }
-NEMOTRON_KEYS = OF_MAMBA | {  # keeps a state, feeds forward, attends, keeps a state, feeds forward
+NEMOTRON_KEYS = OF_MAMBA | {  # layers: recurrent, FFN, attention, recurrent, FFN
     "attention.head_count_kv": [0, 0, 2, 0, 0],
     "feed_forward_length": [0, 96, 0, 0, 96],
-    "attention.layer_norm_epsilon": 1e-5,  # which llama.cpp wants to be there
-    "rope.dimension_count": 78,  # which its converter makes of other sizes, and nothing turns
+    "attention.layer_norm_epsilon": 1e-5,  # required by llama.cpp
+    "rope.dimension_count": 78,  # its converter derives it from other sizes; nothing is rotated
 }
 LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "hy_v3": {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_shared_feed_forward_length": 64},
     "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
 }
-COHERE_MOE = Spec(  # the first of each four layers sees everything
+COHERE_MOE = Spec(  # the first of every four layers has full attention
     "cohere2moe",
     n_layer=6,
     n_ff=32,
@@ -145,7 +145,7 @@ PLAIN = {
     "mellum": Spec("mellum", n_ff=32, n_expert=6, n_expert_used=2, untied=True),
     "gemma": Spec("gemma", head_dim=32),
     "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
-    "stablelm": Spec(  # the converter writes the second key, which says nothing
+    "stablelm": Spec(  # the converter writes the second key, which is unused
         "stablelm",
         untied=True,
         biases=(*QKV, *NORMS),

@@ -1,4 +1,4 @@
-"""A small BERT with random weights as a GGUF file, and its forward pass in float64, which knows nothing of ours."""
+"""A small BERT with random weights as a GGUF file, and an independent float64 forward pass."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def gelu(x: Array) -> Array:
 
 
 def experts(t: Tensors, b: str, x: Array) -> Array:
-    """Row by row the two likeliest of all, by their probabilities among all."""
+    """MoE, row by row: the two likeliest experts, weighted by their probabilities among all."""
     out = np.zeros_like(x)
     for row, y in zip(x, out, strict=True):
         odds = np.exp(t[f"{b}ffn_gate_inp.weight"] @ row)
@@ -165,7 +165,7 @@ def experts(t: Tensors, b: str, x: Array) -> Array:
 
 
 def turned(x: Array, by: Array) -> Array:
-    """x (T, H, 2, D/2): halves of heads as real and imaginary parts, by unit complex numbers (T, 1, D/2)."""
+    """RoPE: x (T, H, 2, D/2), halves as real and imaginary parts, times unit numbers (T, 1, D/2)."""
     z = (x[:, :, 0] + 1j * x[:, :, 1]) * by
     return np.stack([z.real, z.imag], axis=2)
 

@@ -32,12 +32,12 @@ _FLAGS = (
 
 
 def executable() -> str | None:
-    """Where the browser is, if it is installed."""
+    """Path of the browser, None if it is not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Tab:
-    """One page. `said` collects what it wrote to its console, and what went wrong there."""
+    """One page. `said` collects its console output and errors."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._numbers = socket, itertools.count(1)
@@ -45,7 +45,7 @@ class Tab:
         self.said: list[str] = []
 
     async def listen(self) -> None:
-        """Take in what the browser sends, until it ends."""
+        """Receive messages of the browser until it exits."""
         async for message in self._socket:
             data = json.loads(message.data)
             if "id" in data:
@@ -56,7 +56,7 @@ class Tab:
                 self.said.append(data["params"]["entry"]["text"])
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command of the protocol, and its result."""
+        """Send a command of the protocol; returns its result."""
         number = next(self._numbers)
         self._replies[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
@@ -65,13 +65,13 @@ class Tab:
         return reply["result"]
 
     async def run(self, script: str) -> Any:
-        """The value of an expression in the page; a promise is awaited."""
+        """Value of an expression in the page; promises are awaited."""
         reply = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in reply, reply
         return reply["result"].get("value")
 
     async def until(self, condition: str, seconds: float = 30) -> None:
-        """Wait in the page, frame by frame, until an expression holds."""
+        """Wait, frame by frame, until an expression in the page is true."""
         loop = f"new Promise(r => {{ const f = () => ({condition}) ? r(true) : setTimeout(f, 20); f(); }})"
         try:
             async with asyncio.timeout(seconds):
@@ -95,11 +95,11 @@ class Tab:
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def write(self, text: str) -> None:
-        """Type into what has the focus."""
+        """Type into the focused element."""
         await self.call("Input.insertText", text=text)
 
     async def point(self, selector: str, *, click: bool = False) -> None:
-        """Move the pointer onto an element, and perhaps click it."""
+        """Move the pointer onto an element; click it if asked."""
         found = f"document.querySelector({json.dumps(selector)})"
         await self.run(f"{found}.scrollIntoView({{block: 'nearest'}})")
         box = await self.run(
@@ -112,7 +112,7 @@ class Tab:
                 await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
 
     async def look(self, width: int, height: int, scheme: str = "light") -> None:
-        """The size of the window, and whether its owner prefers light or dark."""
+        """Set the size of the window, and the preferred colour scheme."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -120,20 +120,20 @@ class Tab:
         await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def picture(self, path: Path) -> None:
-        """A PNG file of what is seen."""
+        """Screenshot as a PNG file."""
         path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
 
 
 @contextlib.asynccontextmanager
 async def tab(program: str, folder: Path) -> AsyncIterator[Tab]:
-    """A browser with one empty page; `folder` is a new one for its profile."""
-    own = tempfile.TemporaryDirectory()  # with a short name: there is a socket in it
+    """A browser with one empty page. `folder`: a new profile folder."""
+    own = tempfile.TemporaryDirectory()  # a short path, because it holds a socket
     process = await asyncio.create_subprocess_exec(
         program,
         *_FLAGS,
         f"--user-data-dir={folder}",
         "about:blank",
-        env=os.environ | {"TMPDIR": own.name},  # it leaves folders there when it is ended
+        env=os.environ | {"TMPDIR": own.name},  # the browser leaves folders there when it is killed
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )

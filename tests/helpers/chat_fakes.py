@@ -1,4 +1,4 @@
-"""A server whose engine writes what the test says, and templates as models have them."""
+"""Chat test doubles: a server with scripted replies, and templates like those of models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ THOUGHT = "<think>\nI should add.\n</think>\n\n"
 
 @dataclass
 class Scripted(FakeScheduler):
-    """Every request is answered with the same text."""
+    """Scheduler that answers every request with the same text."""
 
     answer: str = ""
 
@@ -41,18 +41,18 @@ class Scripted(FakeScheduler):
 
 
 def says(server: Running, text: str) -> None:
-    """What a server with a Scripted scheduler answers from now on."""
+    """Set the reply of a server with a Scripted scheduler."""
     assert isinstance(server.scheduler, Scripted)
     server.scheduler.answer = text
 
 
 def prompt(server: Running) -> str:
-    """The text of the last request's prompt."""
+    """Text of the last request's prompt."""
     return server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
 
 
 async def named_events(server: Running, path: str, body: Any) -> list[dict[str, Any]]:
-    """The data of a stream whose events have names; every name is that of the data's type."""
+    """Data of an SSE stream with named events; checks that each name is the data's type."""
     async with server.http.post(server.url + path, json={**body, "stream": True}) as reply:
         assert reply.status == 200, await reply.text()
         blocks = (await reply.text()).split("\n\n")

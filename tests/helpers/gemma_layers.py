@@ -1,4 +1,4 @@
-"""Made-up models of Gemma 3n and Gemma 4, and their forward pass in float64, written from transformers' modules."""
+"""Synthetic Gemma 3n and Gemma 4 models, and their float64 forward pass, after transformers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ def n_kept(s: Spec) -> int:
 
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
-    """`traits`: "keys as values" for layers that see everything; "unused" keys and values; "scaled" layers; "fused"
-    experts."""
+    """Shapes of all tensors.
+
+    `traits`: "keys as values" in full-attention layers, "unused" keys and values, "scaled" layers,
+    "fused" experts.
+    """
     n, out = s.n_embd, {"token_embd": (s.n_vocab, s.n_embd), "output_norm": (s.n_embd,)}
     p = s.keys.get("embedding_length_per_layer_input", 0)
     if p:
@@ -61,7 +64,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= dict.fromkeys(("altup_router_norm", "altup_correct_scale", "laurel_post_norm"), (n,))
             layer |= {"altup_router": (N_STREAMS, n), "altup_predict_coef": (N_STREAMS**2, N_STREAMS)}
             layer |= {"altup_correct_coef": (N_STREAMS,) * 2, "laurel_l": (64, n), "laurel_r": (n, 64)}
-        if "scaled" in s.traits and i < s.n_layer - 1:  # in the last one the norm after it takes it back
+        if "scaled" in s.traits and i < s.n_layer - 1:  # in the last layer the next norm cancels it
             layer |= {"layer_output_scale": (1,)}
         if s.n_expert:
             e, width = s.n_expert, s.keys["expert_feed_forward_length"]
@@ -90,18 +93,21 @@ def softmax(x: Array) -> Array:
 
 
 def turn(x: Array, base: float, n: int, factors: Array | float) -> Array:
-    """x (T, H, D): elements i and i + n/2 of a head as a complex number, times the row's unit number."""
+    """RoPE: x (T, H, D), elements i and i + n/2 of a head as a complex number, times the row's
+    number.
+    """
     speed = base ** (-np.arange(0, n, 2) / n) / factors
     z = (x[..., : n // 2] + 1j * x[..., n // 2 : n]) * np.exp(1j * np.arange(len(x))[:, None, None] * speed)
     return np.concatenate([z.real, z.imag, x[..., n:]], -1)
 
 
 class Attention:
-    """Every layer's, which remembers keys and values."""
+    """Attention of every layer; keeps keys and values for KV-sharing layers."""
 
     def __init__(self, s: Spec, t: dict[str, Array]) -> None:
         self.s, self.t = s, t
-        self.seen: dict[bool, tuple[Array, Array]] = {}  # of the last layer of each kind that has its own
+        # of the last layer of each kind with keys of its own
+        self.seen: dict[bool, tuple[Array, Array]] = {}
 
     def __call__(self, i: int, x: Array) -> Array:
         s, t, far, d, b = self.s, self.t, is_far(self.s, i), head_dim(self.s, i), f"blk.{i}."
@@ -128,7 +134,7 @@ class Attention:
 
 
 def inputs_of_layers(s: Spec, t: dict[str, Array], ids: Array, x: Array) -> Array:
-    """(T, n_layer, P)."""
+    """Per-layer embeddings, (T, n_layer, P)."""
     p = s.keys["embedding_length_per_layer_input"]
     own = t["per_layer_token_embd.weight"][ids].reshape(len(ids), s.n_layer, p) * math.sqrt(p)
     made = (x @ t["per_layer_model_proj.weight"].T / math.sqrt(s.n_embd)).reshape(own.shape)
@@ -141,7 +147,7 @@ def gated(t: dict[str, Array], b: str, own: Array, x: Array) -> Array:
 
 
 def mixture(s: Spec, t: dict[str, Array], b: str, x: Array) -> Array:
-    """Row by row: x before any norm."""
+    """MoE, row by row; x is not normalised."""
     out = np.zeros_like(x)
     n_ff, fused = s.keys["expert_feed_forward_length"], t.get(b + "ffn_gate_up_exps.weight")
     for row, y in zip(x, out, strict=True):
@@ -188,7 +194,7 @@ def gemma4(s: Spec, t: dict[str, Array], ids: Array) -> Array:
 
 
 def gemma3n(s: Spec, t: dict[str, Array], ids: Array) -> Array:
-    """Gemma3nTextModel, whose streams come first: (A, T, n)."""
+    """Gemma3nTextModel; its AltUp streams come first: (A, T, n)."""
     a, scales = N_STREAMS, s.keys["activation_sparsity_scale"]
 
     def normed(name: str, x: Array) -> Array:
@@ -206,7 +212,8 @@ def gemma3n(s: Spec, t: dict[str, Array], ids: Array) -> Array:
     attention = Attention(s, t)
     for i in range(s.n_layer):
         b = f"blk.{i}."
-        by = (modalities(b, hidden[0]) @ t[b + "altup_predict_coef.weight"].T).reshape(-1, a, a)  # (T, to, from)
+        # (T, to, from)
+        by = (modalities(b, hidden[0]) @ t[b + "altup_predict_coef.weight"].T).reshape(-1, a, a)
         guesses = hidden + np.einsum("tji,itn->jtn", by, hidden)
         x = normed(b + "attn_norm", guesses[0])
         laurel = x + normed(b + "laurel_post_norm", x @ t[b + "laurel_l.weight"].T @ t[b + "laurel_r.weight"].T)

@@ -1,4 +1,4 @@
-"""Grammars compiled for a small vocabulary of bytes and pieces, and the texts that they accept."""
+"""Grammars compiled for a small vocabulary of bytes and pieces, and matching of texts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def compile_grammar(source: str, kind: str = "gbnf") -> Grammar:
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
-    """True if the text is a complete one of the grammar."""
+    """True if the grammar accepts the complete text."""
     matcher = grammar.matcher()
     return all(matcher.accept_bytes(bytes([byte])) for byte in text.encode()) and matcher.can_end

@@ -1,6 +1,7 @@
-"""A model without a model: a byte tokenizer, a template, and a scheduler whose answers follow from the prompt.
+"""HTTP test doubles: a byte tokenizer, a template, and a scheduler that answers from the prompt.
 
-A prompt that contains "say:" is answered with what follows it, then the end token; any other with the alphabet.
+A prompt that contains "say:" is answered with the text behind it, then the end token. Any other is
+answered with the alphabet.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BOS, EOS, HELLO = 256, 257, 258
 
 
 class FakeTokenizer:
-    """Bytes, <s>, </s>, and one longer token."""
+    """Tokenizer of bytes, <s>, </s>, and one longer token."""
 
     n_vocab, bos_id, eos_id, add_bos, add_space_prefix = 259, BOS, EOS, True, False
     eog_ids = frozenset({EOS})
@@ -73,7 +74,7 @@ class FakeTokenizer:
 
 
 class FakeTemplate:
-    """<role>content</role> for every message."""
+    """Template that writes <role>content</role> for every message."""
 
     source = "{{ fake }}"
     caps: ClassVar = {"supports_tools": False}
@@ -89,7 +90,7 @@ class FakeTemplate:
 
 
 class FakeAdapters:
-    """One finetuned model."""
+    """Adapters with one finetuned model."""
 
     NAME = "ft:fake:me:1"
     entries: ClassVar = ()
@@ -131,7 +132,9 @@ class FakeSequence:
 
 @dataclass
 class FakeScheduler:
-    """One token per sequence and step. With a gate, a step waits until the test lets it go."""
+    """Scheduler that makes one token per sequence and step. With a gate, each step waits for the
+    test.
+    """
 
     n_parallel: int = 4
     gate: threading.Semaphore | None = None
@@ -155,10 +158,10 @@ class FakeScheduler:
         return BASE
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
-        """It has no cache."""
+        """No-op: there is no KV cache."""
 
     def count(self) -> None:
-        """The gauges are always up to date."""
+        """No-op: the gauges are always current."""
 
     def submit(self, request: CompletionRequest, client: str = "") -> FakeSequence:
         self.clients.append(client)
@@ -258,10 +261,10 @@ class FakeScheduler:
 
 @dataclass
 class Running:
-    """A server on a real port, its scheduler, and clients of it."""
+    """A server on a real port, its scheduler, and clients."""
 
     url: str
-    scheduler: Any  # a FakeScheduler if nothing else was given
+    scheduler: Any  # a FakeScheduler unless given
     service: Service
     http: aiohttp.ClientSession
     key: str = "none"
@@ -282,7 +285,7 @@ class Running:
 
 
 async def while_stepping(gate: threading.Semaphore, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, letting one step after the other go until it is there."""
+    """Result of `work`, while steps are released one by one."""
     task = asyncio.create_task(work)
     while not task.done():
         gate.release()
@@ -302,7 +305,7 @@ async def running(
     adapters: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Start a server, and end it."""
+    """Start a server; stop it at the end."""
     config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = Service()

@@ -1,4 +1,4 @@
-"""A function as a kernel that nobody registers, for the tests beside it."""
+"""Compiles an unregistered function as a kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logitless.backends.cpu.compiler.numba_frontend import ir_of
 
 
 def linked(run: Callable[[Any, int, int, Any], None]) -> int:
-    """The address of a kernel."""
+    """Entry address of a kernel."""
     source, entry = ir_of(run)
     (address,) = linker.load([linker.link(compiler.object_code(source, entry, "tested"), "tested")])
     return address

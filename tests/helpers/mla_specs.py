@@ -1,4 +1,4 @@
-"""Made-up models whose heads make keys and values of one row a token."""
+"""Specs of synthetic models with multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tests.helpers.reference_model import Spec
 
 DENSE_FIRST = {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.75}
 OF_LATENT = {"attention.kv_lora_rank": 32, "rope.dimension_count": 8, "expert_weights_norm": False}
-TOGETHER = OF_LATENT | {"attention.key_length": 40, "attention.value_length": 16}  # keys' and values' weights
+# weights of keys and values in one tensor
+TOGETHER = OF_LATENT | {"attention.key_length": 40, "attention.value_length": 16}
 APART = OF_LATENT | {
     "attention.head_count_kv": 1,
     "attention.key_length": 40,

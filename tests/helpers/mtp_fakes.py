@@ -1,6 +1,7 @@
-"""A device whose model has a block that guesses (models/architectures/mtp.py): rows hold what was said of tokens, and
-the block's
-cells what it made of them."""
+"""Fake device with an MTP head (models/architectures/mtp.py).
+
+Rows hold the hidden states of tokens; the head's cells hold what it computed from them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.helpers.scheduler_fakes import N_VOCAB, Bench, Cell, FakeEngine, Fake
 
 
 class GuessedPages(FakePages):
-    """With what the block keeps: of each cell its position, unless it came from elsewhere (-1), and what was said."""
+    """KV pages with those of the MTP head: position (-1 if copied from elsewhere) and hidden state."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -37,13 +38,16 @@ class GuessedPages(FakePages):
 
 
 class GuessingEngine(FakeEngine):
-    """It guesses what the model will say, but for every `wrong`-th time, if it is given what was said before."""
+    """Engine that drafts what the model will generate, except for every `wrong`-th token.
+
+    It needs the hidden state of the token before.
+    """
 
     pages_kind = GuessedPages
     wrong = 0
-    no_guesses = False  # the device fails when it guesses
-    lost_at_guess = False  # or is lost then, with all that it held
-    n_blind = 0  # tokens of steps that were not given what was said of the token before
+    no_guesses = False  # drafting raises a device error
+    lost_at_guess = False  # drafting loses the device and its memory
+    n_blind = 0  # tokens of steps without the hidden state of the token before
     guessed: list[UBatch]
     pages: GuessedPages
 
@@ -90,9 +94,9 @@ class GuessingEngine(FakeEngine):
         for i, (token, slot, pos) in enumerate(zip(batch.tokens, batch.slot, batch.pos, strict=True)):
             assert batch.cells[i] == self.far.tables[slot][pos // PAGE] * PAGE + pos % PAGE
             said = self.rows[batch.hidden_before[i]]
-            if batch.hidden_before[i] != batch.hidden_to[i]:  # the first of a draft
+            if batch.hidden_before[i] != batch.hidden_to[i]:  # the first token of a draft
                 assert said == self.far.content(slot, pos - 1)
-            for p in range(pos):  # it sees all that came before
+            for p in range(pos):  # it attends to every earlier token
                 cell = self.pages.own[self.far.tables[slot][p // PAGE] * PAGE + p % PAGE]
                 assert cell is not None
                 assert cell[0] in (p, -1)
@@ -112,7 +116,7 @@ class GuessingEngine(FakeEngine):
 
 
 def let_guess(bench: Bench, wrong: int = 0) -> GuessingEngine:
-    """The bench's device, which guesses from now on."""
+    """Let the bench's device draft from now on."""
     engine, scheduler = bench.engine, bench.scheduler
     assert isinstance(engine, GuessingEngine)
     engine.wrong = wrong

@@ -1,5 +1,8 @@
-"""Made-up models with a block behind their layers that predicts one token more, and what it says, in float64: it is a
-model of one layer whose embeddings are what the block makes of a token and of what was said of the token before."""
+"""Synthetic models with an MTP head, and their logits in float64.
+
+An MTP head is a model of one layer. Its embeddings combine a token with the hidden state of the
+token before.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.helpers.reference_rope import plain
 from tests.helpers.reference_traits import LAYER_NORM, NEMOTRON_H
 
 LITE = {name: value for name, value in DEEPSEEK.keys.items() if name != "attention.q_lora_rank"}
-OF_NEMOTRON = {  # its block attends and feeds forward, and the norm behind it has an epsilon of its own
+OF_NEMOTRON = {  # its head has attention and an FFN, and its last norm has an epsilon of its own
     "attention.head_count_kv": [0, 0, 2, 0, 0, 2],
     "feed_forward_length": [0, 96, 0, 0, 96, 96],
     "attention.layer_norm_epsilon": 0.05,
@@ -47,7 +50,7 @@ NEXTN = {
     "glm4moe, two blocks": _with(PLAIN["glm4moe unnormed"], n_layer=2, n_nextn=2, untied=False),
     "hy_v3": _with(PLAIN["hy_v3"], n_layer=2),
     "hy_v3, a head of its own": _with(PLAIN["hy_v3"], n_layer=2, untied=False, traits=("head of its own",)),
-    # As layers of their numbers, blocks would have a window, or not turn.
+    # As layers of their numbers, heads would have a sliding window, or no RoPE.
     "cohere2moe": _with(COHERE_MOE),
     "cohere2moe, no norm behind": _with(COHERE_MOE, OTHER_PATTERN, n_layer=4, traits=("no norm behind",)),
     "cohere2moe, a head of its own": _with(COHERE_MOE, untied=True, traits=("head of its own",)),
@@ -57,7 +60,7 @@ NEXTN = {
 
 
 def said_by_layers(s: Spec, t: dict[str, Array], ids: Array) -> Array:
-    """(T, n_embd): of each token, what the last layer says, normalised."""
+    """Hidden states (T, n_embd) of the last layer, normalised."""
     window = s.keys["attention.sliding_window"] if s.arch == "cohere2moe" else 0
 
     def reach(layer: int) -> int:
@@ -67,15 +70,18 @@ def said_by_layers(s: Spec, t: dict[str, Array], ids: Array) -> Array:
 
 
 def said_by_model(s: Spec, t: dict[str, Array], ids: Array) -> Array:
-    """Logits (T, n_vocab) of the layers, whatever is behind them."""
+    """Logits (T, n_vocab) of the layers, without an MTP head."""
     head = t.get("output.weight", t["token_embd.weight"])
     logits: Array = said_by_layers(s, t, ids) @ head.T * s.keys.get("logit_scale", 1.0)
     return logits
 
 
 def said_by_block(s: Spec, t: dict[str, Array], ids: Array, before: Array) -> tuple[Array, Array]:
-    """Logits (T, n_vocab), and rows (T, n_embd) that a guess goes on from; before (T, n_embd): what was said of the
-    tokens before these."""
+    """Logits (T, n_vocab) and hidden states (T, n_embd) of the MTP head.
+
+    before (T, n_embd): the hidden states of the tokens before. A draft continues from the returned
+    ones.
+    """
     b = f"blk.{s.n_layer}."
     n = b + "nextn."
     embedding, head = (
@@ -91,7 +97,7 @@ def said_by_block(s: Spec, t: dict[str, Array], ids: Array, before: Array) -> tu
     alone["token_embd.weight"] = both @ t[n + "eh_proj.weight"].T
     keys = s.keys | {"leading_dense_block_count": 0, "full_attention_interval": 1}
     one = replace(s, n_layer=1, n_nextn=0, keys=keys)
-    if s.arch in NEMOTRON_H:  # whose layers do one thing: then the block is two of them
+    if s.arch in NEMOTRON_H:  # a layer is a single sublayer there: the head is two of them
         alone |= {name.replace("blk.0.", "blk.1."): values for name, values in alone.items() if ".0.ffn" in name}
         alone |= {"blk.1.exp_probs_b.bias": alone["blk.0.exp_probs_b.bias"]}
         alone |= {"blk.1.attn_norm.weight": alone["blk.0.post_attention_norm.weight"]}
@@ -107,7 +113,7 @@ def said_by_block(s: Spec, t: dict[str, Array], ids: Array, before: Array) -> tu
 
 
 def _rows(s: Spec, t: dict[str, Array], ids: Array, window: Any) -> Array:
-    """(T, n_embd): what the last layer gives."""
+    """Output (T, n_embd) of the last layer."""
     bare = replace(s, traits=(*s.traits, "bare"))
     return reference(bare, t, ids, plain(s), window, s.d**-0.5, (0, 0))
 

@@ -1,4 +1,4 @@
-"""A backend of references in numpy, f32, for tests: it can refuse ops and counts what it allocates and runs."""
+"""Test backend that runs numpy references in f32, refuses ops, and counts allocations and runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Memory:
 
 
 class NumpyBackend(Backend):
-    """`refuses`: names of ops, or a predicate on nodes."""
+    """Backend of references. `refuses`: names of ops, or a predicate on nodes."""
 
     alignment = 32
     memory_bytes = 0

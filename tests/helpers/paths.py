@@ -1,4 +1,4 @@
-"""Folders that tests read: the repository, and the test data beside it."""
+"""Paths of the repository and of the test data beside it."""
 
 from __future__ import annotations
 

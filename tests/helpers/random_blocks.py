@@ -1,4 +1,4 @@
-"""Random blocks of types that nobody here can quantise to."""
+"""Random GGUF blocks of quantised types that have no quantiser here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-SCALES = {"q2_k": (80, 82), "q3_k": (108,), "tq1_0": (52,), "tq2_0": (64,)}  # where f16 numbers are, if not in front
+# offsets of f16 scales, if not first
+SCALES = {"q2_k": (80, 82), "q3_k": (108,), "tq1_0": (52,), "tq2_0": (64,)}
 
 
 def put_scales(blocks: Bytes, dtype: str, d: np.ndarray[Any, Any]) -> None:
-    """(n, bytes of a block), (n, 1): the block's scales, in f16."""
+    """Write f16 scales (n, 1) into blocks (n, bytes of a block)."""
     d = np.ascontiguousarray(d.astype(np.float16)).view(np.uint8)
     if dtype == "iq1_m":  # in the upper halves of four words
         blocks[:, 49::2] = blocks[:, 49::2] & 15 | (d[:, [0, 0, 1, 1]] >> np.array([0, 4, 0, 4], np.uint8)) << 4
@@ -23,7 +24,7 @@ def put_scales(blocks: Bytes, dtype: str, d: np.ndarray[Any, Any]) -> None:
 
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, std: float) -> Bytes:
-    """Of about this deviation, (…, bytes of a row)."""
+    """Random blocks of about this deviation, (…, bytes of a row)."""
     kind = GGMLQuantizationType[dtype.upper()]
     size, nbytes = GGML_QUANT_SIZES[kind]
     raw = rng.integers(0, 256, (math.prod(shape) // size, nbytes), np.uint8)

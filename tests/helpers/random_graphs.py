@@ -1,4 +1,4 @@
-"""Random graphs for hypothesis, and a machine that runs one in a small arena and spoils whatever is free."""
+"""Random graphs for hypothesis, and an interpreter that runs one in a small arena."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def feeds_of(roots: Sequence[Tensor], dtype: type = np.float32) -> dict[str, np.
 
 @st.composite
 def graphs(draw: st.DrawFn, max_nodes: int = 25) -> list[Tensor]:
-    """One to three fetches of a graph in which nodes are read often, seldom, through aliases, or not at all."""
+    """Strategy of one to three fetches of a graph, with nodes read often, seldom, via aliases or
+    never.
+    """
     x, w = feed("x", (ROWS, COLUMNS)), feed("w", (COLUMNS,))
     nodes: list[Tensor] = [x, feed("y", (ROWS, COLUMNS))]
     for _ in range(draw(st.integers(1, max_nodes))):
@@ -39,7 +41,7 @@ def graphs(draw: st.DrawFn, max_nodes: int = 25) -> list[Tensor]:
 
 
 def _node(kind: str, a: Tensor, b: Tensor, w: Tensor) -> Tensor:
-    """Every node has the shape (ROWS, COLUMNS) again, so that all can meet. None squares numbers: they stay finite."""
+    """Strategy of a node. All have the shape (ROWS, COLUMNS), and none squares: values stay finite."""
     match kind:
         case "add":
             return add(a, b)
@@ -70,9 +72,10 @@ def lay_out(roots: Sequence[Tensor], *, in_place: bool = True, alignment: int = 
 
 
 def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor], plan: ArenaLayout) -> list[Any]:
-    """The fetches in f32, from an arena of exactly the planned size that begins as NaN.
+    """Fetches in f32, computed in an arena of exactly the planned size that starts as NaN.
 
-    Before each node all bytes that no later node reads become NaN again, by a count of readers of its own.
+    Before each node, all bytes that no later node reads become NaN again, by an independent count
+    of readers.
     """
     arena = np.full(plan.sizes[0], 0xFF, np.uint8)
     values = {t.name: feeds[t.name].astype(np.float32) for t in order if t.op == "feed"}

@@ -1,4 +1,4 @@
-"""Layers of made-up models that keep a state, in float64, one token after the other, as their papers have them."""
+"""Recurrent layers of synthetic models in float64, token by token, after their papers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ DELTA = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "s
 DELTA |= {"ssm.inner_size": 64, "full_attention_interval": 2}
 MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1", "mamba2")
 OF_MAMBA = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 32}
-OF_MAMBA |= {"ssm.inner_size": 128}  # of 64 elements: llama.cpp wants twice as many
-FLAT = ("ssm_a", "ssm_d", "ssm_dt.bias")  # the names that do not end with .weight
+OF_MAMBA |= {"ssm.inner_size": 128}  # 64 elements each: llama.cpp requires twice as many
+FLAT = ("ssm_a", "ssm_d", "ssm_dt.bias")  # tensor names without .weight
 
 
 def attends(s: Any, layer: int) -> bool:
@@ -82,7 +82,7 @@ _SIZES = ("group_count", "time_step_rank", "state_size")
 
 
 def of_state(s: Any, t: dict[str, Array], b: str, x: Array) -> Array:
-    """Rows x (T, n_embd), normalised → (T, n_embd)."""
+    """Recurrent layer: normalised rows x (T, n_embd) → (T, n_embd)."""
     if s.arch in MAMBA:
         return _mamba(s, t, b, x)
     return _short_conv(t, b, x) if s.arch in LFM2 else _delta_net(s, t, b, x)
@@ -134,7 +134,7 @@ def _delta_net(s: Any, t: dict[str, Array], b: str, x: Array) -> Array:
 
 
 def _mamba(s: Any, t: dict[str, Array], b: str, x: Array) -> Array:
-    """As the loop over time of transformers' modeling_mamba2.py has it."""
+    """Mamba 2 as the loop over time of transformers' modeling_mamba2.py."""
     groups, heads, size = (s.keys[f"ssm.{key}"] for key in _SIZES)
     n = s.keys["ssm.inner_size"]
     gate, rows, steps = np.split(x @ t[b + "ssm_in.weight"].T, [n, 2 * n + 2 * groups * size], -1)

@@ -1,4 +1,4 @@
-"""Made-up models of every architecture, and a forward pass in float64 that knows nothing of ours."""
+"""Synthetic models of every architecture, and an independent float64 forward pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Spec:
-    """A model to make up. `keys` go into the file as they are, under the architecture's name."""
+    """A synthetic model. `keys` are written to the file under the architecture's name."""
 
     arch: str = "llama"
     n_embd: int = 64
@@ -47,19 +47,20 @@ class Spec:
     n_vocab: int = 101
     n_ctx_train: int = 64
     dtype: str = "f32"
-    types: dict[str, str] = field(default_factory=dict)  # by the end of a tensor's name without .weight
+    types: dict[str, str] = field(default_factory=dict)  # by tensor name suffix, without .weight
     norm_dtype: str = "f32"
     biases: tuple[str, ...] = ()
     untied: bool = False
     fused: bool = False
     keys: dict[str, Any] = field(default_factory=dict)
-    factors: dict[str, float] = field(default_factory=dict)  # tensors of rope factors, from 1 up to this
+    # RoPE factor tensors, from 1 up to this
+    factors: dict[str, float] = field(default_factory=dict)
     n_ctx: int = 64
     n_expert: int = 0
     n_expert_used: int = 0
     traits: tuple[str, ...] = ()
-    vocabulary: bool = False  # in the file
-    n_nextn: int = 0  # blocks behind the layers that predict one token more
+    vocabulary: bool = False  # write a vocabulary
+    n_nextn: int = 0  # MTP heads
 
     @property
     def d(self) -> int:
@@ -68,7 +69,7 @@ class Spec:
 
     @property
     def latent(self) -> tuple[int, int, int, int, int]:
-        """Of a row, of the queries' row, and of a head: what is not turned, what is, and its value."""
+        """MLA sizes: KV rank, query rank, head dimensions without and with RoPE, value dimension."""
         rank, turned = self.keys["attention.kv_lora_rank"], self.keys["rope.dimension_count"]
         value = self.keys.get("attention.value_length_mla") or self.keys["attention.value_length"]
         return rank, self.keys.get("attention.q_lora_rank", 0), self.d - turned, turned, value
@@ -78,7 +79,7 @@ class Spec:
         return self.arch.startswith("gemma")
 
     def kv_heads(self, layer: int) -> int:
-        """0: the layer does not attend (deci)."""
+        """KV heads of a layer; 0: it has no attention (deci)."""
         given = self.keys.get("attention.head_count_kv")
         return given[layer] if self.arch == "deci" else self.n_head_kv
 
@@ -104,7 +105,7 @@ class Spec:
 
     @property
     def joined(self) -> tuple[str, ...]:
-        """What a feed-forward block is made of, but for what it ends with."""
+        """Inner activations of an FFN, before the down projection."""
         return ("up",) if self.arch in traits.UNGATED else ("gate", "up")
 
     @property
@@ -219,7 +220,7 @@ def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
 
 
 def write(path: Path, s: Spec) -> dict[str, Array]:
-    """Write the file; its tensors as float64, by name, as a reader would see them."""
+    """Write the GGUF file; returns its tensors as float64 by name, as a reader sees them."""
     rng = np.random.default_rng(7)
     writer = GGUFWriter(path, s.arch)
     keys = {
@@ -274,7 +275,8 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         elif short == "exp_probs_b":
             put(name if s.arch == "hy_v3" else f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):
-            bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")  # its converter drops it
+            # its converter drops the suffix
+            bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")
             put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
@@ -299,7 +301,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
 
 def add_vocabulary(writer: GGUFWriter, n: int) -> None:
-    """What llama.cpp wants of a file."""
+    """Write the vocabulary keys that llama.cpp requires."""
     tokens, scores, types = vocabulary(n)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -331,7 +333,7 @@ def activated(s: Spec, x: Array) -> Array:
 
 
 def xielu(s: Spec, x: Array, layer: int) -> Array:
-    """As Apertus's authors write it (transformers' XIELUActivation)."""
+    """xIELU as in transformers' XIELUActivation."""
     alpha_p, alpha_n = (np.log1p(np.exp(s.keys[f"xielu.alpha_{which}"][layer])) for which in "pn")
     beta, eps = s.keys["xielu.beta"], s.keys["xielu.eps"]
     below = (np.expm1(np.minimum(x, eps)) - x) * (beta + alpha_n) + beta * x
@@ -339,7 +341,7 @@ def xielu(s: Spec, x: Array, layer: int) -> Array:
 
 
 def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
-    """x (T, H, D) by angle (T, n)."""
+    """RoPE of x (T, H, D) by angle (T, n)."""
     z = np.exp(1j * angle)[:, None] * magnitude
     n = angle.shape[1]
     y = x.copy()
@@ -353,7 +355,11 @@ def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
 
 
 def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, scale: float, caps: Any) -> Array:
-    """`rope(layer)`: frequencies and magnitude; `window(layer)`: its width or 0; `caps`: of scores and logits."""
+    """Logits in float64.
+
+    `rope(layer)`: frequencies and magnitude. `window(layer)`: sliding window, 0 for none. `caps`:
+    soft caps of scores and logits.
+    """
 
     def product(name: str, x: Array) -> Array:
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
@@ -389,7 +395,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
 
     neighbours = s.arch in traits.INTERLEAVED and "rope.dimension_sections" not in s.keys
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
-    if s.arch == "minicpm3":  # whose files say nothing
+    if s.arch == "minicpm3":  # its files lack the key
         of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
     if s.arch in ("command-r", "cohere2", "cohere2moe"):
         of_logits = 1 / of_logits
@@ -477,7 +483,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             continue
         y = fed(i, h)
         x = x + (normed(b + "post_ffw_norm", y) if s.arch in traits.NORM_AFTER else of_blocks * y)
-    if "bare" in s.traits:  # what the last layer gives is wanted
+    if "bare" in s.traits:  # return the last layer's output
         return x
     if s.arch in traits.OF_VECTORS:
         return normed("output_norm", x)
@@ -486,7 +492,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
 
 
 def latent_heads(s: Spec, t: dict[str, Array], b: str, h: Array) -> list[Array]:
-    """Queries, keys and values of all heads, as the paper has them; what is turned comes first."""
+    """MLA queries, keys and values of all heads, after the paper; RoPE dimensions come first."""
     rank, q_rank, plain, turned, value = s.latent
     n = len(h)
     if q_rank:

@@ -1,4 +1,4 @@
-"""Mixtures of experts of made-up models, in float64, row by row."""
+"""Mixture-of-experts layers of synthetic models in float64, row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
-    """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
+    """MoE, row by row, in llama.cpp's order: softmax over all experts, top k, renormalise."""
     if s.arch == "nemotron_h_moe":
         return _squared_experts(s, t, b, h)
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
@@ -45,8 +45,10 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
 
 
 def _squared_experts(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
-    """As transformers' modeling_nemotron_h.py has them: sigmoids, a bias on the choice, experts without gates, which
-    may be given shorter rows."""
+    """MoE of transformers' modeling_nemotron_h.py: sigmoid router, bias on the choice, no gates.
+
+    Experts may read shorter rows.
+    """
     odds = 1 / (1 + np.exp(-h @ t[b + "ffn_gate_inp.weight"].T))
     rows = h @ t[b + "ffn_latent_down.weight"].T if b + "ffn_latent_down.weight" in t else h
     out = np.zeros_like(rows)

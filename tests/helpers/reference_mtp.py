@@ -1,4 +1,4 @@
-"""Blocks of made-up models that predict one token more: what they are made of beside what a layer is made of."""
+"""Tensors of the MTP heads of synthetic models, beside those of a layer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def of_nextn(s: Any) -> dict[str, tuple[int, ...]]:
 
 
 def agreeing(name: str, values: Array, t: dict[str, Array], much: bool) -> Array:
-    """Weights of a model whose next token depends on the last one most of all, as what the block behind its layers
-    guesses does; `t`: what comes before."""
+    """Weights that make the next token depend mostly on the last one, as the MTP head predicts.
+
+    `t`: the prefix of tensor names.
+    """
     if name == "eh_proj":
         return np.concatenate([np.eye(len(values)), 0.3 * values[:, len(values) :]], 1)
     if name == "token_embd":

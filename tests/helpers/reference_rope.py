@@ -1,4 +1,4 @@
-"""Frequencies of rotary embedding, by which the reference turns heads."""
+"""RoPE frequencies of the float64 reference."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.helpers.reference_model import Spec
 
 
 def plain(s: Spec, base: float = 10000.0, factors: float = 1.0, magnitude: float = 1.0, divide: float = 1.0) -> Any:
-    """`rope` without (or with simple) scaling."""
+    """RoPE frequencies without scaling, or with linear scaling."""
     n = s.keys.get("rope.dimension_count", s.d)
     frequency = base ** (-np.arange(0, n, 2) / n) / np.linspace(1, factors, n // 2) / divide
     return lambda layer: (frequency, magnitude)
 
 
 def yarn(s: Spec, factor: float, original: int, attn: float = 1.0) -> Any:
-    """NTK-by-parts, written from the paper: wavelengths against the original context, ramp between 32 and 1 turns."""
+    """YaRN (NTK by parts), from the paper: wavelength ratios, with a ramp between 32 and 1 turns."""
     n, base = s.d, 10000.0
     i = np.arange(n // 2)
     f = base ** (-2 * i / n)

@@ -1,6 +1,4 @@
-"""Which architectures have which trait, as their papers and converters say it: apart from
-models/architectures/registry.py.
-"""
+"""Traits of architectures by papers and converters, independent of the registry under test."""
 
 from __future__ import annotations
 
@@ -18,34 +16,39 @@ LAYER_NORM = (
     *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
     *("jais2", "codeshell", "falcon", "cohere2moe"),
 )
-NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")  # of what a sublayer gives
+# norms after a sublayer
+NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")
 NO_NORM_BEFORE = ("olmo2", "exaone4")
-ONE_NORM = ("command-r", "cohere2", "cohere2moe", "phi2", "falcon")  # for attention and the feed-forward block
-NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # whose layers have one sublayer each
-SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # relu
+# one norm for attention and FFN
+ONE_NORM = ("command-r", "cohere2", "cohere2moe", "phi2", "falcon")
+NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # layers with a single sublayer
+SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # squared ReLU
 SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
 UNGATED = (*SIMPLE_GELU, *SQUARED, "apertus")
 GELU = (*SIMPLE_GELU, *OF_VECTORS, "gemma", "gemma2", "gemma3")
-NO_ROPE_FAR = ("cohere2", "cohere2moe", "exaone4", "exaone-moe")  # in layers that see everything, if some do not
-HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # whose heads are normalised when they are turned
-ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
+# no RoPE in full-attention layers, if others have a sliding window
+NO_ROPE_FAR = ("cohere2", "cohere2moe", "exaone4", "exaone-moe")
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # QK norm after RoPE
+ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # QK norm over all heads
 HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
     *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
 )
-BALANCED = (  # by a bias on the choice
+BALANCED = (  # router with a bias on the choice
     *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
     *("exaone-moe", "afmoe", "hy_v3"),
 )
-WIDTH_OF_EXPERTS = (  # has a key of its own
+WIDTH_OF_EXPERTS = (  # expert width has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
     "cohere2moe",
     *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
 )
-FUSED_QKV = ("bailingmoe2",)  # and nothing else
-LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")  # keys and values are made of one short row a token
-OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
+FUSED_QKV = ("bailingmoe2",)  # only fused QKV
+# MLA: keys and values from one short row per token
+LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")
+# post_attention_norm is the norm before the FFN
+OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)
 
 # keys of Apertus
 OF_XIELU = {

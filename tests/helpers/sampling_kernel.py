@@ -1,4 +1,4 @@
-"""The sampling ops' CPU kernels on plain arrays, for the tests beside it."""
+"""Runs the CPU kernels of the sampling ops on plain arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pool(n_threads: int = 1) -> WorkerPool:
 
 
 def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
-    """Fresh arrays of the op's own types."""
+    """New arrays of the op's dtypes."""
     kinds = [NUMPY[kind] for kind in DTYPES[op]]  # the masks at the end are optional
     return [
         np.array(a.array if isinstance(a, Variable) else a, k, order="C") for a, k in zip(sources, kinds, strict=False)
@@ -36,7 +36,7 @@ def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
 
 
 def run(op: str, arrays: Sequence[np.ndarray], n_threads: int = 1, **attrs: int) -> np.ndarray:
-    """The kernel's result; like the reference it writes the state among the arrays."""
+    """Result of the kernel. Like the reference, it updates the state among the arrays."""
     sources = [feed(str(i), a.shape, kind) for i, (a, kind) in enumerate(zip(arrays, DTYPES[op], strict=False))]
     t: Tensor = getattr(sample, op)(*sources, **attrs)
     out = np.zeros(t.shape, NUMPY[t.dtype])

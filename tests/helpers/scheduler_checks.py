@@ -1,4 +1,4 @@
-"""What must hold of a scheduler between two steps, on a device that tells what its cells hold."""
+"""Scheduler invariants between two steps, on a device that reports its cells' contents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def chain(previous: int, token: int) -> int:
-    """What a cell holds: like K and V it depends on every token up to its own."""
+    """Content of a cell: like K and V, it depends on every token up to its own."""
     return zlib.crc32(token.to_bytes(4, "little"), previous)
 
 
 def check_all(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """All of it."""
+    """Check all invariants."""
     check_pages(scheduler)
     check_cells(scheduler, engine)
     check_states(scheduler, engine)
@@ -27,7 +27,7 @@ def check_all(scheduler: Scheduler, engine: FakeEngine) -> None:
 
 
 def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
+    """Every block table shows its sequence's tokens; every cached prefix has the tokens it claims."""
     for seq in scheduler.running:
         content = 0
         for p in range(seq.n_computed if not seq.kv.recomputable and seq.kv.copy is None else 0):
@@ -58,7 +58,7 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
 
 
 def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """Every row that is kept has what its name says, and every reference an owner."""
+    """Every stored state row has the tokens its name claims, and every reference an owner."""
     states = scheduler.cache.states
     if states is None:
         return
@@ -89,7 +89,7 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
 
 
 def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """Every page of windows has what its name says, as far as that has tokens, and every reference an owner."""
+    """Every sliding-window page has the tokens its name claims, and every reference an owner."""
     windows = scheduler.cache.windows
     if windows is None:
         return
@@ -115,7 +115,9 @@ def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
 
 
 def check_pages(scheduler: Scheduler) -> None:
-    """Every reference has an owner, every owner its reference; idle nodes are in an order to take leaves from."""
+    """References and owners of pages match; idle nodes are ordered so that leaves are evicted
+    first.
+    """
     cache, pages = scheduler.cache.prefixes, scheduler.cache.pages
     owners = [0] * pages.n_pages
     for seq in scheduler.running:

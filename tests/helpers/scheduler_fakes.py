@@ -1,4 +1,4 @@
-"""A device, a vocabulary and an oracle for the scheduler: every cell is checked, every token reproducible."""
+"""Scheduler test doubles: a device that checks every cell, a vocabulary, and an oracle of outputs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class FakeVocab:
 
 
 def next_id(content: int) -> int:
-    """The token that follows: an end token about once in sixty."""
+    """The next token; an end token about once in sixty."""
     mixed = zlib.crc32(b"next", content)
     return EOG if mixed % 61 == 0 else 1 + (mixed >> 8) % (N_VOCAB - 1)
 
 
 class FakeSampler:
-    """Stands for RowSampler: the device's word is the id."""
+    """RowSampler whose packed word is the token id."""
 
     stateful = False
     problem = ""
@@ -75,7 +75,7 @@ class FakeSampler:
     def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int) -> Any:
         return self
 
-    ids = ()  # of what a row of a guess says besides
+    ids = ()  # per-row outputs of a draft
 
     def accept(self, word: int) -> int:
         self.history.append(word)
@@ -92,7 +92,7 @@ Cell = tuple[int, int] | None  # position, content
 
 
 class FakePages:
-    """Pages of such cells; of layers that see `window` positions, or all (0)."""
+    """KV pages of such cells; for a sliding window, or full attention (0)."""
 
     nbytes = PAGE * 16
 
@@ -130,7 +130,7 @@ class FakePages:
 
 
 class FakeStates:
-    """Rows of states: of how many tokens, and what they leave."""
+    """Recurrent state rows: number of tokens, and their content."""
 
     nbytes = 100
 
@@ -153,7 +153,7 @@ class FakeStates:
 
 
 class FakeEngine:
-    """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
+    """Device whose KV cells hold (position, content); checks that a sequence sees its own history."""
 
     pages_kind = FakePages
 
@@ -162,16 +162,16 @@ class FakeEngine:
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
-        self.lost = False  # the next step loses the device and all that it held
+        self.lost = False  # the next step loses the device and its memory
         self.rerouted: Mapping[str, str] = {}
         self.hidden: HiddenRows | None = None
         self.part_sizes: Mapping[int, float] = {}
-        self.part_seconds = 1.0  # that it foretells for each
+        self.part_seconds = 1.0  # predicted seconds of each part
 
     def step(self, batch: UBatch) -> StepResult:
         try:
             return self._step(batch)
-        except AssertionError as error:  # the scheduler would take it for a device's failure
+        except AssertionError as error:  # the scheduler would take it for a device error
             self.broken = error
             raise
 
@@ -183,7 +183,7 @@ class FakeEngine:
             raise
 
     def _parts(self, batch: UBatch) -> Iterator[float]:
-        """Five tokens a part."""
+        """Parts of five tokens."""
         assert len(set(batch.slot)) == 1
         assert not batch.out
         assert len(batch.tokens) <= max(self.part_sizes)
@@ -226,7 +226,7 @@ class FakeEngine:
                 self.states.lose()
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
-            for cell in batch.cells:  # a failed step may leave anything where it was to write
+            for cell in batch.cells:  # a failed step may leave anything where it would write
                 far.cells[cell] = (-1, 0)
             for cell in batch.near:
                 near.cells[cell] = (-1, 0)  # type: ignore[union-attr]
@@ -236,7 +236,7 @@ class FakeEngine:
             raise StepFailed("out of luck")
 
     def _fill(self, batch: UBatch, tokens: range) -> list[int]:
-        """The cells of some of its tokens."""
+        """Write the cells of some of the batch's tokens."""
         far, contents = self.far, []
         for i in tokens:
             token, pos, slot, cell = batch.tokens[i], batch.pos[i], batch.slot[i], batch.cells[i]
@@ -266,7 +266,7 @@ class FakeEngine:
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
 
     def _look_around(self, batch: UBatch, near: FakePages) -> None:
-        """What layers with a window see is what the others do, as far as it goes."""
+        """Sliding-window cells agree with the full ones as far as the window reaches."""
         for pos, slot, cell in zip(batch.pos, batch.slot, batch.near, strict=True):
             assert cell == near.tables[slot][pos // PAGE] * PAGE + pos % PAGE
             near.cells[cell] = pos, self.far.content(slot, pos)
@@ -275,7 +275,7 @@ class FakeEngine:
                 assert near.content(slot, p) == self.far.content(slot, p)
 
     def _remember(self, batch: UBatch, contents: list[int], rows: list[tuple[int, int] | None]) -> None:
-        """What states say is what cells say."""
+        """State rows agree with the cells."""
         n, read = len(batch.tokens), {row for row in batch.begin if row >= 0}
         written = [row for row in batch.end if row >= 0]
         assert len(batch.begin) == len(batch.end) == n
@@ -302,7 +302,7 @@ class FakeEngine:
         return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, 0 if beside is None else beside.nbytes, window)
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
-        """In order, a few at a time: all of these are read before any is written. What moves is not what it was."""
+        """Move cells a few at a time: all are read before any is written. Moved content changes."""
         for start in range(0, len(moves), 5):
             part = [(self.far.cells[source], to, turn) for source, to, turn in moves[start : start + 5]]
             for cell, to, turn in part:
@@ -312,12 +312,12 @@ class FakeEngine:
 
 
 def prompt(n: int, salt: int = 0) -> list[int]:
-    """n tokens that begin unlike those of another salt."""
+    """n tokens that start differently for each salt."""
     return [1 + (i * i + 7 * salt + i // 3) % (N_VOCAB - 1) for i in range(n)]
 
 
 class Answer:
-    """The events of one request, put together as a client would."""
+    """Events of one request, assembled as a client does."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -346,12 +346,12 @@ class Answer:
 
 
 def moved(content: int) -> int:
-    """What a cell holds that has been moved to another position."""
+    """Content of a cell that was moved to another position."""
     return zlib.crc32(b"moved", content)
 
 
 def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tuple[list[int], str, str, str, bool]:
-    """What this request gets, whatever else the server does, from the definition."""
+    """Output of a request alone, from the definition."""
     tokens = list(request.prompt)
     content = 0
     cells: list[int] = []
@@ -378,7 +378,8 @@ def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tu
             return ids, data.decode("utf-8", "replace"), "limit", "", True
         if len(ids) == request.n_predict:
             return ids, data.decode("utf-8", "replace"), "limit", "", truncated
-        if len(cells) + 1 >= n_ctx:  # llama-server's rule: the first n_keep stay, half of the rest goes
+        # context shift as in llama-server: keep n_keep, drop half of the rest
+        if len(cells) + 1 >= n_ctx:
             keep = len(request.prompt) if request.n_keep < 0 else request.n_keep
             keep = max(0, min(keep, n_ctx - 4, len(cells) - 1))
             left = len(cells) - keep
@@ -390,12 +391,12 @@ def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tu
 
 
 def plain(prompt: tuple[int, ...], n: int) -> list[int]:
-    """The n tokens that follow a prompt, whoever drafts."""
+    """The n tokens after a prompt, for any drafts."""
     return oracle(CompletionRequest(prompt, n_predict=n, ignore_eos=True), 1024)[0]
 
 
 class Bench:
-    """A scheduler on the fakes, and what its clients have received."""
+    """A scheduler on the fakes, and what its clients received."""
 
     def __init__(
         self,
@@ -407,7 +408,9 @@ class Bench:
         engine: type[FakeEngine] = FakeEngine,
         **options: Any,
     ) -> None:
-        """`window`: of a model with layers that see so many positions, and how many such windows may be kept."""
+        """A bench. `window`: sliding window of some layers, and how many such windows the cache
+        keeps.
+        """
         self.time = 0.0
         near = None
         if window is not None:
@@ -457,7 +460,7 @@ class Bench:
 
 
 def asked(bench: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
-    """How many tokens of a prompt were known; its answer is what it must be."""
+    """Cached tokens of a prompt; checks the output."""
     seq = bench.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
     bench.drain()
     answer = bench.answers[seq]

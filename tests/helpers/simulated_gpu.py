@@ -1,7 +1,8 @@
-"""Every case of every op on a simulated OpenCL device: `scripts/oclgrind` runs it, and looks at what oclgrind reports.
+"""Every case of every op on oclgrind, a simulated OpenCL device (`scripts/oclgrind`).
 
-A simulated device takes seconds for what others do in microseconds, so pytest does not collect this file. Both kinds of
-devices that OpenCL has are tried: lanes as vectors, and lanes as threads, where data races could be.
+A simulated device takes seconds for what others do in microseconds, so pytest does not collect this
+file. Both kinds of OpenCL devices are simulated: lanes as vectors, and lanes as threads, where data
+races could occur.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, problems, regis
 
 
 def main(names: list[str]) -> int:
-    """Tell each op's outcome; 1 when one is wrong."""
+    """Print each op's outcome; 1 if any is wrong."""
     register_all()
-    OPTIONS.extend(["-DSIMULATED", "-cl-opt-disable"])  # what is optimised has functions that oclgrind does not know
+    # optimised code calls functions that oclgrind lacks
+    OPTIONS.extend(["-DSIMULATED", "-cl-opt-disable"])
     backend, failed = OpenCLBackend("opencl:0"), False
     print(f"on {backend.device.description}", flush=True)
     for shape in (CPU, SIMT):

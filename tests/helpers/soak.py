@@ -1,8 +1,9 @@
-"""Random clients against a server with too little of everything, which is killed now and then.
+"""Soak test: random clients against a server with scarce resources, which is killed now and then.
 
-Prefixes in common, cancels, disconnects, priorities, slots saved and restored, cells reused elsewhere. It holds when
-every text that arrived whole equals that of the same request alone (but for those whose own cells are reused), nobody
-waits for ever, and pages, slots and memory are as they should be. The kills come in the first half: one life is long.
+It covers shared prefixes, cancels, disconnects, priorities, slots saved and restored, and cache
+reuse. It passes when every complete text equals that of the same request alone (except with cache
+reuse), no request starves, and pages, slots and memory are released. The kills come in the first
+half, so that one life is long.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FLAGS = f"-c {N_CTX} -np 6 -ub 48 --cache-ram 2 --context-shift --metrics -t 1".
 
 
 def bodies() -> list[dict[str, Any]]:
-    """Twenty requests whose prompts begin alike in many ways."""
+    """Twenty requests with prompts that share prefixes in many ways."""
     made = []
     for i in range(20):
         prompt = STORIES[i % 2] * (1 + i % 4) + "She said " * (i % 3)
@@ -45,7 +46,7 @@ def bodies() -> list[dict[str, Any]]:
 
 
 class Server:
-    """A server that can be killed and started again."""
+    """A server that can be killed and restarted."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.command = [sys.executable, "-m", "tests.helpers.soak_server", "serve", "-m", str(MODEL), *flags]
@@ -77,7 +78,7 @@ class Server:
         self.process.communicate()
 
     def memory(self) -> float:
-        """MiB in the process."""
+        """Memory of the process in MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmRSS:\s+(\d+)", text)
         assert found is not None
@@ -90,7 +91,7 @@ class Soak:
         self.random = random.Random(seed)
         self.pause = pause
         self.counts: Counter[str] = Counter()
-        self.longest: dict[str, float] = {}  # seconds that an answer took
+        self.longest: dict[str, float] = {}  # longest response times in seconds
         self.wrong: list[str] = []
         self.memory: list[list[float]] = [[]]
         self.down = False  # the server is being killed
@@ -114,7 +115,7 @@ class Soak:
             self.memory[-1].append(self.server.memory())
 
     async def kill(self, session: aiohttp.ClientSession) -> None:
-        """kill -9, and the next server goes on with what a slot file has."""
+        """Kill with SIGKILL; the next server continues from a slot file."""
         self.down = True
         self.life += 1
         await asyncio.to_thread(self.server.kill)
@@ -213,7 +214,7 @@ class Soak:
             self.wrong.append(what)
 
     async def rest(self, session: aiohttp.ClientSession) -> None:
-        """Everything has come back."""
+        """Wait until everything is idle again."""
         for _ in range(200):
             async with session.get(f"{self.server.url}/metrics") as reply:
                 found = dict(re.findall(r"^\w+:(\w+) (\S+)$", await reply.text(), re.M))
@@ -228,7 +229,7 @@ class Soak:
 
 
 async def alone(url: str) -> list[Any]:
-    """What each request gets from a server that does nothing else."""
+    """Output of each request from an otherwise idle server."""
     expected = []
     async with aiohttp.ClientSession() as session:
         for body in bodies():
@@ -239,7 +240,10 @@ async def alone(url: str) -> list[Any]:
 
 
 def soak(seconds: float, n_clients: int, n_kills: int, seed: int, pause: float = 0) -> tuple[Soak, str]:
-    """The run, and its figures as text. `pause`: seconds that a client thinks between two requests, on average."""
+    """Run the soak test; returns its figures as text.
+
+    `pause`: mean seconds between two requests of a client.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first = Server(folder, *FLAGS, "-np", "1")

@@ -1,4 +1,4 @@
-"""`logitless serve` that checks every page and slot after every step, and notes how soon a slot is free again."""
+"""`logitless serve` that checks every page and slot after each step and times slot release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logitless.engine.async_engine import Service
 from logitless.engine.scheduler.scheduler import Scheduler
 from tests.helpers.scheduler_checks import check_pages
 
-BROKEN = 3  # the exit code that tells of a page or a slot in the wrong state
+BROKEN = 3  # exit code of a page or slot in a wrong state
 step, cancel, drop = Scheduler.step, Service.cancel, Service._drop
 asked: dict[Any, tuple[int, float]] = {}
 n_steps = 0

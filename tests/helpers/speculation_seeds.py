@@ -1,8 +1,8 @@
-"""Text with and without each kind of speculation, for many seeds at temperature 1; and what acceptance gives.
+"""Equality of texts with and without speculation at temperature 1 for many seeds, and speed-ups.
 
 python tests/helpers/speculation_seeds.py [SEEDS [MODEL]] checks 500 seeds and prints the table of
-docs/experiments/speculation.md.
-The models are those of ../shared; `same_texts` is also run by the tests, with fewer seeds.
+docs/experiments/speculation.md. The models are those of ../shared. `same_texts` is also run by the
+tests, with fewer seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Wish = Callable[[int], SpeculationParams]
 
 
 class Server:
-    """Two engines on the same threads, and a scheduler for each run."""
+    """Two engines on the same threads, and a scheduler per run."""
 
     def __init__(self, model: Path = MODEL, n_slots: int = 8) -> None:
         options = EngineOptions(n_ctx=512 * n_slots, n_slots=n_slots, n_ubatch=256)
@@ -49,7 +49,7 @@ class Server:
         self.n_steps = 0
 
     def run(self, seeds: range, wish: Wish, n_predict: int = 64) -> tuple[Texts, Scheduler]:
-        """The tokens of each seed."""
+        """Tokens for each seed."""
         n_vocab, n_pages = self.engine.hparams.n_vocab, self.draft.n_pages
         model = ModelDrafter(self.draft, n_pages=n_pages, n_vocab=n_vocab, n_ubatch=256, eog_ids=self.vocab.eog_ids)
         scheduler = Scheduler(
@@ -80,13 +80,13 @@ class Server:
 
 
 def half_right(texts: Texts, seed: int) -> SpeculationParams:
-    """A client's draft that has ten wrong tokens in the middle and drops five."""
+    """A client's draft with ten wrong tokens in the middle and five missing."""
     text, other = texts[seed], texts[max(texts) - seed + min(texts)]
     return SpeculationParams(draft=(*text[:20], *other[20:30], *text[30:40], *text[45:]))
 
 
 def same_texts(server: Server, n_seeds: int, show: Callable[[str], None]) -> list[str]:
-    """The kinds whose text differed for some seed."""
+    """Kinds of speculation whose text differed for some seed."""
     seeds = range(n_seeds)
     plain, _ = server.run(seeds, lambda _: SpeculationParams())
     show(f"| none | {server.n_steps} | | |")
@@ -108,7 +108,9 @@ def same_texts(server: Server, n_seeds: int, show: Callable[[str], None]) -> lis
 
 
 def speeds(server: Server, show: Callable[[str], None], n_predict: int, n_max: int, repeats: int = 3) -> None:
-    """One stream with a client's draft of which every k-th token is wrong: acceptance and tokens a second."""
+    """One stream with a client's draft whose every k-th token is wrong: acceptance, tokens a
+    second.
+    """
     plain, _ = server.run(range(1), lambda _: SpeculationParams(), n_predict)
     text = plain[0]
     for every in (0, 1, 2, 4, 8, 16, 1000):

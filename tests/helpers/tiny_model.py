@@ -1,4 +1,4 @@
-"""A tiny llama with a prompt and a decode step, on any backends and on the float64 oracle."""
+"""A tiny llama with a prefill and a decode step, on any backends and as a float64 oracle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT, DECODE = (1, 17, 300, 42, 5), (7,)
 
 @dataclass
 class Tiny:
-    """One sequence in slot 0; its pages are 2 and 0."""
+    """One sequence in slot 0, with pages 2 and 0."""
 
     session: Session
     model: Model
@@ -56,13 +56,13 @@ class Tiny:
         }
 
     def logits(self) -> np.ndarray[Any, Any]:
-        """(2, n_vocab): after the prompt and after one token more."""
+        """Logits (2, n_vocab): after the prefill and after one more token."""
         steps = ((PROMPT, 0), (DECODE, len(PROMPT)))
         rows = [self.session.run(len(t), lambda t=t: self.build(len(t)), self.feeds(t, at))[0] for t, at in steps]  # type: ignore[misc]
         return np.concatenate(rows)
 
     def oracle(self) -> np.ndarray[Any, Any]:
-        """The same in float64, from the states as they were defined."""
+        """The same in float64, from the defined states."""
         states: dict[str, Any] = {}
         rows = []
         for tokens, at in ((PROMPT, 0), (DECODE, len(PROMPT))):

@@ -1,4 +1,4 @@
-"""What the tests of tool calls share: a call, and answers as they are told."""
+"""Tool calls and replies that several test modules share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TO_ADD = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
 
 
 def deepseek(*calls: tuple[str, str]) -> str:
-    """As the templates of R1 and V3 write them."""
+    """A call as the templates of DeepSeek R1 and V3 write it."""
     written = [
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
         for name, arguments in calls

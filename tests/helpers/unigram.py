@@ -1,4 +1,4 @@
-"""A small unigram vocabulary, with normalisations in sentencepiece's form."""
+"""A small unigram vocabulary, with normalisations in sentencepiece's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = {"\t": " ", "\n": " ", "\u00a0": " ", "\u200b": "", "ﬁ": "fi", "Ａ": 
 
 
 def charsmap(rules: dict[str, str]) -> bytes:
-    """A trie as a double array, each node's children in a block of 256 of their own."""
+    """A trie as a double array; each node's children have a block of 256."""
     texts, starts = b"", {}
     for new in rules.values():
         starts[new] = len(texts)
@@ -40,7 +40,7 @@ def charsmap(rules: dict[str, str]) -> bytes:
 
 
 def add_unigrams(writer: GGUFWriter) -> None:
-    """As llama.cpp's converter writes them for XLM-RoBERTa."""
+    """Write the vocabulary keys as llama.cpp's converter does for XLM-RoBERTa."""
     writer.add_tokenizer_model("t5")
     writer.add_tokenizer_pre("default")
     writer.add_token_list([text.encode() for text, _, _ in TOKENS])
