@@ -135,6 +135,12 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_schedulable(self) -> int:
+        """Tokens that may be computed now; those that would fill the context wait for its shift."""
+        assert self.slot is not None
+        return min(len(self.tokens), self.slot.n_computable) - self.n_computed
+
+    @property
     def n_generated(self) -> int:
         return len(self.tokens) + self.kv.n_dropped - self.n_prompt
 
@@ -186,11 +192,13 @@ class Sequence:
 class Slot:
     """A seat for one sequence. It remembers the last one: which tokens of it were cached, and what /slots shows."""
 
-    __slots__ = ("cached", "choice", "id", "last_used", "n_ctx", "sequence")
+    __slots__ = ("cached", "choice", "id", "last_used", "n_computable", "n_ctx", "sequence")
 
-    def __init__(self, id: int, n_ctx: int) -> None:
+    def __init__(self, id: int, n_ctx: int, *, shifts: bool = False) -> None:
+        """`shifts`: a full context is shifted before its last cell is used."""
         self.id = id
         self.n_ctx = n_ctx
+        self.n_computable = n_ctx - shifts  # tokens of a sequence that may be computed
         self.sequence: Sequence | None = None  # the one that runs here, or the last one that did
         self.cached: list[int] = []  # tokens of the last one that were in the cache when it ended
         self.choice = BASE  # the weights and adapters that they were computed with

@@ -63,8 +63,6 @@ LAZY = {  # may be imported inside functions only
 }
 TYPE_CYCLES: set[tuple[str, str]] = {  # arrows of type checkers only that still close a cycle; to be mended
     ("engine.runner.preemptible_prefill", "engine.runner.model_runner"),
-    ("engine.scheduler.admission", "engine.scheduler.scheduler"),
-    ("engine.scheduler.interleaved_prefill", "engine.scheduler.scheduler"),
 }
 NOT_NAMES = {"utils", "helpers", "common"}
 

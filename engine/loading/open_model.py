@@ -29,7 +29,7 @@ from logitless.engine.loading.options import ModelOptions, OptionConflict, text_
 from logitless.engine.loading.placement import placement
 from logitless.engine.model_info import ModelInfo
 from logitless.engine.runner.model_runner import Engine, EngineOptions
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
@@ -100,18 +100,20 @@ class OpenModel:
         return Scheduler(
             engine,
             self.tokenizer,
-            n_slots=engine.options.n_slots,
-            n_ctx=engine.n_ctx,
-            n_ubatch=engine.options.n_ubatch,
-            n_batch=o.batch_size,
-            unified=engine.options.unified,
-            n_ctx_slot=engine.n_ctx_slot,
-            slot_prompt_similarity=o.slot_prompt_similarity,
-            cache_ram=cache_ram_bytes(o.cache_ram),
-            context_shift=o.context_shift,
-            cache_idle_slots=o.cache_idle_slots,
-            queue_requests=o.queue_requests,
-            queue_tokens=o.queue_tokens,
+            SchedulerConfig(
+                n_slots=engine.options.n_slots,
+                n_ctx=engine.n_ctx,
+                n_ubatch=engine.options.n_ubatch,
+                n_batch=o.batch_size,
+                unified=engine.options.unified,
+                n_ctx_slot=engine.n_ctx_slot,
+                slot_prompt_similarity=o.slot_prompt_similarity,
+                cache_ram=cache_ram_bytes(o.cache_ram),
+                context_shift=o.context_shift,
+                cache_idle_slots=o.cache_idle_slots,
+                queue_requests=o.queue_requests,
+                queue_tokens=o.queue_tokens,
+            ),
             speculator=speculator,
         )
 

@@ -35,7 +35,7 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     return group, others
 
 
-def fill(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
+def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
     """The next n tokens of each sequence, drafts included. Their pages are in the tables already."""
     batch = UBatch(weights=group[0][0].choice.weights)
     tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells

@@ -1,143 +1,168 @@
-"""Prompts between the steps of streams.
+"""Interleaved prefill: prompts computed between decode steps, in parts that decode steps preempt.
 
-Where even the smallest step with both would make streams stutter (a long context, a small model), prompts get steps of
-their own, which stop as soon as the streams have waited long enough and go on after their next tokens. Such a step is
-as large as is fast, however little of it fits between two tokens: what is usual elsewhere, smaller chunks of prompts
-(Sarathi, arXiv 2308.16369), reads the prompt's context and the weights anew for each of them.
+Where even the smallest step with both would make streams stutter (a long context, a small model),
+prompts get steps of their own. Such a step stops as soon as the streams have waited long enough, and
+goes on after their next tokens. It is as large as is fast, however little of it fits between two
+tokens. Smaller chunks, which are usual elsewhere (Sarathi, arXiv 2308.16369), would read the prompt's
+context and the weights anew for each chunk.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from logitless.engine.batch import DeviceFailed, StepResult
-from logitless.engine.scheduler.batch_builder import fill
+from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.requests import Event
+from logitless.engine.scheduler.batch_builder import Plan, build_batch
+from logitless.engine.scheduler.prefill_budget import PrefillBudget
+from logitless.engine.scheduler.runner import Runner
+from logitless.engine.scheduler.running_set import RunningSet
 from logitless.engine.sequence import Sequence
+from logitless.engine.stats import SchedulerStats
 from logitless.models.adapters.adapter_bank import BASE
-
-if TYPE_CHECKING:
-    from logitless.engine.scheduler.scheduler import Events, Scheduler
 
 RETRY = 32  # steps after which a prompt that begins has a step with the streams tried again
 log = logging.getLogger("logitless.scheduler")
 
+Events = list[tuple[Sequence, Event]]
 
-class Interleaver:
-    """At most one step of one prompt is under way, and its sequence owes what it pays until it has come to its end."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self.seq: Sequence | None = None  # whose step is under way
-        self.n = 0  # its tokens
-        self._run: Iterator[float] = iter(())
+class InterleavedPrefill:
+    """Runs at most one preemptible prefill chunk; its tokens count as computed only when it finishes."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        kv: KvCache,
+        budget: PrefillBudget,
+        running: RunningSet,
+        stats: SchedulerStats,
+        clock: Callable[[], float],
+        process: Callable[[Plan, StepResult, float, Events], None],
+    ) -> None:
+        """`process`: hands out the result of a finished chunk."""
+        self._runner = runner
+        self._kv = kv
+        self._budget = budget
+        self._running = running
+        self._stats = stats
+        self._clock = clock
+        self._process = process
+        self.seq: Sequence | None = None  # whose chunk is being computed
+        self.n = 0  # tokens of the chunk
+        self._parts: Iterator[float] = iter(())
         self._active = False
-        self._following = 0.0  # seconds that its next part will take; 0: not known
-        self._beginning = 0.0  # seconds that the last step took until its first part: to find pages, to write feeds
-        self._tried = 0  # the step of the scheduler when a prompt that began last had a step with the streams tried
+        self._next_seconds = 0.0  # that the next part will take; 0: unknown
+        self._first_seconds = 0.0  # that the last chunk took to its first part: to find blocks, to write inputs
+        self._tried = 0  # step in which a prompt that began last had a step with the streams tried
 
     def takes(self, seq: Sequence) -> bool:
-        """Whether this sequence's tokens are paid here for now, all but the last one."""
+        """True if this sequence's prompt is computed here for now, all but its last token."""
         return seq is self.seq or (self._active and self._may_take(seq))
 
     def starts(self, seq: Sequence) -> None:
-        """A prompt begins: its context is short as yet, so a step with the streams may be fine, and is better then."""
-        scheduler = self._scheduler
-        seq.served = scheduler.n_steps - 1  # behind whoever waits since earlier steps
-        if scheduler.n_steps - self._tried >= RETRY:
-            scheduler.pace.crowded, self._tried = False, scheduler.n_steps
+        """Note that a prompt begins: its context is short as yet, so a mixed step may be fast, and is better then."""
+        step = self._running.step
+        seq.served = step - 1  # behind those that wait since earlier steps
+        if step - self._tried >= RETRY:
+            self._budget.crowded, self._tried = False, step
 
     def turn(self, events: Events) -> bool:
-        """Go on while the streams may wait; whether there was anything to do."""
-        scheduler, pace = self._scheduler, self._scheduler.pace
-        if self.seq is None and not pace.crowded:
+        """Compute parts while the streams may wait; False if there was nothing to do. Raises DeviceFailed."""
+        budget, seqs = self._budget, self._running.seqs
+        if self.seq is None and not budget.crowded:
             self._active = False
             return False
-        streams = [seq for seq in scheduler.running if seq.started and scheduler.debt(seq) <= 1]
-        if not any(seq.started and scheduler.debt(seq) > 1 for seq in scheduler.running):
-            pace.crowded = False
-        flow = any(seq.flows for seq in streams)
-        self._active = flow and pace.crowded and bool(scheduler.engine.part_sizes)
-        room = pace.room(len(streams)) if flow else math.inf
-        until = scheduler.clock() + room
+        streams = [seq for seq in seqs if seq.started and seq.n_schedulable <= 1]
+        if not any(seq.started and seq.n_schedulable > 1 for seq in seqs):
+            budget.crowded = False
+        is_decoding = any(seq.flows for seq in streams)
+        self._active = is_decoding and budget.crowded and bool(self._runner.part_sizes)
+        seconds = budget.room(len(streams)) if is_decoding else math.inf
+        until = self._clock() + seconds
         ran = False
         try:
-            while not ran or scheduler.clock() + (self._beginning if self.seq is None else self._following) <= until:
+            while not ran or self._clock() + self._seconds_needed() <= until:
                 if self.seq is not None:
-                    self._go_on(events)
-                elif not self._begin(room):
+                    self._continue(events)
+                elif not self._begin(seconds):
                     break
                 ran = True
-        except DeviceFailed as error:
-            scheduler.device_failed(error, events)
+        except DeviceFailed:
+            raise
         except Exception as error:
             self._failed(error)
         return ran
 
     def forget(self, seq: Sequence) -> None:
-        """The sequence gives up its pages: nothing may be written there any more."""
+        """Abandon the sequence's chunk: it gives up its blocks, which must not be written any more."""
         if seq is self.seq:
             self._drop()
 
+    def _seconds_needed(self) -> float:
+        return self._first_seconds if self.seq is None else self._next_seconds
+
     def _may_take(self, seq: Sequence) -> bool:
-        """A stream that owes a few tokens, which were not sampled, is none of these."""
+        """True for prompts; a stream with a few tokens to compute that were not sampled is none."""
         if seq.undivided or not seq.paced or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False
-        return seq.started and self._scheduler.debt(seq) > 1 and (seq.resumed or not seq.n_generated)
+        return seq.started and seq.n_schedulable > 1 and (seq.resumed or not seq.n_generated)
 
-    def _begin(self, room: float) -> bool:
-        """Begin a step of the prompt whose turn was longest ago, with parts for turns of `room` seconds; False: there
-        is none, or there are no pages for any."""
-        scheduler = self._scheduler
-        began = scheduler.clock()
-        prompts = [seq for seq in scheduler.running if self._may_take(seq)] if self._active else []
+    def _begin(self, seconds: float) -> bool:
+        """Begin a chunk of the prompt whose turn is longest ago, with parts for turns of so many seconds.
+
+        False: there is no prompt, or none for which there are blocks.
+        """
+        began = self._clock()
+        prompts = [seq for seq in self._running.seqs if self._may_take(seq)] if self._active else []
         for seq in sorted(prompts, key=lambda seq: seq.served):
-            n = self._size(scheduler.debt(seq) - 1, room)
-            n = dict(scheduler.reserve([(seq, n)])).get(seq, 0)
+            n = self._size(seq.n_schedulable - 1, seconds)
+            n = dict(self._running.reserve([(seq, n)])).get(seq, 0)
             if n:
-                seq.served = scheduler.n_steps
+                seq.served = self._running.step
                 self.seq, self.n = seq, n
-                if scheduler.cache.beside is not None:
-                    scheduler.cache.beside.prepare([(seq, n)])
-                self._run = scheduler.engine.run_in_parts(fill([(seq, n)]))
-                self._following = next(self._run)
-                self._beginning = scheduler.clock() - began
+                if self._kv.beside is not None:
+                    self._kv.beside.prepare([(seq, n)])
+                self._parts = self._runner.run_in_parts(build_batch([(seq, n)]))
+                self._next_seconds = next(self._parts)
+                self._first_seconds = self._clock() - began
                 return True
         return False
 
-    def _size(self, n_owed: int, room: float) -> int:
-        """Tokens of the next step: the largest whose parts fit, and no larger than it takes."""
-        sizes = self._scheduler.engine.part_sizes
-        fitting = [n for n, longest in sizes.items() if longest <= room] or [min(sizes)]
-        return min(n_owed, min((n for n in fitting if n >= n_owed), default=max(fitting)))
+    def _size(self, n_uncomputed: int, seconds: float) -> int:
+        """Tokens of the next chunk: the largest whose parts fit, and no larger than needed."""
+        sizes = self._runner.part_sizes
+        fitting = [n for n, longest in sizes.items() if longest <= seconds] or [min(sizes)]
+        return min(n_uncomputed, min((n for n in fitting if n >= n_uncomputed), default=max(fitting)))
 
-    def _go_on(self, events: Events) -> None:
-        """The next part of the step that is under way."""
-        scheduler, seq = self._scheduler, self.seq
+    def _continue(self, events: Events) -> None:
+        """Compute the next part of the chunk."""
+        seq = self.seq
         assert seq is not None
-        following = next(self._run, None)
-        if following is not None:
-            self._following = following
+        next_seconds = next(self._parts, None)
+        if next_seconds is not None:
+            self._next_seconds = next_seconds
             return
         self.seq = None
-        scheduler.commit([(seq, self.n)], StepResult(np.zeros(0, np.uint32)), scheduler.clock(), events)
+        self._process([(seq, self.n)], StepResult(np.zeros(0, np.uint32)), self._clock(), events)
 
     def _drop(self) -> None:
-        """Leave the step for good: what it was to pay is owed still."""
-        seq, self.seq, self._run = self.seq, None, iter(())
-        if seq is not None and self._scheduler.cache.beside is not None:
-            self._scheduler.cache.beside.undo([(seq, self.n)])
+        """Abandon the chunk: its tokens stay uncomputed."""
+        seq, self.seq, self._parts = self.seq, None, iter(())
+        if seq is not None and self._kv.beside is not None:
+            self._kv.beside.undo([(seq, self.n)])
 
     def _failed(self, error: Exception) -> None:
-        """The same tokens run once more in a step of the usual kind, which finds out whose fault it was."""
-        log.warning("a step of a prompt beside streams failed: %s: %s", type(error).__name__, error)
-        self._scheduler.stats.n_failed_steps += 1
+        """Have the same tokens computed by an ordinary step, which finds out whose fault it was."""
+        log.warning("a preemptible prefill chunk failed: %s: %s", type(error).__name__, error)
+        self._stats.n_failed_steps += 1
         if self.seq is not None:
             self.seq.undivided = True
         else:
-            self._scheduler.pace.crowded = self._active = False
+            self._budget.crowded = self._active = False
         self._drop()

@@ -37,8 +37,8 @@ class _Run:
     events: list[tuple[Sequence, Event]]
 
 
-class Committer:
-    """Hands out the results of device runs."""
+class OutputProcessor:
+    """Turns the results of batches into tokens, text and events."""
 
     __slots__ = ("_cache", "_eog_ids", "_shifts", "_stats")
 
@@ -49,7 +49,7 @@ class Committer:
         self._eog_ids = eog_ids
         self._stats = stats
 
-    def commit(
+    def process(
         self, group: list[tuple[Sequence, int]], result: StepResult, now: float, events: list[tuple[Sequence, Event]]
     ) -> list[tuple[Sequence, Stop | Failed]]:
         """Count the group's tokens as computed and add its events; returns the sequences that are done."""

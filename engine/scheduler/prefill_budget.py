@@ -28,7 +28,7 @@ class _Growth:
     trust: float = 1.0
 
 
-class Pace:
+class PrefillBudget:
     """Learns from the steps that ran what streams are used to, by how many they are, and what prompts add to them.
 
     Steps have few sizes, for each needs a plan of its own, and what a token adds depends on how many there are: eight

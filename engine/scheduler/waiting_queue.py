@@ -14,7 +14,7 @@ Line = tuple[int, str]  # (priority, client)
 REMEMBERED = 1000  # clients whose last turn is known
 
 
-class WaitingRoom:
+class WaitingQueue:
     """A line for each client and priority. The priority whose oldest request has the least rank is served first; of
     several clients the one with the fewest seats is, of equals the one whose last turn is longest ago; of one client's
     requests the oldest is.

@@ -14,7 +14,7 @@ from logitless.engine.requests import CompletionRequest, Finished, Token
 from logitless.engine.runner.buckets import Shape
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.mtp import NextnDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
@@ -41,7 +41,10 @@ def test_a_device_guesses(name: str, device: str, tmp_path: Path, open_device: C
     drafter = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab)
     speculator = Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter})
     scheduler = Scheduler(
-        engine, from_metadata(engine.gguf.metadata), n_slots=1, n_ctx=256, n_ubatch=16, speculator=speculator
+        engine,
+        from_metadata(engine.gguf.metadata),
+        SchedulerConfig(n_slots=1, n_ctx=256, n_ubatch=16),
+        speculator=speculator,
     )
 
     def run(*kinds: str) -> tuple[list[int], Finished]:

@@ -101,7 +101,7 @@ def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
                 owners[page] += 1
         if seq.kv.window_copy is not None:
             owners[seq.kv.window_copy[0]] += 1
-        under_way = scheduler.interleaver.n if seq is scheduler.interleaver.seq else 0
+        under_way = scheduler.interleaved.n if seq is scheduler.interleaved.seq else 0
         assert len(seq.kv.window_blocks) * PAGE < seq.n_computed + under_way + PAGE
     for node, page in windows._of.items():
         owners[page] += 1

@@ -15,7 +15,7 @@ from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
@@ -419,12 +419,10 @@ class Bench:
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]
-            n_slots=n_slots,
-            n_ctx=n_ctx,
+            SchedulerConfig(n_slots=n_slots, n_ctx=n_ctx, **options),
             clock=self._clock,
             make_sampler=FakeSampler,
             speculator=Speculator(SPECULATION),
-            **options,
         )
         self.engine.far.__init__(self.scheduler.cache.pages.n_pages)  # type: ignore[misc]
         self.answers: dict[Sequence, Answer] = {}

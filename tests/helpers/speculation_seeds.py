@@ -15,7 +15,7 @@ from pathlib import Path
 from logitless.engine.requests import CompletionRequest, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.sampler import RowSampler, SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.draft_model import ModelDrafter
 from logitless.engine.speculation.settings import MODEL as DRAFTING
 from logitless.engine.speculation.settings import NGRAM_KINDS, NgramSizes, SpeculationParams, SpeculationSettings
@@ -55,9 +55,7 @@ class Server:
         scheduler = Scheduler(
             self.engine,
             self.vocab,
-            n_slots=self.engine.options.n_slots,
-            n_ctx=self.engine.n_ctx,
-            n_ubatch=256,
+            SchedulerConfig(n_slots=self.engine.options.n_slots, n_ctx=self.engine.n_ctx, n_ubatch=256),
             make_sampler=lambda params, _: RowSampler(params, self.vocab, 512),
             speculator=Speculator(SETTINGS, {"draft-simple": model}),
         )

@@ -14,7 +14,7 @@ from logitless.engine.kv_cache.slot_actions import erase, install, snapshot
 from logitless.engine.requests import CompletionRequest, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.tokenizer import from_metadata
 from tests.helpers.architecture_specs import PLAIN
@@ -38,7 +38,7 @@ class Served:
         self.engine.load()
         vocab = from_metadata(self.engine.gguf.metadata)
         sizes = {"n_slots": n_slots, "n_ctx": 512, "n_ubatch": n_ubatch}
-        self.scheduler = Scheduler(self.engine, vocab, **sizes, cache_ram=None)
+        self.scheduler = Scheduler(self.engine, vocab, SchedulerConfig(**sizes, cache_ram=None))
 
     def answers(self, prompts: list[list[int]], **fields: Any) -> list[list[tuple[int, float]]]:
         """Ids and log-probabilities."""

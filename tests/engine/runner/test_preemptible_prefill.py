@@ -15,7 +15,7 @@ from logitless.engine.requests import CompletionRequest, Finished, Token, TokenP
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.runner.preemptible_prefill import RUNS
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.models import tokenizer
 from logitless.models.synthetic.model import synthesize
@@ -47,7 +47,7 @@ def answers(engine: Engine, crowded: bool) -> tuple[list[list[tuple[int, TokenPr
     words = tokenizer.from_metadata(engine.gguf.metadata, path=engine.gguf.path)
     ticks = itertools.count()
     clock = lambda: float(next(ticks))  # noqa: E731
-    scheduler = Scheduler(engine, words, n_slots=3, n_ctx=engine.n_ctx, n_ubatch=128, clock=clock)
+    scheduler = Scheduler(engine, words, SchedulerConfig(n_slots=3, n_ctx=engine.n_ctx, n_ubatch=128), clock=clock)
     runs: list[UBatch] = []
     run = engine.run_in_parts
     engine.run_in_parts = lambda batch: runs.append(batch) or run(batch)  # type: ignore[method-assign, func-returns-value]
@@ -58,7 +58,7 @@ def answers(engine: Engine, crowded: bool) -> tuple[list[list[tuple[int, TokenPr
         found[scheduler.submit(CompletionRequest(prompt, GREEDY, n_predict=n_predict, ignore_eos=True))] = []
 
     def step() -> None:
-        scheduler.pace.crowded = crowded
+        scheduler.prefill_budget.crowded = crowded
         for seq, event in scheduler.step():
             if isinstance(event, Token):
                 found[seq].append((event.id, event.prob))

@@ -24,7 +24,7 @@ from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.draft_model import ModelDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
@@ -288,7 +288,7 @@ def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Pat
     vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)
     drafter = ModelDrafter(draft, n_pages=draft.n_pages, n_vocab=n_vocab, n_ubatch=16)
     speculator = Speculator(SpeculationSettings(), {"draft-simple": drafter})
-    scheduler = Scheduler(engine, vocab, n_slots=1, n_ctx=64, n_ubatch=16, speculator=speculator)
+    scheduler = Scheduler(engine, vocab, SchedulerConfig(n_slots=1, n_ctx=64, n_ubatch=16), speculator=speculator)
 
     def run(n_before_it_is_lost: int = 99) -> tuple[list[int], Any]:
         wish = SpeculationParams(("draft-simple",))

@@ -18,7 +18,7 @@ from logitless.engine.requests import CompletionRequest, Token, TokenProb
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.grammar_mask import Constraint
 from logitless.engine.sampling.sampler import RowSampler, SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.graph.ops.sampling import samplers as s
 from logitless.models import tokenizer as tokenizers
 from logitless.models.gguf.file import GGUFFile
@@ -48,7 +48,7 @@ def vocabulary(engine: Engine, *suppressed: int) -> Tokenizer:
 
 def first(engine: Engine, vocab: Tokenizer, **sampling: Any) -> TokenProb:
     """The first token after the prompt, and what was likely."""
-    scheduler = Scheduler(engine, vocab, n_slots=1, n_ctx=128, n_ubatch=32)
+    scheduler = Scheduler(engine, vocab, SchedulerConfig(n_slots=1, n_ctx=128, n_ubatch=32))
     params = SamplingParams(**{"temperature": 0.0, "seed": 3, "n_probs": 6, **sampling})
     scheduler.submit(CompletionRequest(tuple(vocab.encode(PROMPT)), n_predict=1, sampling=params))
     found = []

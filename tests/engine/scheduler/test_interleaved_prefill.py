@@ -54,13 +54,13 @@ class Slow(Bench):
 
     def crowd(self) -> None:
         """From now on even the smallest step with streams and prompts is taken to be too long."""
-        turn = self.scheduler.interleaver.turn
+        turn = self.scheduler.interleaved.turn
 
         def crowded(events: Events) -> bool:
-            self.scheduler.pace.crowded = True
+            self.scheduler.prefill_budget.crowded = True
             return turn(events)
 
-        self.scheduler.interleaver.turn = crowded  # type: ignore[method-assign]
+        self.scheduler.interleaved.turn = crowded  # type: ignore[method-assign]
 
     def streams(self, n: int, n_predict: int = 120) -> list[int]:
         """n streams that flow."""
@@ -209,7 +209,7 @@ def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
     long = bench.submit(prompt(400, 7), n_predict=1)
     while not stream.done:
         bench.step()
-    assert bench.scheduler.interleaver.seq is long
+    assert bench.scheduler.interleaved.seq is long
     n_apart, n_owed = len(bench.apart), long.owed
     assert n_owed > 64
     bench.step()
@@ -224,7 +224,7 @@ def test_a_small_step_is_tried_again_with_a_later_prompt() -> None:
     first = bench.submit(prompt(400, 7), n_predict=1)
     bench.step(5)
     assert bench.joint == [8]
-    assert bench.scheduler.interleaver.seq is first
+    assert bench.scheduler.interleaved.seq is first
     second = bench.submit(prompt(60, 8), n_predict=1)
     bench.step(28)
     assert bench.joint == [8]  # so soon nothing has changed
@@ -260,9 +260,9 @@ def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
     bench = crowded()
     gone = bench.submit(prompt(200, 7), n_predict=1)
     bench.step(2)
-    assert bench.scheduler.interleaver.seq is gone
+    assert bench.scheduler.interleaved.seq is gone
     bench.scheduler.cancel(gone)
-    assert bench.scheduler.interleaver.seq is None
+    assert bench.scheduler.interleaved.seq is None
     other = bench.submit(prompt(200, 8), n_predict=20, ignore_eos=True)  # gets its seat and its pages
     bench.drain()
     assert bench.answers[other].outcome() == oracle(other.request, 2048)
@@ -287,7 +287,7 @@ def test_a_lost_device_takes_the_step_with_it() -> None:
     bench.step(2)
     bench.engine.lost = True
     bench.step()
-    assert bench.scheduler.interleaver.seq is None
+    assert bench.scheduler.interleaved.seq is None
     assert isinstance(bench.answers[long].events[-1], Failed)
     again = bench.run(prompt(200, 7), n_predict=3, ignore_eos=True)
     assert len(again.ids) == 3

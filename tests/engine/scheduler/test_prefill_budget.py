@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logitless.engine.batch import StepResult, UBatch
-from logitless.engine.scheduler.prefill_budget import Pace
+from logitless.engine.scheduler.prefill_budget import PrefillBudget
 from tests.helpers.scheduler_fakes import Bench, prompt
 
 
@@ -87,7 +87,7 @@ def test_a_long_prompt_keeps_the_pace_of_streams_that_came_with_it() -> None:
 
 
 def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
-    pace = Pace(61)
+    pace = PrefillBudget(61)
     assert pace.tokens(3) == 64
     pace.observe(0, 3, 0.5)
     assert pace.tokens(3) == 64
@@ -98,13 +98,13 @@ def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
     assert pace.tokens(3) == 8
     pace.observe(61, 64, 0.0)  # a clock that stands still
     assert pace.tokens(3) == 64
-    assert Pace(1).tokens(3) == 4
+    assert PrefillBudget(1).tokens(3) == 4
 
 
 @pytest.mark.parametrize("streams", [1, 4, 5, 12, 13])
 def test_prompts_go_on_however_slow_they_are(streams: int) -> None:
     """A step has room for four tokens of prompts beside any number of streams."""
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     pace.observe(0, streams, 1.0)
     for size in (64, 32, 16, 8):
         pace.observe(size - streams, size, 1000.0)
@@ -113,7 +113,7 @@ def test_prompts_go_on_however_slow_they_are(streams: int) -> None:
 
 
 def test_the_smallest_step_is_not_filled_when_it_takes_too_long() -> None:
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     pace.observe(0, 1, 1.0)
     pace.observe(7, 8, 2.4)
     assert pace.tokens(1) == 7
@@ -129,7 +129,7 @@ def test_the_smallest_step_is_not_filled_when_it_takes_too_long() -> None:
 
 def test_what_streams_are_used_to_depends_on_how_many_there_are() -> None:
     """The last steps without prompts may be those of a stream that outlived fifteen others."""
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     for streams, seconds in ((16, 4.0), (1, 1.0)):
         for _ in range(7):
             pace.observe(0, streams, seconds)
@@ -144,7 +144,7 @@ def test_what_streams_are_used_to_depends_on_how_many_there_are() -> None:
 
 
 def test_from_one_slow_step_it_recovers_at_once() -> None:
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     for _ in range(7):
         pace.observe(0, 1, 0.1)
     pace.observe(31, 32, 0.2)
@@ -162,7 +162,7 @@ def test_from_one_slow_step_it_recovers_at_once() -> None:
 
 def test_a_size_that_takes_as_long_as_half_of_it_is_kept() -> None:
     """Eight rows may take nearly as long as sixteen, and by what eight take sixteen would be too many."""
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     pace.observe(0, 1, 1.0)
     pace.observe(15, 16, 2.1)
     assert pace.tokens(1) == 16
@@ -179,7 +179,7 @@ def test_a_size_that_takes_as_long_as_half_of_it_is_kept() -> None:
 
 def test_steps_keep_the_largest_size_that_fits() -> None:
     """Not a smaller one and one that is too large by turns."""
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     pace.observe(0, 1, 1.0)
     pace.observe(0, 1, 1.0)
     pace.observe(15, 16, 1.45)
@@ -191,7 +191,7 @@ def test_steps_keep_the_largest_size_that_fits() -> None:
 
 
 def test_the_late_steps_of_a_prompt_that_arrives_are_not_what_streams_are_used_to() -> None:
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     for _ in range(100):
         pace.observe(0, 1, 1.0)
     for seconds in (2.9, 1.9, 3.8, 1.4, 2.2, 1.8, 3.0, 1.7, 1.3, 2.4) * 4:  # its ids are being read
@@ -201,7 +201,7 @@ def test_the_late_steps_of_a_prompt_that_arrives_are_not_what_streams_are_used_t
 
 
 def test_streams_are_crowded_when_the_smallest_step_is_too_long() -> None:
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     pace.observe(0, 1, 1.0)
     pace.observe(15, 16, 9.0)
     assert not pace.crowded  # eight may be fine
@@ -212,7 +212,7 @@ def test_streams_are_crowded_when_the_smallest_step_is_too_long() -> None:
 
 
 def test_room_between_streams_is_what_their_own_steps_leave() -> None:
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     assert pace.room(1) == 0.0  # nothing is known of streams
     for _ in range(5):
         pace.observe(0, 1, 1.0)
@@ -230,7 +230,7 @@ def test_room_between_streams_is_what_their_own_steps_leave() -> None:
 
 def test_a_size_that_is_too_large_is_seldom_tried_again() -> None:
     """Eight rows of a large model are hidden behind its weights, and sixteen are not."""
-    pace = Pace(128)
+    pace = PrefillBudget(128)
     pace.observe(0, 1, 1.0)
     pace.observe(15, 16, 2.7)
     took = {8: 1.5, 16: 2.7, 24: 4.0}

@@ -13,7 +13,7 @@ from logitless.engine.kv_cache.slot_actions import erase
 from logitless.engine.requests import CompletionRequest, Failed, Progress, Token
 from logitless.engine.sampling.sampler import SamplingParams
 from logitless.engine.scheduler.batch_builder import bucket_floor
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.helpers.scheduler_fakes import EOG, PIECES, POISON, Bench, oracle, prompt
 
 
@@ -388,7 +388,9 @@ def test_sizes() -> None:
 def test_with_the_real_sampler() -> None:
     """The default sampler fits: nothing but the device's word decides."""
     bench = Bench()
-    bench.scheduler.make_sampler = Scheduler(bench.engine, bench.scheduler.vocab, n_slots=1, n_ctx=64).make_sampler
+    bench.scheduler.make_sampler = Scheduler(
+        bench.engine, bench.scheduler.vocab, SchedulerConfig(n_slots=1, n_ctx=64)
+    ).make_sampler
     answer = bench.run(prompt(5), n_predict=6, sampling=SamplingParams(seed=42, temperature=0.5))
     assert answer.finished.seed == 42
     assert answer.outcome() == oracle(CompletionRequest(tuple(prompt(5)), n_predict=6), 1024)

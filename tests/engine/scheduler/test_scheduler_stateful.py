@@ -180,8 +180,8 @@ class Life(RuleBasedStateMachine):
         if oldest is not None and any(seq.rank < oldest.rank for seq in scheduler.queue):
             oldest = None  # an older one may get the slot that it waits for, and run first
         before = progress(oldest) if oldest else (0, 0)
-        interleaver = scheduler.interleaver
-        scheduler.pace.crowded = True
+        interleaver = scheduler.interleaved
+        scheduler.prefill_budget.crowded = True
         apart = interleaver.seq is not None
         self.bench.step()
         apart = apart or interleaver.seq is not None  # then a prompt's turn may take several steps

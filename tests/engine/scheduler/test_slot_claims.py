@@ -13,7 +13,7 @@ import pytest
 
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.kv_cache.slot_actions import erase, fork, snapshot
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.helpers.http_fakes import FakeTokenizer, running
 from tests.helpers.scheduler_fakes import Bench, FakeEngine, FakeSampler, oracle
 
@@ -84,7 +84,7 @@ class Gated(FakeEngine):
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
     engine = Gated(16)
-    yield Scheduler(engine, FakeTokenizer(), n_slots=2, n_ctx=256, make_sampler=FakeSampler)  # type: ignore[arg-type]
+    yield Scheduler(engine, FakeTokenizer(), SchedulerConfig(n_slots=2, n_ctx=256), make_sampler=FakeSampler)  # type: ignore[arg-type]
     engine.gate.release(1000)
 
 

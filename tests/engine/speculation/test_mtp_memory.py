@@ -13,7 +13,7 @@ from logitless.engine.requests import CompletionRequest
 from logitless.engine.runner import model_runner
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.mtp import NextnDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
@@ -75,9 +75,7 @@ def test_steps_that_verify_have_their_plans(tmp_path: Path) -> None:
     scheduler = Scheduler(
         engine,
         from_metadata(engine.gguf.metadata),
-        n_slots=2,
-        n_ctx=256,
-        n_ubatch=64,
+        SchedulerConfig(n_slots=2, n_ctx=256, n_ubatch=64),
         speculator=Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter}),
     )
     for i in range(2):

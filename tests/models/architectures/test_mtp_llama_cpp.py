@@ -13,7 +13,7 @@ import pytest
 from logitless.engine.requests import CompletionRequest, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.sampler import SamplingParams
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.guess import Grow
 from logitless.engine.speculation.mtp import NextnDrafter
@@ -84,7 +84,9 @@ def ours(path: Path, kind: type[NextnDrafter], n_tokens: int) -> list[Told]:
     for n in (*MOST, 0):
         drafter = kind(engine, engine.hidden, engine.hparams.n_vocab)
         speculator = Speculator(SpeculationSettings(draft_n_max=max(1, n)), {"draft-mtp": drafter})
-        scheduler = Scheduler(engine, tokenizer, n_slots=1, n_ctx=256, n_ubatch=64, speculator=speculator)
+        scheduler = Scheduler(
+            engine, tokenizer, SchedulerConfig(n_slots=1, n_ctx=256, n_ubatch=64), speculator=speculator
+        )
         params, greedy = SpeculationParams(("draft-mtp",) if n else ()), SamplingParams(temperature=0.0)
         scheduler.submit(CompletionRequest(tuple(TEXT), greedy, n_tokens, ignore_eos=True, speculation=params))
         events = []

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.helpers.http_fakes import FakeTokenizer, running
 from tests.helpers.scheduler_fakes import FakeEngine, FakeSampler
 
 
 def make_scheduler() -> Scheduler:
     engine = FakeEngine(0)
-    scheduler = Scheduler(engine, FakeTokenizer(), n_slots=2, n_ctx=256, make_sampler=FakeSampler)  # type: ignore[arg-type]
+    scheduler = Scheduler(engine, FakeTokenizer(), SchedulerConfig(n_slots=2, n_ctx=256), make_sampler=FakeSampler)  # type: ignore[arg-type]
     engine.far.__init__(scheduler.cache.pages.n_pages)  # type: ignore[misc]
     return scheduler
 

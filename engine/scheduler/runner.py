@@ -1,0 +1,63 @@
+"""Runner: the device's side of a step, as the scheduler needs it (engine/runner/model_runner.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from logitless.engine.batch import StepResult, UBatch
+from logitless.engine.kv_cache.context_shift import Moves
+from logitless.engine.kv_cache.host_cache import Store
+from logitless.engine.kv_cache.sliding_window import NearStore
+from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.runner.hidden_rows import HiddenRows
+
+
+class Runner(Protocol):
+    """Runs batches on one or several devices."""
+
+    @property
+    def far(self) -> Store:
+        """KV blocks of layers with full attention."""
+
+    @property
+    def near(self) -> NearStore | None:
+        """KV blocks of layers with a sliding window, if these have blocks of their own."""
+
+    @property
+    def states(self) -> Store | None:
+        """Rows of recurrent state, if the model has any."""
+
+    @property
+    def hidden(self) -> HiddenRows | None:
+        """Rows of last hidden states, if the model drafts by MTP."""
+
+    @property
+    def cache_kind(self) -> CacheKind: ...
+
+    @property
+    def rerouted(self) -> Mapping[str, str]:
+        """Ops routed to another device after they failed the start-up self-test, with the reason."""
+
+    def step(self, batch: UBatch, /) -> StepResult:
+        """Run one batch. Raises StepFailed, or DeviceFailed if a device is lost."""
+
+    @property
+    def part_sizes(self) -> Mapping[int, float]:
+        """Sizes of preemptible prefill in tokens, the largest first, with seconds of the longest part.
+
+        Empty: prefill cannot be preempted.
+        """
+
+    def run_in_parts(self, batch: UBatch, /) -> Iterator[float]:
+        """Run a prefill batch whose parts steps may come between.
+
+        Yields after each part the seconds that the next one will take; 0: unknown.
+        """
+
+    @property
+    def moves_cells(self) -> bool:
+        """True if `move_cells` is supported."""
+
+    def move_cells(self, moves: Moves, /) -> None:
+        """Move KV cells between two steps: (from, to, positions to shift), in order."""

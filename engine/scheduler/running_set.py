@@ -1,0 +1,110 @@
+"""Running set: the sequences that have a slot, in order of rank, and how they lose their KV blocks.
+
+A sequence with a smaller rank goes on, whatever is scarce. A later one may be preempted: it loses
+nothing that cannot be computed again to the same bits.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+
+from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.kv_cache.context_shift import park
+from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.requests import Event
+from logitless.engine.scheduler.batch_builder import Plan
+from logitless.engine.scheduler.postprocess import failure
+from logitless.engine.scheduler.waiting_queue import WaitingQueue
+from logitless.engine.sequence import Sequence, Slot
+from logitless.engine.stats import SchedulerStats
+
+
+class RunningSet:
+    """Sequences with a slot."""
+
+    def __init__(self, kv: KvCache, slots: Listed[Slot], queue: WaitingQueue, stats: SchedulerStats) -> None:
+        self.seqs: list[Sequence] = []  # by rank
+        self.slots = slots
+        self.step = 0  # number of the current step
+        self.n_released = 0  # times that a sequence gave up its blocks
+        self.on_release: Callable[[Sequence], None] = lambda seq: None  # called before the blocks go
+        self._kv = kv
+        self._queue = queue
+        self._stats = stats
+        self._lost: list[tuple[Sequence, Event]] = []
+        self._n_used = 0
+
+    def add(self, seq: Sequence, slot: Slot) -> None:
+        """Give a sequence its slot."""
+        seq.slot, slot.sequence = slot, seq
+        self.touch(slot)
+        insort(self.seqs, seq, key=lambda seq: seq.rank)
+
+    def touch(self, slot: Slot) -> None:
+        """Mark the slot as the one used last."""
+        self._n_used += 1
+        slot.last_used = self._n_used
+
+    def last(self) -> Sequence:
+        """The started sequence that is preempted first."""
+        return next(seq for seq in reversed(self.seqs) if seq.started)
+
+    def reserve(self, plan: Plan) -> Plan:
+        """Allocate KV blocks for (sequence, tokens), in order of rank; a sequence that finds none waits."""
+        granted: dict[Sequence, int] = {}
+        for seq, n in sorted(plan, key=lambda part: part[0].rank):
+            if not seq.started:  # preempted by an earlier one just now
+                continue
+            missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
+            while self._kv.n_available < missing and (last := self.last()) is not seq:
+                self.preempt(last)
+            granted[seq] = self._kv.grow(seq, n)
+        return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a sequence's blocks. It keeps its slot and its sampler's state, and starts again later."""
+        assert seq.slot is not None
+        if not seq.kv.recomputable:
+            try:
+                park(self._kv, seq)
+            except (MemoryError, OSError) as error:
+                self.lose(seq, error)
+                return
+        seq.n_lost = max(seq.n_lost, seq.n_computed)
+        seq.resumed = True
+        self._release(seq, seq.slot, pause=True)
+        self._stats.preemptions += 1
+
+    def lose(self, seq: Sequence, error: Exception) -> None:
+        """End a sequence whose KV cells are lost; `take_lost` has its last event."""
+        self.leave(seq)
+        self._lost.append((seq, failure(error)))
+
+    def take_lost(self) -> list[tuple[Sequence, Event]]:
+        """Last events of the sequences lost since the last call."""
+        events, self._lost = self._lost, []
+        return events
+
+    def leave(self, seq: Sequence) -> None:
+        """End a sequence: it gives up its slot and its blocks."""
+        slot = seq.slot
+        assert slot is not None
+        if seq.started:
+            seq.n_lost = max(seq.n_lost, seq.n_computed)
+            self._release(seq, slot)
+        seq.done = True
+        if seq.n_generated:
+            self._queue.left(seq.t_last - seq.t_start)
+        self.seqs.remove(seq)
+        self.touch(slot)
+
+    def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
+        self.on_release(seq)
+        kv = seq.kv
+        n_valid = seq.n_computed if kv.copy is None and not kv.n_dropped else kv.n_committed
+        slot.cached, slot.choice = seq.tokens[:n_valid], seq.choice
+        (self._kv.pause if pause else self._kv.release)(seq, slot)
+        self.n_released += 1
+        seq.started, seq.n_computed = False, 0
