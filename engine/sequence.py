@@ -1,4 +1,4 @@
-"""The tokens of one generation, and the seat that it runs in."""
+"""Sequence: the tokens and the state of one generation; Slot: the place that it runs in."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from logitless.engine.sampling.stop_filter import Decoder
 from logitless.engine.speculation.draft_state import Drafts
 from logitless.models.adapters.adapter_bank import BASE, Choice
 
-FIRST_TOKENS = 8  # of a stream: requests that come as early as these have come together with its own
-PATIENCE = 100  # places in the line that a level of priority is worth: many later ones may go first, not all
+FIRST_TOKENS = 8  # warm-up of a stream: prompts that arrive during it count as arrived together with its own
+PATIENCE = 100  # later requests that a level of priority overtakes
 
 
 class Sampler(Protocol):
-    """What a sequence needs of logitless.engine.sampling.sampler.RowSampler. `feeds` is the same until `accept`."""
+    """Sampler of one sequence (engine/sampling/sampler.py). `feeds` does not change until `accept`."""
 
     seed: int
-    stateful: bool  # the device remembers something of each row: no drafts
-    problem: str  # why nothing can be sampled any more; "": nothing is wrong
-    ended: bool  # the reason is that a grammar's text is whole, and end tokens are ruled out
+    stateful: bool  # the device keeps state from row to row: no drafts
+    problem: str  # reason that no token can be sampled any more; "": none
+    ended: bool  # the reason is that the grammar's text is complete, and end tokens are ruled out
 
     @property
     def ready(self) -> bool: ...
@@ -39,8 +39,8 @@ class Sampler(Protocol):
 
     def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int, /) -> Row: ...
 
-    n_candidates: int  # that `choose` is told of a row; 0: `accept` it is
-    left: tuple[list[int], list[float], float] | None  # by `choose`
+    n_candidates: int  # tokens that the device gives `choose`; 0: the device chooses, and `accept` is called
+    left: tuple[list[int], list[float], float] | None  # candidates after `choose`: ids, probabilities, the chosen one's
 
     def accept(self, word: int, /) -> int: ...
 
@@ -50,7 +50,7 @@ class Sampler(Protocol):
 
 
 class Sequence:
-    """One request on its way: it *owes* tokens that are not in the cache yet, and every step pays some.
+    """One request being generated. Its *owed* tokens are not in the KV cache yet; each step computes some.
 
     A sequence is started while it has blocks: a preempted one has lost its blocks and nothing else, and all of its
     tokens are uncomputed again.
@@ -94,15 +94,15 @@ class Sequence:
     def __init__(
         self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, choice: Choice = BASE, client: str = ""
     ) -> None:
-        self.id = id  # grows with arrival: the smaller the older
+        self.id = id  # grows with arrival
         self.request = request
-        self.client = client  # who asks: clients take turns
-        self.rank = id + PATIENCE * request.priority, id  # the smaller goes first, whatever is scarce
+        self.client = client  # the client's key: clients take turns
+        self.rank = id + PATIENCE * request.priority, id  # priority key: the smallest goes first
         self.tokens = list(request.prompt)
         self.n_prompt = len(request.prompt)
-        self.n_computed = 0  # leading tokens whose K and V are in the cache
-        self.n_cached = 0  # those of the prompt that were there when it began
-        self.sampler: Sampler  # from when it has a seat: many may wait, and a sampler takes time and memory
+        self.n_computed = 0  # leading tokens whose keys and values are in the cache
+        self.n_cached = 0  # tokens of the prompt that came from the prefix cache
+        self.sampler: Sampler  # from when it has a slot: a sampler takes time and memory
         self.decoder = decoder
         self.slot: Slot | None = None
         self.done = False
@@ -111,24 +111,24 @@ class Sequence:
         self.samples = request.n_predict != 0
         self.n_probs = max(0, request.sampling.n_probs)
         self.post_sampling_probs = request.sampling.post_sampling_probs
-        self.thoughts: Thoughts | None = None  # where its reasoning may have to end
+        self.thoughts: Thoughts | None = None  # reasoning budget, if there is one
         # Speculation.
-        self.drafts: Drafts | None = None  # its drafters, where it has some
-        self.choice = choice  # its weights and adapters
+        self.drafts: Drafts | None = None  # drafters and the draft, if it has drafters
+        self.choice = choice  # weights and adapters
         self.kv = BlockTable(root)
         # Scheduling.
         self.started = False
-        self.late = False  # its mask did not come in time
+        self.late = False  # its grammar mask is pending
         self.resumed = False  # has been preempted
-        self.paced = True  # its prompt must not hold up streams, for they flowed before it began, or it is long
-        self.n_lost = 0  # tokens that it had computed when it lost its pages
-        self.refused_at = -1  # when it last found too few pages to start
-        self.served = 0  # the step in which it last had its turn, where not all have one in each
-        self.undivided = False  # a step of its prompt that others may interrupt has failed
+        self.paced = True  # its prefill is throttled: it is long, or streams were past their warm-up before it
+        self.n_lost = 0  # tokens computed when it lost its blocks
+        self.refused_at = -1  # RunningSet.n_released when it last found too few blocks to start
+        self.served = 0  # step of its last turn, if not all sequences have one in each step
+        self.undivided = False  # a preemptible prefill chunk has failed: no further ones
         # Seconds by the scheduler's clock.
-        self.t_start = 0.0  # its first tokens went to the device
-        self.t_first = 0.0  # the prompt was done
-        self.t_last = 0.0  # the last token came
+        self.t_start = 0.0  # first batch
+        self.t_first = 0.0  # end of prefill
+        self.t_last = 0.0  # last token
 
     @property
     def owed(self) -> int:
@@ -146,12 +146,12 @@ class Sequence:
 
     @property
     def flows(self) -> bool:
-        """Whether its client knows a pace: a first token has set none yet."""
+        """True if it is decoding: its client has seen the time between two tokens."""
         return self.n_generated > 1
 
     @property
     def settled(self) -> bool:
-        """Whether it has flowed for so long that short prompts have not come with its own."""
+        """True if it is past its warm-up."""
         return self.n_generated > FIRST_TOKENS
 
     @property
@@ -166,7 +166,7 @@ class Sequence:
 
     @property
     def takes_inexact(self) -> bool:
-        """Whether its cells may be what is left of another text."""
+        """True if it may use cells moved from other positions (`n_cache_reuse`)."""
         return self.kv.shifted if self.resumed else self.request.cache_prompt and self.request.n_cache_reuse > 0
 
     def discard(self, n_keep: int, n_discard: int) -> None:
@@ -190,7 +190,7 @@ class Sequence:
 
 
 class Slot:
-    """A seat for one sequence. It remembers the last one: which tokens of it were cached, and what /slots shows."""
+    """The place of one running sequence. It keeps the last one: its cached tokens, and its state for /slots."""
 
     __slots__ = ("cached", "choice", "id", "last_used", "n_computable", "n_ctx", "sequence")
 
@@ -199,10 +199,10 @@ class Slot:
         self.id = id
         self.n_ctx = n_ctx
         self.n_computable = n_ctx - shifts  # tokens of a sequence that may be computed
-        self.sequence: Sequence | None = None  # the one that runs here, or the last one that did
-        self.cached: list[int] = []  # tokens of the last one that were in the cache when it ended
-        self.choice = BASE  # the weights and adapters that they were computed with
-        self.last_used = 0  # the larger the later
+        self.sequence: Sequence | None = None  # the running one, else the last one
+        self.cached: list[int] = []  # tokens of the last one that were in the cache at its end
+        self.choice = BASE  # weights and adapters that computed them
+        self.last_used = 0  # grows with use
 
     @property
     def is_processing(self) -> bool:

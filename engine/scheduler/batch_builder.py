@@ -1,4 +1,4 @@
-"""The arrays of one device run, from who pays how many tokens."""
+"""Batch builder: the arrays of one batch (token ids, positions, KV cells) from the plan of a step."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from logitless.engine.batch import PAGE, UBatch
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sequence import Sequence
 
-Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
+Plan = list[tuple[Sequence, int]]  # tokens that each sequence computes in this step
 
 
 def bucket_floor(n: int) -> int:
-    """The largest batch size with a plan of its own (see logitless.engine.batch.bucket) that n tokens fill without
-    padding.
-    """
+    """The largest bucket size (engine/batch.py) that n tokens fill without padding."""
     if n <= 8:
         return max(1, n)
     unit = 1 << (n.bit_length() - 3)
@@ -20,7 +18,7 @@ def bucket_floor(n: int) -> int:
 
 
 def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
-    """What one device run takes of a plan, and the rest: at most so many tokens, and all by the same weights."""
+    """(part of a plan for one batch, rest): at most `limit` tokens, all by the same weights."""
     weights = plan[0][0].choice.weights
     others = [part for part in plan if part[0].choice.weights != weights]
     same = [part for part in plan if part[0].choice.weights == weights] if others else plan
@@ -30,13 +28,13 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     for i, (seq, n) in enumerate(same):
         if limit == 0:
             return group, same[i:] + others
-        group.append((seq, min(n, limit)))  # the rest of a prompt is owed in the next step
+        group.append((seq, min(n, limit)))  # the rest of the prompt comes in the next step
         limit -= min(n, limit)
     return group, others
 
 
 def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
-    """The next n tokens of each sequence, drafts included. Their pages are in the tables already."""
+    """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
     tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
     for seq, n in group:
@@ -48,7 +46,7 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
             batch.mixes[id] = seq.choice.mix
         near = kv.window_blocks
         if not kv.uploaded:
-            batch.tables[id] = table  # a copy that is due comes with it
+            batch.tables[id] = table  # a pending copy comes with it
             if near:
                 batch.near_tables[id] = near
             if kv.copy is not None:
@@ -84,14 +82,14 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
 
 
 def prompt_rows(seq: Sequence, n: int) -> range:
-    """The positions among the sequence's next n whose logits are still needed for the prompt's log-probabilities."""
+    """Positions among the next n whose logits give the prompt's log-probabilities."""
     if seq.request.prompt_logprobs is None:
         return range(0)
     return range(max(seq.n_computed, len(seq.prompt_probs) - 1), min(seq.n_computed + n, seq.n_prompt - 1))
 
 
 def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
-    first = len(batch.tokens) - n - seq.n_computed  # the row of position 0, as it were
+    first = len(batch.tokens) - n - seq.n_computed  # row of position 0, which may lie before the batch
     for p in prompt_rows(seq, n):
         batch.out.append(first + p)
         batch.rows.append(None)
@@ -100,13 +98,13 @@ def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
 
 
 def draft_part(seq: Sequence, n: int) -> list[int]:
-    """The drafted tokens among the sequence's next n."""
+    """Draft tokens among the sequence's next n."""
     n_drafted = n - seq.owed
     return seq.drafts.tokens[:n_drafted] if n_drafted > 0 and seq.drafts is not None else []
 
 
 def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:
-    """The token that follows what is known, and those that would follow each drafted one."""
+    """Sample after the last known token, and after each draft token."""
     last = len(batch.tokens) - 1
     if draft:
         batch.out += range(last - len(draft), last + 1)

@@ -1,4 +1,4 @@
-"""What one device run means for its sequences: new tokens, their text and probabilities, and who is done."""
+"""Output processor: turns the result of a batch into tokens, text, probabilities and stop reasons."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from logitless.engine.stats import SchedulerStats
 
 log = logging.getLogger("logitless.scheduler")
 
-UNLIKELY = -9999.0  # what OpenAI's API tells as the log-probability of a token that is none of the likeliest
+UNLIKELY = -9999.0  # log-probability that OpenAI's API gives for a token outside the most likely ones
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a sequence is done."""
+    """Stop reason of a sequence."""
 
     type: str  # "eos" | "limit" | "word"
     word: str = ""
@@ -29,7 +29,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a device run gave, when, and where its events go."""
+    """Result of a batch, its time in seconds, and the list that receives the events."""
 
     result: StepResult
     ids: list[int]
@@ -43,7 +43,7 @@ class OutputProcessor:
     __slots__ = ("_cache", "_eog_ids", "_shifts", "_stats")
 
     def __init__(self, cache: KvCache, eog_ids: Container[int], stats: SchedulerStats, *, shifts: bool) -> None:
-        """`shifts`: a full context is no end."""
+        """`shifts`: a full context does not end a sequence."""
         self._shifts = shifts
         self._cache = cache
         self._eog_ids = eog_ids
@@ -70,7 +70,7 @@ class OutputProcessor:
             draft = draft_part(seq, n)
             late = seq.samples and row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
             states = self._cache.states
-            # What could not be sampled is computed again; with states, from the one that there is.
+            # A row whose mask was pending is computed again; with recurrent state, from the state before it.
             seq.n_computed += n - len(draft) - late if states is None or not late else 0
             if not seq.kv.uploaded:
                 self._cache.uploaded(seq)
@@ -102,14 +102,14 @@ class OutputProcessor:
         return done
 
     def _late(self, seq: Sequence, problem: str) -> Failed | None:
-        """The mask of its next token did not come in time, or never will."""
+        """The grammar mask of the next token is pending, or has failed."""
         seq.late = True
         if seq.drafts is not None:
             seq.drafts.clear()
         return Failed(400, "invalid_request_error", f"the grammar: {problem}") if problem else None
 
     def _tokens(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
-        """The next token, as many more as the draft was right about, and those that end its reasoning."""
+        """Take the next token, the accepted draft tokens, and forced tokens that end the reasoning."""
         stop = self._verified(seq, draft, row, run)
         if stop is None and seq.thoughts is not None:
             for id in seq.thoughts.take():
@@ -117,8 +117,10 @@ class OutputProcessor:
         return stop
 
     def _verified(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
-        """The next token and those that the draft was right about. What was computed for the rest of the draft is not
-        counted, so the next tokens will be written over it."""
+        """Take the next token and the accepted draft tokens.
+
+        Cells of rejected draft tokens are not counted: the next tokens are written over them.
+        """
         stop = self._token(seq, row, run)
         if seq.drafts is None:
             return stop
@@ -182,7 +184,7 @@ class OutputProcessor:
         return self._stop(seq, text, word_found, now)
 
     def _forced(self, seq: Sequence, id: int, run: _Run) -> Stop | None:
-        """A token that comes without having been sampled."""
+        """Append a token that is forced, not sampled."""
         assert seq.slot is not None
         seq.sampler.force(id)
         seq.tokens.append(id)
@@ -191,7 +193,7 @@ class OutputProcessor:
         return self._stop(seq, text, word_found, run.now)
 
     def _stop(self, seq: Sequence, text: str, word_found: str | None, now: float) -> Stop | None:
-        """Why a generation ends with the token that it has just got, if it does."""
+        """The stop reason after the last token, if there is one."""
         request = seq.request
         assert seq.slot is not None
         stop: Stop | None
@@ -211,7 +213,7 @@ class OutputProcessor:
 
 
 def _chosen(seq: Sequence, row: int, run: _Run) -> int:
-    """The next token: the device's choice, or one of what it leaves."""
+    """The next token: the device's choice, or the host's among the device's candidates."""
     word, sampler = run.ids[row], seq.sampler
     if not sampler.n_candidates:
         return sampler.accept(word)
@@ -221,7 +223,7 @@ def _chosen(seq: Sequence, row: int, run: _Run) -> int:
 
 
 def _departs(seq: Sequence) -> bool:
-    """The last token is not what the client's draft has there."""
+    """True if the last token differs from the client's draft."""
     return seq.tokens[-1] != seq.request.speculation.draft[seq.n_generated - 1]
 
 
@@ -232,7 +234,7 @@ def failure(error: Exception) -> Failed:
 
 
 def finished(seq: Sequence, stop: Stop) -> Finished:
-    """The last event of a sequence that still has its cells."""
+    """The last event of a sequence, which still has its cells."""
     text = seq.decoder.finish()
     seq.has_new_line = seq.has_new_line or "\n" in text
     return Finished(
@@ -276,7 +278,7 @@ def _post_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
 
 
 def _of_chosen(seq: Sequence, result: StepResult, row: int, id: int) -> TokenProb:
-    """Either of a token that the host chose, while what the device tells of "the" token is of its own choice."""
+    """Probability or log-probability of a token that the host chose."""
     if seq.post_sampling_probs:
         assert seq.sampler.left is not None
         ids, p, chosen = seq.sampler.left

@@ -1,4 +1,4 @@
-"""How many tokens a step with prompts may have without making the streams beside them stutter."""
+"""Prefill budget: prompt tokens of a mixed batch (chunked prefill) that do not make decoding streams stutter."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 from logitless.engine.batch import power_of_two, size_below, size_beside
 
-STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
-BETWEEN = 2.0  # the same where prompts have steps of their own, which stop in time
-LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
+STRETCH = 2.2  # duration of a mixed step relative to one without prompts; clients see a little more
+BETWEEN = 2.0  # the same for interleaved prefill, whose parts stop in time
+LEAST_PROMPT = 4  # prompt tokens of a mixed step at least, however slow they are
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
-LEAST_ROOM = 0.5  # of a stream's step as it is now: so prompts go on where streams have become slow
-AFTER = 7  # steps after parts of prompts that are remembered
-TRUST = 0.99  # in what a size was seen to add beyond what is expected, after each step of the size below
-REMEMBERED = 129  # steps: a prompt that arrives, or another process, may hold up dozens, which their median forgets
+LEAST_ROOM = 0.5  # share of a decode step that prompts get at least
+AFTER = 7  # decode steps after interleaved parts whose durations are kept
+TRUST = 0.99  # decay of a measured growth per step of the size below
+REMEMBERED = 129  # decode steps of a median: other processes may delay dozens of them
 
 
 @dataclass
 class _Growth:
-    """How many times as much as a size the next larger one added, when both had their turn: one slow step of either is
-    not believed, and a size that was too large is tried again before long."""
+    """Measured growth: seconds that the next larger size adds, relative to a size.
+
+    One slow step is not believed, and a size that was too large is tried again before long.
+    """
 
     last: float
     before: float
@@ -29,12 +31,12 @@ class _Growth:
 
 
 class PrefillBudget:
-    """Learns from the steps that ran what streams are used to, by how many they are, and what prompts add to them.
+    """Learns the duration of decode steps by their number of streams, and the time that prompts add.
 
-    Steps have few sizes, for each needs a plan of its own, and what a token adds depends on how many there are: eight
-    rows may take as long as sixteen. So a size is judged by what it took last time, and the next larger one by how
-    much more that took when it was last tried. Where the smallest size takes too long, a step does not fill it: each
-    of its tokens looks at all that is there of its prompt, which may take longer than the weights.
+    Steps have few sizes, since each needs a plan of its own, and the time of a token depends on the size: eight rows
+    may take as long as sixteen. So a size is judged by its last duration, and the next larger one by its measured
+    growth. Where the smallest size takes too long, a step does not fill it: attention over a long prompt may take
+    longer than the weights.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,8 +51,10 @@ class PrefillBudget:
         self.crowded = False  # even the smallest step with prompts took too long, and some wait since
 
     def observe(self, n_prompt: int, n_tokens: int, seconds: float, *, between: bool = False) -> None:
-        """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts. `between`: others of a prompt
-        ran since the last step, on the same caches."""
+        """Note the duration of a step in seconds: `n_tokens`, `n_prompt` of them of prompts.
+
+        `between`: parts of interleaved prefill ran since the last step and used the same processor caches.
+        """
         if not n_prompt and between:
             if self._plain and (usual := self._usual(n_tokens)):
                 self._after.append(seconds / usual)
@@ -76,14 +80,14 @@ class PrefillBudget:
             self.crowded = smallest and added > (STRETCH - 1) * usual
 
     def room(self, n_streams: int) -> float:
-        """Seconds that prompts may take before the next step, which is for so many streams."""
+        """Seconds that interleaved prefill may take before the next step of so many streams."""
         if not self._plain:
             return 0.0
         after = max(1.0, statistics.median(self._after)) if self._after else 1.0
         return max(LEAST_ROOM * after, BETWEEN - after) * self._usual(n_streams)
 
     def tokens(self, n_streams: int) -> int:
-        """The tokens that the next step may have, `n_streams` of them for streams."""
+        """Tokens of the next step, `n_streams` of them of decoding streams."""
         least = self._least(n_streams)
         most = max(least, _at_most(n_streams + self.most))
         if not self._plain or not (self._size or self._token):
@@ -104,7 +108,7 @@ class PrefillBudget:
         return min(max(least, min(size, most)), n_streams + self.most)
 
     def _grows(self, size: int, unknown: float) -> float:
-        """How many times as much the size above is believed to add."""
+        """Expected growth to the size above."""
         growth = self._growth.get(size)
         if growth is None:
             return unknown
@@ -112,13 +116,13 @@ class PrefillBudget:
         return max(min(seen, _expected(size)), seen * growth.trust)
 
     def _saw(self, size: int, larger: float, smaller: float) -> None:
-        """The size above adds so much, and `size` so much."""
+        """Note the seconds that the size above and `size` add."""
         known = self._growth.get(size)
         last = max(1.0, larger / smaller) if smaller else _expected(size)
         self._growth[size] = _Growth(last, known.last if known is not None else _expected(size))
 
     def _usual(self, n_streams: int) -> float:
-        """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""
+        """Median seconds of a step without prompts, of so many streams or the next fewer that are known."""
         size = power_of_two(n_streams)
         known = max((s for s in self._plain if s <= size), default=min(self._plain))
         if known not in self._medians:
@@ -144,10 +148,10 @@ def _expected(size: int) -> float:
 
 
 def shares(debts: list[int], room: int) -> list[int]:
-    """The tokens that each prompt gets of `room`, for what they still owe, first in order first.
+    """Tokens that each prompt gets of `room`, from the uncomputed tokens of each, in order of rank.
 
-    The first has at least half of the room; with the other half shorter prompts may overtake it, the shortest first.
-    So nobody waits for all of a very long prompt, and the long one takes twice its time at most.
+    The first has at least half of the room; in the other half shorter prompts may overtake it, the shortest first.
+    So no prompt waits for all of a very long one, which takes at most twice its time.
     """
     given = [0] * len(debts)
     if not debts:

@@ -1,4 +1,4 @@
-"""Requests that wait for a seat: who is next, and when there are too many."""
+"""Waiting queue: requests without a slot, their order, and the bound on their number."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from logitless.engine.requests import CompletionRequest
 from logitless.engine.sequence import Sequence
 
 Line = tuple[int, str]  # (priority, client)
-REMEMBERED = 1000  # clients whose last turn is known
+REMEMBERED = 1000  # clients whose last turn is kept
 
 
 class WaitingQueue:
-    """A line for each client and priority. The priority whose oldest request has the least rank is served first; of
-    several clients the one with the fewest seats is, of equals the one whose last turn is longest ago; of one client's
-    requests the oldest is.
+    """A queue for each client and priority, which share slots fairly.
 
-    `max_requests` and `max_tokens` (of prompts) bound what may wait beyond the free seats; -1: no bound.
+    The priority whose oldest request has the smallest rank comes first; then the client with the fewest slots; then
+    the client whose last turn is longest ago; of one client the oldest request. `max_requests` and `max_tokens` (of
+    prompts) bound the requests beyond the free slots; -1: no bound.
     """
 
     def __init__(self, max_requests: int = -1, max_tokens: int = -1) -> None:
@@ -27,9 +27,9 @@ class WaitingQueue:
         self.max_tokens = max_tokens
         self.n_tokens = 0
         self._lines: dict[Line, deque[Sequence]] = {}
-        self._turns: dict[str, int] = {}  # when a client last got a seat, the longest ago first
+        self._turns: dict[str, int] = {}  # number of a client's last turn, the oldest first
         self._n_turns = 0
-        self._seconds = 1.0  # that a request has its seat, on average
+        self._seconds = 1.0  # moving average of a request's time in its slot
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -38,7 +38,7 @@ class WaitingQueue:
         return (seq for line in self._lines.values() for seq in line)
 
     def check(self, request: CompletionRequest, client: str, n_free: int, n_seats: int) -> None:
-        """429 or 503 where one more request would be too many: the client's own fault, or that of others."""
+        """Raise 429 or 503 if one more request would be too many: by the client's own requests, or others'."""
         n_waiting = len(self) + 1 - n_free
         if n_waiting <= 0:
             return
@@ -54,12 +54,12 @@ class WaitingQueue:
         raise error
 
     def push(self, seq: Sequence) -> None:
-        """The youngest of its line."""
+        """Append a request to its queue."""
         self._lines.setdefault(_line(seq), deque()).append(seq)
         self.n_tokens += seq.n_prompt
 
     def remove(self, seq: Sequence) -> None:
-        """It wants a seat no more."""
+        """Remove a request that was cancelled or got a slot."""
         line = self._lines[_line(seq)]
         line.remove(seq)
         self.n_tokens -= seq.n_prompt
@@ -67,7 +67,7 @@ class WaitingQueue:
             del self._lines[_line(seq)]
 
     def take(self, seated: list[Sequence], slots: Set[int]) -> Sequence | None:
-        """Who gets a free seat, among those whose `id_slot` is one of these. It waits no more."""
+        """Remove and return the next request, among those whose `id_slot` is one of these."""
         first: dict[Line, Sequence] = {}
         for line, seqs in self._lines.items():
             if seq := next((seq for seq in seqs if seq.request.id_slot in slots), None):
@@ -90,11 +90,11 @@ class WaitingQueue:
         self._n_turns += 1
         self._turns.pop(client, None)
         self._turns[client] = self._n_turns
-        if len(self._turns) > REMEMBERED:  # who is forgotten comes first, as before
+        if len(self._turns) > REMEMBERED:  # a forgotten client comes first, as a new one does
             del self._turns[next(iter(self._turns))]
 
     def left(self, seconds: float) -> None:
-        """A request has left its seat after so long."""
+        """Note the seconds that a request had its slot."""
         self._seconds += (seconds - self._seconds) / 16
 
 
