@@ -32,7 +32,7 @@ a kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch ha
 * OpenCL: arguments are, per buffer, the cl_mem and a ulong byte offset, then the words as 4 raw bytes each.
   Work size: groups × `Kernel.threads(defines)`, local size `Kernel.threads(defines)`.
 * Vulkan: push constants are the buffers' device addresses (8 bytes each, offset added), then the words (4 bytes each);
-  at most 128 bytes, which `Kernel` checks; of texels the number of a view. `groups` is the dispatch's count.
+  at most 128 bytes, which `Kernel` checks. `groups` is the dispatch's count.
 * `KERNELS[name].variants(SIMT)` and `(SOFT)` with `render_glsl(kernel, defines)` enumerate everything there is to
   compile ahead. Needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess, and for SOFT also subgroup ballots
   and 64-bit integers.

@@ -28,7 +28,6 @@ from logitless.backends.gpu.lowering import LOWERINGS, REWRITES, Dispatch, is_pa
 from logitless.backends.gpu.matmul import layout, linear, matmul, moe_linear  # noqa: F401
 from logitless.backends.gpu.quantize import joined
 from logitless.backends.gpu.sampling import sample  # noqa: F401
-from logitless.backends.gpu.software import chain  # noqa: F401
 from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401
 from logitless.graph.backend import Bytes
 from logitless.graph.tensor import ALIASES, Tensor

@@ -12,7 +12,6 @@ from logitless.backends.errors import DeviceLost
 from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import At, Dispatch
-from logitless.backends.gpu.software.stages import Piece, table
 from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import Found, device_named
 from logitless.graph.backend import Backend, Bytes, Location
@@ -26,12 +25,12 @@ SLACK = 64  # bytes after a buffer: lanes that are masked read there
 
 
 class Memory:
-    """A buffer of the device. `address`: where it lies in this process, if it does."""
+    """A buffer of the device."""
 
-    __slots__ = ("address", "buffer", "nbytes")
+    __slots__ = ("buffer", "nbytes")
 
-    def __init__(self, buffer: Any, nbytes: int, address: int = 0) -> None:
-        self.buffer, self.nbytes, self.address = buffer, nbytes, address
+    def __init__(self, buffer: Any, nbytes: int) -> None:
+        self.buffer, self.nbytes = buffer, nbytes
 
 
 class OpenCLBackend(Backend):
@@ -46,8 +45,6 @@ class OpenCLBackend(Backend):
         use_cache_of_pocl()
         import pyopencl as cl
 
-        from logitless.backends.opencl.chain import Chains
-
         found = device_named(name)
         self._cl, self.device, self.name, self.memory_bytes = cl, found, found.name, found.memory_bytes
         self.shape = _shape(found)
@@ -56,8 +53,7 @@ class OpenCLBackend(Backend):
         self.identity = f"{found.description} {found.driver}"
         self.programs = Programs(self._context, self.identity, self.shape)
         self._slabs = Slabs(STATES_SLAB) if found.kind == "cpu" else None  # this process' memory is the device's
-        self.chains = Chains(self._context, self._queue, found.units) if found.kind == "cpu" else None
-        self._shared: dict[str, Memory] = {}  # by what for: memory of whichever program runs
+        self._scratch: Memory | None = None  # of whichever program runs
         self._sending: list[Any] = []  # what uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
@@ -79,7 +75,7 @@ class OpenCLBackend(Backend):
             if self._slabs is not None:  # in large pages, which drivers do not ask for, and zero already
                 held = self._slabs.take(size)
                 buffer = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=held)
-                return Memory(buffer, nbytes, held.ctypes.data)
+                return Memory(buffer, nbytes)
             buffer = self._cl.Buffer(self._context, flags.READ_WRITE, size)
             self._cl.enqueue_fill_buffer(self._queue, buffer, np.zeros(1, np.uint32), 0, size)
             return Memory(buffer, nbytes)
@@ -132,12 +128,11 @@ class OpenCLBackend(Backend):
         except self._cl.Error as error:
             raise self._translated(error) from error
 
-    def shared(self, what: str, nbytes: int) -> Memory:
-        """Memory that every program may use while it runs; zero at first."""
-        held = self._shared.get(what)
-        if held is None or held.nbytes < nbytes:
-            self._shared[what] = held = self.alloc(nbytes)
-        return held
+    def scratch(self, nbytes: int) -> Memory:
+        """Memory that every program may use while it runs."""
+        if self._scratch is None or self._scratch.nbytes < nbytes:
+            self._scratch = self.alloc(nbytes)
+        return self._scratch
 
     def launches(self) -> Launches:
         from logitless.backends.opencl.native_launch import Launches
@@ -165,7 +160,7 @@ class OpenCLBackend(Backend):
     def close(self) -> None:
         self._queue.finish()
         self._sending.clear()
-        self._shared.clear()
+        self._scratch = None
 
 
 def _shape(found: Found) -> Shape:
@@ -184,7 +179,7 @@ class OpenCLProgram:
         self._launches = backend.launches()
         self._keep: dict[int, Memory] = {}
         scratch = max((d.scratch for d in dispatches), default=0)
-        held = Location(backend.shared("scratch", scratch)) if scratch else None
+        held = Location(backend.scratch(scratch)) if scratch else None
         places: dict[Tensor | None, Location] = {}
 
         def at(buffer: At) -> Location:
@@ -197,12 +192,8 @@ class OpenCLProgram:
             begin = places[tensor]
             return Location(begin.buffer, begin.offset + offset)
 
-        for pieces, part in backend.chains.parts(dispatches) if backend.chains else [((), dispatches)]:
-            if pieces:
-                self._add_chain(pieces, part, at)
-            else:
-                for d in part:
-                    self._add(d, at)
+        for d in dispatches:
+            self._add(d, at)
 
     def _add(self, d: Dispatch, at: Callable[[At], Location]) -> None:
         arguments: list[bytes] = []
@@ -211,27 +202,6 @@ class OpenCLProgram:
         arguments += (struct.pack("@I", word) for word in d.words)
         program, threads = self._backend.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
         self._launches.add(program, d.kernel, arguments, d.groups, threads)
-
-    def _add_chain(self, pieces: tuple[Piece, ...], part: Sequence[Dispatch], at: Callable[[At], Location]) -> None:
-        """One launch that does what these would."""
-        from logitless.backends.opencl.chain import TRIES
-
-        backend, chains = self._backend, self._backend.chains
-        assert chains is not None
-        addresses = [[int(p.buffer.address + p.offset) for p in map(at, d.buffers)] for d in part]
-        rows = table(pieces, part, addresses)
-        memory = backend.alloc(rows.nbytes)
-        backend.upload(Location(memory), rows.reshape(-1).view(np.uint8))
-        counters = backend.shared("counters", chains.counters_nbytes(len(part)))
-        self._keep |= {id(memory): memory, id(counters): counters}
-        arguments = [
-            struct.pack("@P", memory.buffer.int_ptr),
-            struct.pack("@I", len(part)),
-            struct.pack("@P", counters.buffer.int_ptr),
-        ]
-        for i in range(TRIES):
-            last = struct.pack("@I", i == TRIES - 1)
-            self._launches.add(chains.program(pieces), "chain", [*arguments, last], (chains.workers, 1, 1), 1)
 
     def run(self) -> None:
         self._backend.queue(self._launches)

@@ -23,11 +23,6 @@ SHADER_READ, SHADER_WRITE = 0x20, 0x40
 TRANSFER_READ, TRANSFER_WRITE = 0x800, 0x1000
 HOST_READ = 0x2000
 USAGE = 0x1 | 0x2 | 0x20 | 0x20000  # transfer source and destination, storage, device address
-TEXELS = 0x4  # of a buffer: uniform texels
-UNIFORM_TEXELS = 4  # VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER
-FOUR_WORDS = 107  # VK_FORMAT_R32G32B32A32_UINT
-WRITTEN_LATER, PARTIALLY = 1, 4  # VK_DESCRIPTOR_BINDING_UPDATE_AFTER_BIND_BIT, PARTIALLY_BOUND_BIT
-POOL_WRITTEN_LATER = LAYOUT_WRITTEN_LATER = 2
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 ORDINARY = 15  # all of these; memory types with other flags are protected, uncached or made for tiles
 ALLOCATE_DEVICE_ADDRESS = 2
@@ -50,16 +45,11 @@ TYPES = {  # VkStructureType
     "MemoryAllocateInfo": 5,
     "SemaphoreCreateInfo": 9,
     "BufferCreateInfo": 12,
-    "BufferViewCreateInfo": 13,
     "ShaderModuleCreateInfo": 16,
     "PipelineCacheCreateInfo": 17,
     "PipelineShaderStageCreateInfo": 18,
     "ComputePipelineCreateInfo": 29,
     "PipelineLayoutCreateInfo": 30,
-    "DescriptorSetLayoutCreateInfo": 32,
-    "DescriptorPoolCreateInfo": 33,
-    "DescriptorSetAllocateInfo": 34,
-    "WriteDescriptorSet": 35,
     "CommandPoolCreateInfo": 39,
     "CommandBufferAllocateInfo": 40,
     "CommandBufferBeginInfo": 42,
@@ -77,7 +67,6 @@ TYPES = {  # VkStructureType
     "SemaphoreTypeCreateInfo": 1000207002,
     "TimelineSemaphoreSubmitInfo": 1000207003,
     "SemaphoreWaitInfo": 1000207004,
-    "DescriptorSetLayoutBindingFlagsCreateInfo": 1000161000,
     "BufferDeviceAddressInfo": 1000244001,
     "ValidationFeaturesEXT": 1000247000,
     "PhysicalDeviceCooperativeMatrixFeaturesKHR": 1000506000,

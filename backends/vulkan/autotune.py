@@ -62,7 +62,7 @@ def class_of(info: DeviceInfo) -> Shape:
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
         return replace(gpu, dot=True)
     soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
-    return replace(SOFT, lanes=info.subgroup, texels=info.texels) if soft else gpu
+    return SOFT if soft else gpu
 
 
 def known(info: DeviceInfo) -> Choice | None:

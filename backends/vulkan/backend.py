@@ -10,11 +10,9 @@ import numpy as np
 
 from logitless.backends.errors import DeviceError
 from logitless.backends.gpu import device as shared
-from logitless.backends.gpu.language.dialect import KERNELS, TEXELS, Arg
+from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.backends.gpu.lowering import Dispatch
-from logitless.backends.gpu.software.chain import PIECES, TRIES, counts_nbytes
-from logitless.backends.gpu.software.stages import table
-from logitless.backends.vulkan import autotune, chain
+from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.device import Device, Memory
 from logitless.backends.vulkan.instance import all_devices
 from logitless.backends.vulkan.pipelines import Pipelines
@@ -178,12 +176,8 @@ class VulkanProgram:
         self.recording.begin()
         self._keep: dict[int, Memory] = {}  # what the recording refers to
         self._places: dict[Tensor, tuple[Location, Range | None]] = {}  # and the range where order matters
-        for together, part in chain.parts(work, backend.shape):
-            if together:
-                self._chain(part)
-            else:
-                for d in part:
-                    self._launch(d)
+        for d in work:
+            self._launch(d)
         self.recording.finish()
 
     def _arguments(self, d: Dispatch) -> tuple[list[int], list[Range], list[Range]]:
@@ -201,7 +195,7 @@ class VulkanProgram:
                 if t not in self._places:
                     self._places[t] = self._where(t, self._place(t))
                 at, span = self._places[t]
-            arguments.append(_argument(self._backend.device, arg, at.buffer, at.offset + offset))
+            arguments.append(int(at.buffer.address + at.offset + offset))
             if span is not None:
                 if arg.access != "w":
                     reads.append(span)
@@ -215,23 +209,6 @@ class VulkanProgram:
         pipeline = self._backend.pipelines.get(KERNELS[d.kernel], d.defines)
         self.recording.dispatch(pipeline, push, d.groups, reads, writes)
 
-    def _chain(self, part: Sequence[Dispatch]) -> None:
-        """One launch that does what these would, and those that go on if its workers leave."""
-        backend, found = self._backend, [self._arguments(d) for d in part]
-        rows = table(PIECES, part, (arguments for arguments, _, _ in found))
-        stages = self._hold(backend.device.memory(rows.nbytes))
-        backend.upload(Location(stages), rows.reshape(-1).view(np.uint8))
-        counts = self._hold(backend.device.memory(counts_nbytes(len(part))))
-        self.recording.fill_zero(counts)
-        own = (counts.address, counts.address + counts.nbytes)
-        reads = [own, *(span for _, spans, _ in found for span in spans)]
-        writes = [own, *(span for _, _, spans in found for span in spans)]
-        (variant,) = chain.KERNEL.variants(backend.shape)
-        pipeline = backend.pipelines.get(chain.KERNEL, variant, chain.special(part))
-        for i in range(TRIES):
-            push = struct.pack("<2Q3I", stages.address, counts.address, len(part), i, i == TRIES - 1)
-            self.recording.dispatch(pipeline, push, (chain.WORKERS, 1, 1), reads, writes)
-
     def _hold(self, memory: Memory) -> Memory:
         self._keep[id(memory)] = memory
         return memory
@@ -243,11 +220,3 @@ class VulkanProgram:
 
     def run(self) -> None:
         self.recording.submit()
-
-
-def _argument(device: Device, arg: Arg, memory: Memory, offset: int) -> int:
-    """What a kernel is told of a buffer: its address, or the number of its view."""
-    if arg.dtype == TEXELS:
-        assert device.views is not None
-        return device.views.number(memory, offset)
-    return int(memory.address + offset)

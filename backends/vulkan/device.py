@@ -10,7 +10,6 @@ import numpy as np
 from logitless.backends.vulkan import api
 from logitless.backends.vulkan.api import Keep, binding, check
 from logitless.backends.vulkan.instance import COOPERATIVE_MATRIX, CORE_FEATURES, FEATURES, DeviceInfo, feature_chain
-from logitless.backends.vulkan.views import Views
 from logitless.graph.backend import Bytes
 
 ANY = 0xFFFFFFFF  # every memory type
@@ -19,15 +18,13 @@ ANY = 0xFFFFFFFF  # every memory type
 class Memory:
     """A buffer with a device address. `array` is its bytes in this process, None where the host cannot see them."""
 
-    __slots__ = ("__weakref__", "_finalizer", "address", "array", "handle", "nbytes", "views")
+    __slots__ = ("__weakref__", "_finalizer", "address", "array", "handle", "nbytes")
 
     def __init__(self, device: Device, nbytes: int, kinds: tuple[int, ...]) -> None:
         """`kinds`: wanted property flags, the best first. MemoryError when nothing of the kind is left."""
         ffi, lib = binding()
         self.nbytes, keep = nbytes, Keep()
-        self.views: dict[int, tuple[int, Any]] = {}  # of its texels, by where they begin: number and handle
-        usage = api.USAGE | (api.TEXELS if device.info.texels else 0)
-        info = keep.struct("BufferCreateInfo", size=nbytes, usage=usage)
+        info = keep.struct("BufferCreateInfo", size=nbytes, usage=api.USAGE)
         made = ffi.new("VkBuffer *")
         check(lib.vkCreateBuffer(device.handle, info, ffi.NULL, made), f"a buffer of {nbytes} bytes")
         self.handle = made[0]
@@ -45,7 +42,7 @@ class Memory:
         if result:
             lib.vkDestroyBuffer(device.handle, self.handle, ffi.NULL)
             check(result, f"a buffer of {nbytes} bytes on {device.info.name}")
-        self._finalizer = weakref.finalize(self, device.discard, self.handle, memory[0], self.views)
+        self._finalizer = weakref.finalize(self, device.discard, self.handle, memory[0])
         check(lib.vkBindBufferMemory(device.handle, self.handle, memory[0], 0), "vkBindBufferMemory")
         self.array: Bytes | None = None
         if device.type_flags[request.memoryTypeIndex] & api.HOST_VISIBLE and kinds[0] & api.HOST_VISIBLE:
@@ -111,8 +108,7 @@ class Device:
         self._value = ffi.new("uint64_t *")  # of the last submission; the semaphore reaches it when that is done
         self.ended = 0  # the last of which that is known
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
-        self._garbage: list[tuple[Any, Any, dict[int, tuple[int, Any]]]] = []
-        self.views = Views(self.handle) if info.texels else None
+        self._garbage: list[tuple[Any, Any]] = []  # buffer (None of commands) and memory, or commands
         self._keep = keep = Keep()
         timeline = keep.struct("TimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1)
         timeline.pSignalSemaphoreValues = self._value
@@ -136,13 +132,13 @@ class Device:
         self._live.add(made)
         return made
 
-    def discard(self, buffer: Any, memory: Any, views: dict[int, tuple[int, Any]]) -> None:
+    def discard(self, buffer: Any, memory: Any) -> None:
         """Memory that nobody refers to any more; the collector may say so on any thread, so it is freed later."""
-        self._garbage.append((buffer, memory, views))
+        self._garbage.append((buffer, memory))
 
     def discard_commands(self, commands: Any) -> None:
         """The same of a command buffer (VkCommandBuffer *)."""
-        self._garbage.append((None, commands, {}))
+        self._garbage.append((None, commands))
 
     def sweep(self) -> None:
         """Free what was discarded."""
@@ -150,10 +146,7 @@ class Device:
             ffi, lib = binding()
             self.idle()
             while self._garbage:
-                buffer, memory, views = self._garbage.pop()
-                for number, view in views.values():
-                    assert self.views is not None
-                    self.views.forget(number, view)
+                buffer, memory = self._garbage.pop()
                 if buffer is None:
                     lib.vkFreeCommandBuffers(self.handle, self.commands, 1, memory)
                 else:
@@ -192,8 +185,6 @@ class Device:
                 held.release()
             self.sweep()
             self.open = False
-            if self.views is not None:
-                self.views.close()
             lib.vkDestroySemaphore(self.handle, self.semaphore[0], ffi.NULL)
             lib.vkDestroyCommandPool(self.handle, self.commands, ffi.NULL)
             lib.vkDestroyDevice(self.handle, ffi.NULL)

@@ -18,12 +18,6 @@ SYNCHRONIZATION = 4  # VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_E
 WARNING_AND_ERROR, ALL_TYPES = 0x1100, 7
 CPU = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
 KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
-TEXEL_FEATURES = (  # of kernels that read texels, by the number of a view
-    "runtimeDescriptorArray",
-    "shaderUniformTexelBufferArrayDynamicIndexing",
-    "descriptorBindingPartiallyBound",
-    "descriptorBindingUniformTexelBufferUpdateAfterBind",
-)
 FEATURES = {  # a device's features by struct; all that it has of these are enabled
     "PhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
     "PhysicalDeviceVulkan12Features": (
@@ -34,7 +28,6 @@ FEATURES = {  # a device's features by struct; all that it has of these are enab
         "shaderInt8",
         "vulkanMemoryModel",
         "vulkanMemoryModelDeviceScope",
-        *TEXEL_FEATURES,
     ),
     "PhysicalDeviceVulkan13Features": (
         "shaderIntegerDotProduct",
@@ -72,9 +65,7 @@ class DeviceInfo:
     fast_dots: bool  # integer dot products of packed bytes are instructions of the device
     matrices: matrices.Matrices | None  # what the kernels with cooperative matrices use on this device
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
-    subgroup: int  # threads
     max_invocations: int
-    texels: bool  # whether kernels that read texels can run, and are worth it: on a CPU with vectors of 16 numbers
     identity: bytes  # of device and driver version: caches are kept under it
     missing: str
     handle: Any
@@ -182,8 +173,6 @@ class Instance:
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             matrices=matrices.find(self.handle, handle, features, core, p11.subgroupSize, p13),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
-            subgroup=int(p11.subgroupSize),
-            texels=core.deviceType == CPU and p11.subgroupSize == 16 and features.issuperset(TEXEL_FEATURES),
             max_invocations=min(core.limits.maxComputeWorkGroupInvocations, core.limits.maxComputeWorkGroupSize[0]),
             identity=bytes(core.pipelineCacheUUID)
             + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),

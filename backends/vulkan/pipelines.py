@@ -17,7 +17,6 @@ from logitless.backends.vulkan.device import Device
 
 SHADERS = Path(__file__).parent / "shaders"
 MANIFEST = SHADERS / "manifest.json"
-Special = tuple[int, ...]
 
 
 @functools.cache
@@ -37,7 +36,6 @@ class Pipeline:
     handle: Any
     layout: Any
     push_bytes: int
-    texels: bool  # whether it wants the device's views
 
 
 class Pipelines:
@@ -46,8 +44,8 @@ class Pipelines:
     def __init__(self, device: Device) -> None:
         ffi, lib = binding()
         self.device = device
-        self._made: dict[tuple[str, Defines, Special], Pipeline] = {}
-        self._layouts: dict[tuple[int, bool], Any] = {}
+        self._made: dict[tuple[str, Defines], Pipeline] = {}
+        self._layouts: dict[int, Any] = {}  # by bytes of push constants
         self._unsaved = False
         self._path = (
             disk_cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
@@ -58,18 +56,15 @@ class Pipelines:
         check(lib.vkCreatePipelineCache(device.handle, info, ffi.NULL, made), "vkCreatePipelineCache")
         self._cache = made[0]
 
-    def get(self, kernel: Kernel, defines: Defines, special: Special = ()) -> Pipeline:
-        """Compiled now if it never was. `special`: values of its special constants, if they are not the device's.
-
-        OSError names a kernel that the driver refuses.
-        """
-        found = self._made.get((kernel.name, defines, special))
+    def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
+        """Compiled now if it never was. OSError names a kernel that the driver refuses."""
+        found = self._made.get((kernel.name, defines))
         if found is None:
-            found = self._made[kernel.name, defines, special] = self._make(kernel, defines, special)
+            found = self._made[kernel.name, defines] = self._make(kernel, defines)
             self._unsaved = True
         return found
 
-    def _make(self, kernel: Kernel, defines: Defines, special: Special) -> Pipeline:
+    def _make(self, kernel: Kernel, defines: Defines) -> Pipeline:
         ffi, lib = binding()
         keep, name = Keep(), shader_name(kernel, defines)
         code = (SHADERS / name).read_bytes()
@@ -80,12 +75,10 @@ class Pipelines:
         check(lib.vkCreateShaderModule(self.device.handle, wanted, ffi.NULL, module), f"shader {name}")
         try:
             push_bytes = 8 * len(kernel.args) + 4 * len(kernel.words)
-            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes, kernel.texels))
+            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
             stage = keep.struct("PipelineShaderStageCreateInfo", stage=COMPUTE, module=module[0])
             stage.pName = keep.new("char[]", b"main")
-            if special:
-                _specialise(stage, special, keep)
-            elif kernel.special:
+            if kernel.special:
                 self._fit_matrices(stage, kernel, keep)
             info.stage = stage[0]
             made = ffi.new("VkPipeline *")
@@ -93,7 +86,7 @@ class Pipelines:
             check(result, f"compiling {name} for {self.device.info.name}")
         finally:
             lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
-        return Pipeline(made[0], info.layout, push_bytes, kernel.texels)
+        return Pipeline(made[0], info.layout, push_bytes)
 
     def _fit_matrices(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
         """Give a kernel the constants of this device's cooperative matrices, and subgroups as large as those say."""
@@ -106,20 +99,17 @@ class Pipelines:
             "PipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=sizes.subgroup
         )
 
-    def _layout(self, push_bytes: int, texels: bool) -> Any:
-        """All arguments are push constants, so a layout is a size, and whether there are views beside them."""
-        if (push_bytes, texels) not in self._layouts:
+    def _layout(self, push_bytes: int) -> Any:
+        """All arguments are push constants, so a layout is a size."""
+        if push_bytes not in self._layouts:
             ffi, lib = binding()
             keep = Keep()
             push = keep.new("VkPushConstantRange *", {"stageFlags": COMPUTE, "offset": 0, "size": push_bytes})
             info = keep.struct("PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=push)
-            if texels:
-                assert self.device.views is not None
-                info.setLayoutCount, info.pSetLayouts = 1, self.device.views.layout
             made = ffi.new("VkPipelineLayout *")
             check(lib.vkCreatePipelineLayout(self.device.handle, info, ffi.NULL, made), "vkCreatePipelineLayout")
-            self._layouts[push_bytes, texels] = made[0]
-        return self._layouts[push_bytes, texels]
+            self._layouts[push_bytes] = made[0]
+        return self._layouts[push_bytes]
 
     def save(self) -> None:
         """Write the driver's cache when there is something new in it."""

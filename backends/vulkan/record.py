@@ -114,9 +114,6 @@ class Recording:
         if self._bound is not pipeline.handle:
             lib.vkCmdBindPipeline(commands, api.BIND_COMPUTE, pipeline.handle)
             self._bound = pipeline.handle
-            if pipeline.texels and self.device.views is not None:
-                views = self.device.views.set
-                lib.vkCmdBindDescriptorSets(commands, api.BIND_COMPUTE, pipeline.layout, 0, 1, views, 0, ffi.NULL)
         lib.vkCmdPushConstants(commands, pipeline.layout, api.COMPUTE, 0, len(push), ffi.from_buffer(push))
         lib.vkCmdDispatch(commands, *groups)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 register_all()
 N, TOP, WIDE, N_FF, OUT = 5, 2, 512, 256, 48
+SIMILAR_TYPES = ("f16", "q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl")  # their blocks are read as those of others are
 ON_DEVICES = (
     "top_experts",
     "expert_weights",
@@ -57,9 +58,12 @@ def device(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]
 
 
 @pytest.mark.parametrize("op", ON_DEVICES)
-def test_every_case_has_a_kernel(op: str, device: Backend) -> None:
-    outcomes = [run(problem, [device]) for problem in problems(op)]
-    assert len(outcomes) >= len(OPS[op].cases)
+def test_every_case_has_a_kernel(op: str, device: OpenCLBackend | VulkanBackend) -> None:
+    cases = list(problems(op))
+    assert len(cases) >= len(OPS[op].cases)
+    if device.shape.name == "simt":  # lavapipe compiles a kernel of GPUs for a second: a type of each kind
+        cases = [p for p in cases if not any(s.dtype in SIMILAR_TYPES for s in p.roots[0].src)]
+    outcomes = [run(problem, [device]) for problem in cases]
     assert [o for o in outcomes if o.status != OK] == []
 
 

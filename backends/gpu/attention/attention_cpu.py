@@ -8,12 +8,26 @@ turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a he
 from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, scales_of
-from logitless.backends.gpu.attention.paged_attention import SIZES, spans
+from logitless.backends.gpu.attention.paged_attention import AFTER_CACHES, SIZES, sink, spans
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
-from logitless.backends.gpu.software import attention
-from logitless.backends.gpu.software.attention import AFTER_CACHES, SUBGROUPS, WORDS, sink
 from logitless.graph.tensor import Tensor
+
+# These and the arguments are those of every kernel of attention, for one launch makes them all: a group for each query
+# head (their number is NGX) of each token. With two q8_0 caches they are the most that push constants have room for.
+WORDS = [
+    "uint n_kv",
+    "uint size",
+    "uint table_pages",
+    "uint window",
+    "float factor",
+    "float cap",
+    "uint half_n",
+    "uint interleaved",
+    "float direction",
+    "uint has_sinks",
+]
+
 
 SCALED = "UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) out_[i] = out_[i] * was;"
 
@@ -164,7 +178,4 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         return spans(t, shape, words, rest)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
     room, told = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
-    soft = shape.lanes in SUBGROUPS and k.dtype == v.dtype == "f16" and size % 4 == 0
-    soft = soft and size <= attention.SIZES[-1]
-    name = f"attention_soft_{shape.lanes}" if soft else f"attention_{k.dtype}_{v.dtype}"
-    return [dispatch(name, shape, bufs, told, (heads, tokens), MAX_SIZE=room)]
+    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, told, (heads, tokens), MAX_SIZE=room)]

@@ -16,7 +16,6 @@ from __future__ import annotations
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page, scales_of
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
-from logitless.backends.gpu.software.attention import AFTER_CACHES, sink
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
@@ -25,6 +24,14 @@ SPAN = 256  # cells
 WG = 128
 HEADS = (1, 4)  # query heads of a group, by variant
 FEW_GROUPS = 256  # where whole rows make no more groups than this, spans are groups of their own
+AFTER_CACHES = [
+    Arg("TABLE", "i32"),
+    Arg("SLOT", "i32"),
+    Arg("POS", "i32"),
+    Arg("A", "f32"),  # angles, where half_n tells of pairs
+    Arg("S", "f32"),  # sinks, where has_sinks
+    Arg("Y", "f32", "w"),
+]
 ELEMENT = {"f32": "f32", "f16": "u32", "q8_0": "u16"}  # keys: what two cells are loaded as, or one of f32
 MOST_SCRATCH = 64 << 20
 WORDS = [
@@ -58,6 +65,21 @@ JOIN = """
       PRECISE float both = total_here * comes;
       TOTAL = FMA(TOTAL, was, both);
       MOST = most;"""
+
+
+def sink(head: str, most: str, total: str, scaled: str) -> str:
+    """A block that joins the sink of a head to a row's greatest score and sum of weights.
+
+    It comes once, after all cells, so that it does not matter into what these were cut. The sink may be the greatest:
+    `scaled` is the text that multiplies the weighted sum of values by `was`.
+    """
+    return f"""{{
+    float sink = S[{head}], most = max({most}, sink);
+    PRECISE float was = EXP({most} - most);
+    PRECISE float comes = EXP(sink - most);
+    {total} = FMA({total}, was, comes);
+    {scaled}
+  }}"""
 
 
 def _join(most: str, total: str) -> str:

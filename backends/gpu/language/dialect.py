@@ -15,10 +15,6 @@ LANES = 16
 CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
 GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
 GL_SIZES = {"u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
-TEXELS = "texels"
-VIEWS = """layout(set = 0, binding = 0) uniform utextureBuffer VIEWS[];
-#define TEXEL(name, i) texelFetch(VIEWS[name.x], int(i))
-"""
 KERNELS: dict[str, Kernel] = {}
 
 
@@ -26,30 +22,25 @@ KERNELS: dict[str, Kernel] = {}
 class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
     that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, from
-    so many rows on (linear_coop.py; 0: never). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere;
-    `texels`: whether weights are read as such there (linear_texels.py). `threads`: of the largest group, at least 256.
+    so many rows on (linear_coop.py; 0: never). `threads`: of the largest group, at least 256.
     """
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
     dot: bool = False
     coop: int = 0
-    lanes: int = 0
-    texels: bool = False
     threads: int = 256
 
 
 SIMT = Shape("simt")
 CPU = Shape("cpu", 8)
-SOFT = Shape("soft", lanes=16)
+SOFT = Shape("soft")
 
 
 @dataclass(frozen=True)
 class Arg:
     """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both.
 
-    `dtype`: "texels" are four words each, which only GLSL reads, with `TEXEL(NAME, i)`: the argument is the number of
-    the buffer's view, in place of its address.
     `of`: so many buffers, one after the other, of which the body takes one: after `CHOOSE(i)` the name means buffer i.
     """
 
@@ -65,8 +56,7 @@ class Kernel:
     `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
     constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
     `extensions` of GLSL are those that this kernel needs beside the usual ones. `special` are constants that a Vulkan
-    device gives when it compiles the kernel (specialisation constants), with values that are valid. `texels`: whether
-    it reads views of which no argument tells.
+    device gives when it compiles the kernel (specialisation constants), with values that are valid.
     """
 
     def __init__(
@@ -83,7 +73,6 @@ class Kernel:
         functions: str = "",
         extensions: Sequence[str] = (),
         special: Mapping[str, int] | None = None,
-        texels: bool = False,
     ) -> None:
         self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
         self.extensions, self.special = tuple(extensions), dict(special or {})
@@ -91,7 +80,6 @@ class Kernel:
         # One a buffer: those to choose from are numbered.
         self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
         self.words = [(w.split()[0], w.split()[1]) for w in words]
-        self.texels = texels or any(a.dtype == TEXELS for a in self.args)
         self._variants = {
             "simt": [_sorted(v) for v in simt],
             "cpu": [_sorted(v) for v in cpu],
@@ -127,16 +115,13 @@ def glsl_type(a: Arg) -> str:
 
 def glsl_name(a: Arg) -> str:
     """The macro for a buffer's elements; the variable's name is the buffer's and a `_`."""
-    return f"#define {a.name} {a.name}_{'' if a.dtype == TEXELS else '.v'}\n"
+    return f"#define {a.name} {a.name}_.v\n"
 
 
 def glsl_types(args: Iterable[Arg]) -> str:
     """What these buffers' variables are declared with."""
     text = ""
     for dtype, access in dict.fromkeys((a.dtype, a.access) for a in args):
-        if dtype == TEXELS:
-            text += f"{VIEWS}#define B_{dtype}_{access} uvec2\n"
-            continue
         qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
         text += (
             f"layout(buffer_reference, std430, buffer_reference_align = {GL_SIZES[dtype]}) "
@@ -194,8 +179,7 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
         f"layout(constant_id = {i}) const uint {name} = {value}u;\n"
         for i, (name, value) in enumerate(kernel.special.items())
     )
-    wanted = (*kernel.extensions, *["GL_EXT_nonuniform_qualifier"] * kernel.texels)
-    extensions = "".join(f"#extension {name} : require\n" for name in wanted)
+    extensions = "".join(f"#extension {name} : require\n" for name in kernel.extensions)
     return (
         f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{constants(defines)}{special}"
         f"layout(local_size_x = WG) in;\n{glsl_types(kernel.args)}"

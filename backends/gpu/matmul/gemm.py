@@ -5,13 +5,12 @@ matmul.py's kernel for few rows. b is f32 with steps of its own, or a packed wei
 back through the very bytes that are served.
 
 A device that is a CPU copies 32 columns of b into local memory, 256 k at a time, and takes all rows of its part
-through them. On GPUs a group has 32 × 64 results, and 8 × 4 of them a thread. lavapipe, where each load is a gather,
-has no local copies: eight lanes load eight rows' numbers and tell each other (as in linear_soft.py).
+through them. On GPUs a group has 32 × 64 results, and 8 × 4 of them a thread.
 """
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch
 from logitless.backends.gpu.matmul import layout, unpack
 from logitless.graph.tensor import Tensor
@@ -19,7 +18,6 @@ from logitless.graph.tensor import Tensor
 WG, ROWS, COLUMNS = 64, 32, 64  # of a group on GPUs
 CPU_ROWS, CPU_COLUMNS = 4, 32
 LEAST_ROWS = 128  # that are worth a copy of b
-SOFT_ROWS, SOFT_COLUMNS = 16, 64
 SIMT = {"WG": WG, "RM": 8, "RN": 4, "TM": ROWS, "TN": COLUMNS, "KC": 16}
 CPU = {"WG": 1, "RM": CPU_ROWS, "RN": 2, "TM": 0, "TN": CPU_COLUMNS, "KC": 256}
 # What follows a row's last columns is another group's, who may be writing it.
@@ -140,35 +138,6 @@ _gemm("gemm", [Arg("B", "f32")], [*WORDS, "uint bn", "uint bk"], "f32")
 for _dtype in layout.PACKINGS:
     _names = f"#define n_k columns\n{unpack.element(_dtype)}"
     _gemm(f"gemm_{_dtype}", unpack.args(_dtype), WORDS, "", _names)
-Kernel(
-    "gemm_soft_f32",
-    [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-    [*WORDS, "uint bn", "uint bk"],
-    """
-  uint n0 = GX * RN * 16u + LANE, m0 = GY * RM;
-  uint from[RM / 8], at[RN];
-  UNROLL for (uint i = 0u; i < RM / 8u; i++) from[i] = min(m0 + i * 8u + LANE8, rows - 1u) * am;
-  UNROLL for (uint j = 0u; j < RN; j++) at[j] = min(n0 + j * 16u, columns - 1u) * bn;
-  PRECISE float acc[RM * RN];
-  UNROLL for (uint i = 0u; i < RM * RN; i++) acc[i] = 0.0f;
-  for (uint k = 0u; k < depth; k++) {
-    float x[RN];
-    UNROLL for (uint j = 0u; j < RN; j++) x[j] = B[at[j] + k * bk];
-    UNROLL for (uint i = 0u; i < RM / 8u; i++) {
-      float own = A[from[i] + k * ak];
-      UNROLL for (uint r = 0u; r < 8u; r++) {
-        float v = FROM_LANE(own, r);
-        UNROLL for (uint j = 0u; j < RN; j++) acc[(i * 8u + r) * RN + j] = FMA(v, x[j], acc[(i * 8u + r) * RN + j]);
-      }
-    }
-  }
-  UNROLL for (uint r = 0u; r < RM; r++) UNROLL for (uint j = 0u; j < RN; j++) {
-    if (m0 + r < rows && n0 + j * 16u < columns) Y[(m0 + r) * columns + n0 + j * 16u] = acc[r * RN + j];
-  }""",
-    simt=(),
-    cpu=(),
-    soft=[{"WG": 16, "RM": SOFT_ROWS, "RN": SOFT_COLUMNS // LANES}],
-)
 
 
 def gemm(
@@ -182,8 +151,6 @@ def gemm(
         down = max(1, min(-(-shape.units // across), m // LEAST_ROWS))
         part = -(-m // down // CPU_ROWS) * CPU_ROWS
         down = -(-m // part)
-    elif shape.name == "soft" and not dtype:
-        name, across, down = "gemm_soft_f32", -(-n // SOFT_COLUMNS), -(-m // SOFT_ROWS)
     if across > MAX_GROUPS or down > MAX_GROUPS:
         raise ValueError(f"a product of {m} rows and {n} columns is too large")
     bufs: Buffers = (a, *(unpack.buffers(b) if dtype else (b,)), t)

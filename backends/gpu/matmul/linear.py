@@ -13,10 +13,9 @@ from logitless.backends.gpu.matmul import launch, layout, unpack
 from logitless.backends.gpu.matmul.gemm import gemm
 from logitless.backends.gpu.matmul.linear_coop_matrix import coop_product
 from logitless.backends.gpu.matmul.linear_int_dot import dot_product
+from logitless.backends.gpu.matmul.linear_software import soft_product
 from logitless.backends.gpu.matmul.matmul import rows_product
 from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, split_for
-from logitless.backends.gpu.software.linear import soft_product
-from logitless.backends.gpu.software.linear_texels import texels_product
 from logitless.graph.tensor import Tensor
 
 CPU_TILES = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
@@ -105,8 +104,7 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
     if not all(is_packed(w) and w.dtype == dtype for w in parts) or len(parts) > launch.n_parts(dtype):
         return None
     if shape.name == "soft":
-        one = shape.texels and dtype in unpack.BLOCKS and t.src[0].shape[0] == 1
-        return [(texels_product if one else soft_product)(t, shape, parts)]
+        return [soft_product(t, shape, parts)]
     if shape.dot and dtype in unpack.BLOCKS:
         many = 0 < shape.coop <= t.src[0].shape[0]
         return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)

@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
-from logitless.backends.gpu.matmul import launch, layout, linear, linear_int_dot, split_k, unpack
+from logitless.backends.gpu.matmul import launch, layout, linear, linear_int_dot, linear_software, split_k, unpack
 from logitless.backends.gpu.quantize import rounding
-from logitless.backends.gpu.software import linear as linear_soft
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -28,7 +27,7 @@ SIMT_TILES = [
     {"WG": LANES * split_k.SPLITS[0], "MT": 1, "SPLIT": split_k.SPLITS[0], "CHUNKS": split_k.CHUNKS, "R": 1},
     {"WG": WG, "MT": 4, "SPLIT": 1, "CHUNKS": split_k.CHUNKS, "R": 1},
 ]
-SOFT_TILE = {"WG": linear_soft.WG, "MT": 2, "R": 2}  # one for any number of rows
+SOFT_TILE = {"WG": linear_software.WG, "MT": 2, "R": 2}  # one for any number of rows
 MANY = 4  # rows of an expert, as a mean, that are worth a group of MT
 EXPERT = "#define EXPERT(place) UINT(ORDER[2u * n_rows + (place)])\n"
 FUNCTIONS = f"""
@@ -36,7 +35,7 @@ FUNCTIONS = f"""
 {launch.MACROS}{EXPERT}
 #define X_ROW(place) (per_row > 0u ? UINT(ORDER[place]) / per_row : (place))
 """
-SOFT_FUNCTIONS = f"{linear_soft.UNDEF}{linear_soft.MACROS}#undef FIRST\n#define FIRST unit\n"
+SOFT_FUNCTIONS = f"{linear_software.UNDEF}{linear_software.MACROS}#undef FIRST\n#define FIRST unit\n"
 
 
 def _begin(unit: str) -> str:
@@ -87,9 +86,9 @@ for _dtype in layout.PACKINGS:
     )
     Kernel(
         f"expert_linear_soft_{_dtype}",
-        _args("f32", [replace(a, dtype=linear_soft.WIDER[a.dtype]) for a in _weights]),
+        _args("f32", [replace(a, dtype=linear_software.WIDER[a.dtype]) for a in _weights]),
         WORDS,
-        linear_soft.frame(_begin(linear_soft.UNIT), linear_soft.steps(_dtype), row=ROW, end=_end) + "  }",
+        linear_software.frame(_begin(linear_software.UNIT), linear_software.steps(_dtype), row=ROW, end=_end) + "  }",
         simt=(),
         cpu=(),
         soft=[SOFT_TILE],

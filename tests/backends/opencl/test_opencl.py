@@ -11,17 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import pytest
 
 from logitless.backends.errors import DeviceLost
 from logitless.backends.gpu.language import prelude
 from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.graph.backend import Backend, Location
-from logitless.graph.execution.session import Session
-from logitless.graph.ops.elementwise import add, mul
-from logitless.graph.ops.norm import rms_norm
-from logitless.graph.tensor import Tensor, feed
 
 if TYPE_CHECKING:
     from logitless.backends.opencl.backend import OpenCLBackend
@@ -72,50 +67,11 @@ def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBack
     assert (held, made.reference_count) == (before + counts, before)
 
 
-@pytest.mark.parametrize(("workers", "patience"), [(2, 1000), (3, 0)], ids=["two", "three that leave at once"])
-def test_many_launches_are_one_to_the_same_bits(
-    workers: int, patience: int, device: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages of one group and of many, whose sums need all of the stage before."""
-    if device.chains is None:
-        pytest.skip("groups are no threads of this process")
-    from logitless.backends.opencl import chain
-    from logitless.backends.opencl.backend import OpenCLBackend, OpenCLProgram
-
-    def build() -> list[Tensor]:
-        y, w = feed("x", (37, 96)), feed("w", (96,))
-        for i in range(20):
-            y = add(rms_norm(y, w, eps=1e-5), y) if i % 2 else mul(y, rms_norm(y, w, eps=1e-5))
-        return [y]
-
-    feeds = {
-        name: np.random.default_rng(3).normal(size=n).astype(np.float32) for name, n in (("x", (37, 96)), ("w", 96))
-    }
-    session = Session([device])
-    monkeypatch.setattr(chain, "LEAST", 1000)
-    (alone,) = session.plan(build).run(feeds)
-    monkeypatch.setattr(chain, "LEAST", 40)
-    monkeypatch.setattr(chain, "PATIENCE", patience)
-    other = OpenCLBackend("opencl:0")
-    assert other.chains is not None
-    other.chains.workers = workers
-    plan = Session([other]).plan(build)
-    (program,) = cast("list[OpenCLProgram]", plan.programs)
-    assert len(program._launches._rows) == chain.TRIES
-    for _ in range(3):  # what is counted begins with zeros again
-        assert plan.run(feeds)[0].tobytes() == alone.tobytes()
-    other.close()
-
-
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> str:
     """A warning that compilers give of every program, a new one each time: no cache knows its source."""
-    from logitless.backends.opencl import chain
-
     text = f"said_{uuid.uuid4().hex}"
-    lines = f"#warning {text}\ntypedef int {text};\n"
-    monkeypatch.setattr(prelude, "CL", lines + prelude.CL)
-    monkeypatch.setattr(chain, "PROBE", lines + chain.PROBE)
+    monkeypatch.setattr(prelude, "CL", f"#warning {text}\ntypedef int {text};\n{prelude.CL}")
     caplog.set_level(logging.DEBUG, "logitless.devices")
     return text
 
@@ -152,20 +108,6 @@ def test_a_binary_that_was_kept_is_built_without_a_warning(
         assert made.kernel_names == "top_experts"
     assert len(list((tmp_path / "opencl").iterdir())) == 1
     assert logging.DEBUG in logged(caplog, said)
-
-
-def test_what_a_compiler_says_of_a_chain_is_a_debug_line(
-    device: OpenCLBackend, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    if device.chains is None:
-        pytest.skip("groups are no threads of this process")
-    from logitless.backends.opencl.chain import Chains
-
-    chains = Chains(device._context, device._queue, device.chains.workers)
-    assert chains.possible
-    assert logged(caplog, said) == [logging.DEBUG]
-    chains.program((("top_experts", KERNELS["top_experts"].variants(device.shape)[0]),))
-    assert logged(caplog, said) == [logging.DEBUG] * 2
 
 
 def test_programs_are_built_in_one_place() -> None:

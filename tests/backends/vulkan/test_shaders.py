@@ -17,9 +17,7 @@ CAPABILITIES |= {4448: "StorageBuffer8BitAccess", 22: "Int16", 39: "Int8"}
 SOFT_ONLY = {61: "GroupNonUniform", 64: "GroupNonUniformBallot", 11: "Int64"}  # only where a CPU runs Vulkan
 DOTS_ONLY = {6018: "DotProductInput4x8BitPacked", 6019: "DotProduct"}  # only where a device has them
 COOP_ONLY = {6022: "CooperativeMatrixKHR", 5345: "VulkanMemoryModel", 61: "GroupNonUniform"}  # the same
-TEXELS_ONLY = {**SOFT_ONLY, 46: "SampledBuffer", 5302: "RuntimeDescriptorArray"}  # the same
-TEXELS_ONLY |= {5304: "UniformTexelBufferArrayDynamicIndexing"}
-MORE = {"_soft_": SOFT_ONLY, "_texels": TEXELS_ONLY, "_dot_": DOTS_ONLY, "_coop_": COOP_ONLY}
+MORE = {"_soft_": SOFT_ONLY, "_dot_": DOTS_ONLY, "_coop_": COOP_ONLY}
 OP_CAPABILITY, OP_CONSTANT, OP_MULTIPLY = 17, 43, 133
 CUBIC = struct.unpack("<I", struct.pack("<f", 0.044715))[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -28,7 +28,6 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, encode, problem
 if TYPE_CHECKING:
     from logitless.backends.gpu.language.dialect import Shape
     from logitless.backends.gpu.lowering import Dispatch
-    from logitless.backends.vulkan.backend import VulkanBackend
 
 register_all()
 
@@ -301,83 +300,6 @@ def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> No
     open_device("vulkan:0")
     with pytest.raises(DeviceError, match=r"vulkan:99 is not available: this machine has vulkan:0"):
         VulkanBackend("vulkan:99")
-
-
-def test_one_row_through_texels_has_the_bits_of_many(watched: Backend) -> None:
-    """Weights of which a subgroup's lanes have four groups, and one of which only some are there; views come back."""
-    device = cast("VulkanBackend", watched).device
-    if device.views is None:
-        pytest.skip("this device reads no texels")
-    free, rng, session = len(device.views._free), np.random.default_rng(5), Session([watched])
-
-    def weight(name: str, n: int) -> Tensor:
-        blocks = rng.integers(0, 256, (n * 3, 34), np.uint8)
-        blocks[:, :2] = rng.uniform(0.01, 0.02, (n * 3, 1)).astype(np.float16).view(np.uint8)
-        return session.define(name, (n, 96), "q8_0", lambda: blocks.reshape(-1), constant=True)
-
-    a, b, c = (weight(name, n) for name, n in (("a", 70), ("b", 16), ("c", 70)))
-
-    def build(rows: int) -> list[Tensor]:
-        x = feed("x", (rows, 96))
-        return [linear(x, a), linear(x, b), glu(linear(x, a), linear(x, c), activation="gelu")]
-
-    x = rng.normal(size=(5, 96)).astype(np.float32)
-    many, plan = session.plan(lambda: build(5)).run({"x": x}), session.plan(lambda: build(1))
-    assert len(device.views._free) < free
-    for i in range(5):
-        for one, whole in zip(plan.run({"x": x[i : i + 1]}), many, strict=True):
-            assert one[0].tobytes() == whole[i].tobytes()
-    session.release()
-    del plan
-    device.sweep()
-    assert len(device.views._free) == free
-
-
-@pytest.mark.parametrize("watched", ["copied"], indirect=True)
-@pytest.mark.parametrize(("workers", "patience"), [(2, 1000), (3, 0)], ids=["two", "three that leave at once"])
-def test_many_launches_are_one_to_the_same_bits(
-    workers: int, patience: int, watched: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages of one group and of several, whose sums need all of the stage before; what was counted is forgotten."""
-    from logitless.backends.vulkan import backend, chain
-
-    device = cast("VulkanBackend", watched)
-    if not (device.shape.texels and device.shape.lanes == chain.LANES):
-        pytest.skip("this device has no chains")
-    rng, session = np.random.default_rng(5), Session([watched])
-
-    def weight(name: str) -> Tensor:
-        raw = encode(rng.normal(size=(256, 256)).astype(np.float32), "q8_0")
-        return session.define(name, (256, 256), "q8_0", lambda: raw, constant=True)
-
-    a, b, c = map(weight, "abc")
-    norm = session.define("n", (256,), "f32", lambda: np.ones(256, np.float32).view(np.uint8), constant=True)
-
-    def build() -> list[Tensor]:
-        y = feed("x", (1, 256))
-        for _ in range(20):
-            y = linear(rms_norm(y, norm, eps=1e-5), a)
-            y = glu(linear(y, b), linear(y, c), activation="silu")
-        return [y]
-
-    xs = [rng.normal(size=(1, 256)).astype(np.float32) for _ in range(3)]
-    monkeypatch.setattr(chain, "LEAST", 1000)
-    alone = session.plan(build)
-    expected = [alone.run({"x": x})[0].tobytes() for x in xs]
-    monkeypatch.setattr(chain, "LEAST", 40)
-    monkeypatch.setattr(chain, "WORKERS", workers)
-    monkeypatch.setattr(chain, "PATIENCE", patience)
-    launched: list[tuple[int, int, int]] = []
-    record = backend.Recording.dispatch
-
-    def dispatch(self: backend.Recording, *arguments: Any) -> None:
-        launched.append(arguments[2])
-        record(self, *arguments)
-
-    monkeypatch.setattr(backend.Recording, "dispatch", dispatch)
-    together = session.plan(build)
-    assert launched == [(workers, 1, 1)] * chain.TRIES
-    assert [together.run({"x": x})[0].tobytes() for x in xs] == expected
 
 
 def test_what_makes_activations_rounds_them_to_the_same_bits(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:

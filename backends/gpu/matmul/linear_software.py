@@ -1,24 +1,25 @@
-"""`linear` for Vulkan on a CPU (lavapipe), where every load of a lane is a gather and costs what ten additions do.
+"""`linear` for Vulkan on a CPU (lavapipe): a variant that compiles and runs fast enough for tests.
 
-So a thread loads 64 bits at once, which are words of two rows: its lanes are vectors of two, and eight threads have the
-16 rows of a group. It has R such groups, so that an activation that was loaded serves all of them; the eight load eight
-activations and tell each other. Sixteen threads are a subgroup (two where vectors have 256 bits): both halves load the
-same activations. Sums over k run from the first block to the last, for any number of rows.
+Every load of a lane is a gather there, as slow as ten additions, and a barrier makes the kernel a
+coroutine. So a thread loads 64 bits, words of two rows: its lanes are vectors of two, and eight
+threads have the 16 rows of a group. A thread has R groups, which share each loaded activation;
+eight threads load eight activations and broadcast them. Sums over k run from the first block to
+the last, whatever the number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.matmul import launch, layout, unpack
 from logitless.graph.tensor import Tensor
 
 WG = 16
 UNIT = "GY * (WG / 8u) + LID / 8u"
-TILES = [{"WG": WG, "MT": 1, "R": 3}, {"WG": WG, "MT": 4, "R": 2}]
+TILE = {"WG": WG, "MT": 4, "R": 2}  # one for any number of rows: tests spend more time compiling than running
 WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
 LANES_ARE_THREADS = (
     "LANE",
@@ -112,12 +113,8 @@ def _floats(dtype: str) -> str:
   }}"""
 
 
-def blocks(dtype: str, lanes: int) -> str:
-    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum.
-
-    So many lanes load the activations of as many k and tell each other.
-    """
-    loads, words = 32 // lanes, lanes // 4
+def _blocks(dtype: str) -> str:
+    """Blocks of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
     lines = [unpack.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
     halves = 2 if dtype == "q6_k" else 1
     minimum = unpack.has_minimum(dtype)
@@ -127,9 +124,7 @@ def blocks(dtype: str, lanes: int) -> str:
         )
         for j in range(half * 8 // halves, (half + 1) * 8 // halves):
             values = " ".join(f"LF v{t} = {unpack.quant(dtype, j, t)};" for t in range(4))
-            xs = " ".join(
-                f"float x{t} = FROM_LANE(xv[m * {loads}u + {j // words}u], {4 * (j % words) + t}u);" for t in range(4)
-            )
+            xs = " ".join(f"float x{t} = FROM_LANE(xv[m * 4u + {j // 2}u], {4 * (j % 2) + t}u);" for t in range(4))
             steps = " ".join(f"{s}[m] = FMA(v{t}, LSPLAT(x{t}), {s}[m]);" for t, s in enumerate(("even", "odd") * 2))
             total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
             lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
@@ -143,9 +138,9 @@ def blocks(dtype: str, lanes: int) -> str:
     return f"""
   uint n_blocks = n_k / 32u;
   for (uint b = 0u; b < n_blocks; b++) {{
-    float xv[MT * {loads}];
-    UNROLL for (uint m = 0u; m < MT; m++) UNROLL for (uint i = 0u; i < {loads}u; i++)
-      xv[m * {loads}u + i] = X[xr[m] + b * 32u + i * {lanes}u + LANE{lanes}];
+    float xv[MT * 4];
+    UNROLL for (uint m = 0u; m < MT; m++) UNROLL for (uint i = 0u; i < 4u; i++)
+      xv[m * 4u + i] = X[xr[m] + b * 32u + i * 8u + LANE8];
     UNROLL for (uint r = 0u; r < R; r++) {{
       uint g = min(first + r, groups - 1u);
       {body}
@@ -155,27 +150,21 @@ def blocks(dtype: str, lanes: int) -> str:
 
 def steps(dtype: str) -> str:
     """All steps over k."""
-    return _floats(dtype) if dtype in unpack.FLOATS else blocks(dtype, 8)
-
-
-def args(dtype: str, wider: Mapping[str, str]) -> list[Arg]:
-    """Weights are read several elements at a time."""
-    return [replace(a, dtype=wider[a.dtype]) if a.of > 1 else a for a in launch.args(dtype)]
+    return _floats(dtype) if dtype in unpack.FLOATS else _blocks(dtype)
 
 
 for _dtype in layout.PACKINGS:
     Kernel(
         f"linear_soft_{_dtype}",
-        args(_dtype, WIDER),
+        [replace(a, dtype=WIDER[a.dtype]) if a.of > 1 else a for a in launch.args(_dtype)],
         launch.words(_dtype),
         frame(launch.begin(_dtype, UNIT), steps(_dtype)),
         simt=(),
         cpu=(),
-        soft=[tile | {"PAIR": pair} for tile in TILES for pair in (0, 1)],
+        soft=[TILE | {"PAIR": pair} for pair in (0, 1)],
         functions=launch.MACROS + UNDEF + MACROS,
     )
 
 
 def soft_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> Dispatch:
-    mt, rows = (1, 3) if t.src[0].shape[0] == 1 else (4, 2)
-    return launch.launch(t, parts, shape, f"linear_soft_{parts[0].dtype}", launch.Tile(mt, rows, WG // 8))
+    return launch.launch(t, parts, shape, f"linear_soft_{parts[0].dtype}", launch.Tile(TILE["MT"], TILE["R"], WG // 8))

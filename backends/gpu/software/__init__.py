@@ -1,1 +1,0 @@
-"""Kernels for OpenCL and Vulkan devices that are CPUs (PoCL, lavapipe)."""
