@@ -1,1 +1,3 @@
-"""Backends: how ops run on a device. CPU kernels, GPU kernels for OpenCL and Vulkan, remote devices."""
+"""Backends: how ops run on a device. CPU kernels, GPU kernels for OpenCL and Vulkan, remote
+devices.
+"""

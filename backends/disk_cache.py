@@ -1,4 +1,4 @@
-"""The cache folder on disk, for all backends: compiled kernels, pipelines, programs. What is lost is made again."""
+"""The disk cache of all backends: kernels, pipelines, programs. Lost files are made again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cache_folder() -> Path:
 
 
 def read(path: Path) -> bytes:
-    """What `write` put there; empty when there is nothing, or not as it was written."""
+    """The content that `write` stored; empty for a missing or damaged file."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -30,7 +30,9 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all; a read-only or full disk only costs the next start its compile time."""
+    """Store content atomically; on a read-only or full disk nothing is stored and nothing is
+    raised.
+    """
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:

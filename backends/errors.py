@@ -1,11 +1,11 @@
-"""What can go wrong with a device, for every backend."""
+"""Errors of devices, for every backend."""
 
 from __future__ import annotations
 
 
 class DeviceError(ValueError):
-    """A device that this machine does not have, or that cannot be used; the message names it in one line."""
+    """A device is missing or unusable; the message names it in one line."""
 
 
 class DeviceLost(OSError):
-    """A device stopped working while it was in use: a reset, a driver that gave up, an unplugged card."""
+    """A device stopped working in use: a reset, a failed driver, an unplugged card."""

@@ -26,7 +26,8 @@ LIMITED = {  # variant -> (name of such a processor, prefixes of the features th
     "avx2": ("haswell", ("avx512", "avx10", "amx", "avxvnni")),
 }
 BF16 = "LOGITLESS_CPU_BF16"
-VOLATILE_LINES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that change between boots
+# lines of /proc/cpuinfo that change between boots
+VOLATILE_LINES = ("cpu MHz", "bogomips", "BogoMIPS")
 
 
 @dataclass(frozen=True)

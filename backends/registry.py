@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
-    """Backends in the order given; the CPU is added last when it is not named, because it runs every op.
+    """Open backends in this order, and last the CPU if it is not named: it runs every op.
 
-    DeviceError says in one line which of them is not there, and why.
+    `threads`: of the CPU, 0 for every core. DeviceError names a device that is missing, and why.
     """
     opened: list[Backend] = []
     try:
@@ -50,21 +50,27 @@ def _open_backend(name: str, threads: int) -> Backend:
 
 
 def prefetch_kernels() -> None:
-    """Start to compile the CPU kernels that every model needs and that are not cached; returns at once."""
+    """Start to compile the CPU kernels that every model needs and that are not cached; returns at
+    once.
+    """
     from logitless.backends.cpu.compiler import warmup
 
     warmup.begin()
 
 
 def on_compile(report: Callable[[str, int], None] | None) -> None:
-    """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait behind it."""
+    """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait
+    behind it.
+    """
     from logitless.backends.cpu.compiler import jit
 
     jit.on_compile = report
 
 
 def has_cpu_kernel(t: Tensor) -> bool:
-    """Whether the CPU runs this node by a kernel, not by its numpy reference. Nothing is compiled."""
+    """True when the CPU runs this node by a kernel, not by its numpy reference. Nothing is
+    compiled.
+    """
     from logitless.backends.cpu.lowering.registry import LOWERINGS
 
     rule = LOWERINGS.get(t.op)
@@ -72,7 +78,8 @@ def has_cpu_kernel(t: Tensor) -> bool:
 
 
 def cpu_peaks(backend: Backend) -> Peaks:
-    """A meter of the CPU's memory bandwidth and multiply-adds a second, on the threads of this backend.
+    """A meter of the CPU's memory bandwidth and multiply-adds a second, on the threads of this
+    backend.
 
     TypeError for a backend of another device.
     """

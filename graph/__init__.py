@@ -15,12 +15,13 @@
 Leaves are feeds (`feed(name, shape)`: an array is given at every run), variables
 (`session.define(name, shape)`: they live on a device between runs, see `Session.write` and `read`)
 and scalars (`const(value)`). Ops check shapes where the graph is built: a ValueError names the op
-and its sources. `session.compute(fetches, feeds)` runs a graph once; `session.run(key, build, feeds)`
-keeps its plan. `evaluate(roots, feeds)` computes it in numpy, in float64, without a device.
+and its sources. `session.compute(fetches, feeds)` runs a graph once; `session.run(key, build,
+feeds)` keeps its plan. `evaluate(roots, feeds)` computes it in numpy, in float64, without a device.
 
-Devices are named as for `--device` (`cpu`, `vulkan:0`, `opencl:0`, `rpc:HOST:PORT`); `open_backends`
-raises DeviceError for one that is not there. What an op computes, its shapes and its gradient stand in
-its declaration below `graph/ops`; all of them may be used, those named here are the common ones.
+Devices are named as for `--device` (`cpu`, `vulkan:0`, `opencl:0`, `rpc:HOST:PORT`);
+`open_backends` raises DeviceError for one that is not there. What an op computes, its shapes and
+its gradient stand in its declaration below `graph/ops`; all of them may be used, those named here
+are the common ones.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ _HOMES = {
     "testing.evaluate": ("evaluate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)  # loaded at first use: most programs import modules of the package instead
+# loaded at first use: most programs import modules of the package instead
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Gradients as graphs: `backward` walks the graph once, from the loss to the parameters."""
+"""Reverse-mode differentiation: `backward` adds the nodes of gradients to a graph."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from logitless.graph.tensor import Tensor, const
 
 
 def backward(
-    loss: Tensor | Mapping[Tensor, Tensor], params: Sequence[Tensor], *, given: Sequence[Tensor] = ()
+    loss: Tensor | Mapping[Tensor, Tensor], params: Sequence[Tensor], *, stop_at: Sequence[Tensor] = ()
 ) -> dict[Tensor, Tensor]:
-    """The gradient of a scalar for each parameter (any nodes of the graph); one that has no influence has no entry.
+    """Differentiate a scalar: {parameter: gradient}, each gradient of its parameter's shape.
 
-    Instead of the scalar: nodes and the gradients that they have already, to go on from there. No gradient goes on
-    from a node that is `given`: a graph can be taken in two parts.
-
-    Linear in the graph's size. A gradient that is zero is no node at all: the first contribution starts a sum.
-    ValueError names an op that has no gradient, or one whose rule gives a wrong shape.
+    `loss`: a tensor of shape (), or {node: its gradient} to continue from known gradients.
+    `params`: any nodes of the graph; one without influence on the loss has no entry.
+    `stop_at`: nodes that no gradient passes, so that a graph can be differentiated in two parts.
+    Linear in the graph's size; a gradient that is zero is no node at all.
+    ValueError names an op without a gradient rule, or a loss or gradient of a wrong shape.
     """
     from logitless.graph.ops.elementwise import add
 
@@ -29,7 +29,7 @@ def backward(
     order = toposort(loss)
     wanted = set(params)
     depends = set(wanted)  # on a parameter
-    ends = set(given)
+    ends = set(stop_at)
     for t in order:
         if t not in ends and any(s in depends for s in t.src):
             depends.add(t)

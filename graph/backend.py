@@ -12,7 +12,8 @@ import numpy.typing as npt
 from logitless.graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
-Rewrite = Callable[[Tensor], Tensor]  # (a node with rewritten sources) → that node, or its replacement
+# (a node with rewritten sources) → that node, or its replacement
+Rewrite = Callable[[Tensor], Tensor]
 Rule = TypeVar("Rule")
 Kind = tuple[str, tuple[str, ...]]  # of a node: its op and the types of its sources
 
@@ -60,18 +61,20 @@ class ProfiledProgram(Program, Protocol):
 
 
 class Backend(Protocol):
-    """A device. Backends inherit this class: members with a value or a body are optional capabilities
-    and default to a device without them.
+    """A device. Backends inherit this class: members with a value or a body are optional
+    capabilities and default to a device without them.
     """
 
     name: str
     alignment: int  # of tensors in a buffer, in bytes
     memory_bytes: int  # of the device; 0: it uses host memory
     preemptible: bool = False  # whether `split` cuts programs
-    self_tested: bool = False  # whether its ops are tried at start; `refuse` is told of those that fail
-    identity: str = ""  # device and driver, under which self-test results are cached; "": they are not
+    # whether its ops are tried at start; `refuse` is told of those that fail
+    self_tested: bool = False
+    # device and driver, under which self-test results are cached; "": they are not
+    identity: str = ""
 
-    # --- graph and programs --------------------------------------------------------------------------
+    # --- graph and programs -----------------------------------------------------------------------
 
     def supports(self, t: Tensor) -> bool:
         """Whether this node, as it stands in the user's graph, can run here."""
@@ -81,10 +84,12 @@ class Backend(Protocol):
         raise AssertionError(f"{self.name} is not self-tested and refuses no op ({ops})")
 
     def rewrite(self, t: Tensor) -> Tensor:
-        """Replace a node whose sources are rewritten already; most nodes are returned as they are."""
+        """Replace a node whose sources are rewritten already; most nodes stay."""
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        """Merge nodes of this backend (`mine`) into fewer that give the same values; the new fetches."""
+        """Merge nodes of this backend (`mine`) into fewer that give the same values; the new
+        fetches.
+        """
 
     def prepare(self, nodes: Iterable[Tensor]) -> None:
         """Load the kernels that `compile` of these nodes needs; any thread may call.
@@ -104,7 +109,7 @@ class Backend(Protocol):
         """Compile nodes; `locate` finds every node, input and variable that they read or write."""
 
     def profile(self, programs: Sequence[Any]) -> ProfiledProgram | None:
-        """Join programs of this backend with a clock between them; None: the host has to time them."""
+        """Join programs with a clock between them; None: the host has to time them."""
         del programs
         return None
 
@@ -119,7 +124,7 @@ class Backend(Protocol):
         del seconds, max_seconds, spare_core
         return programs
 
-    # --- memory --------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
         """Zeroed memory; `feeds`: the host writes it before every run. Raises MemoryError."""
@@ -141,10 +146,10 @@ class Backend(Protocol):
         del location, nbytes
         return None
 
-    # --- life ----------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def self_test(self, kinds: Sequence[Kind]) -> dict[str, str] | None:
-        """Self-test run by the device's own host: {op: reason of its failure}; None: test it here."""
+        """Self-test by the device's own host: {op: reason of failure}; None: test it here."""
         del kinds
         return None
 

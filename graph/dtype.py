@@ -1,4 +1,4 @@
-"""Element types: what a tensor's numbers are and how many bytes a row of them takes.
+"""Element types: numbers in a block, bytes of a block, numpy's type.
 
 Block types keep the names and layouts of GGUF (`gguf.GGML_QUANT_SIZES`); plain types are numpy's.
 """
@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class DType:
-    """`block` elements along the last axis take `nbytes` bytes; `numpy` is None for block types and bf16.
+    """An element type: `block` elements along the last axis take `nbytes` bytes.
 
-    `codes`: what quants stand for, times the block's scale, where they are places in a table.
+    `numpy` is None for block types and bf16. `codes`: the codebook of types whose quants are
+    indices; an element is its code times the block's scale.
     """
 
     name: str
@@ -45,14 +46,15 @@ DTYPES: dict[str, DType] = {
         DType("q5_0", 32, 22),
         DType("q5_1", 32, 24),
         DType("iq4_nl", 32, 18, codes=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)),
-        # In halves of what the type calls 1 (OCP's E2M1). A scale is 2^(e − 127), of which a block has e in 8 bits.
+        # OCP's E2M1, in units of 0.5. A block stores the exponent e of its scale 2^(e − 127) in 8
+        # bits.
         DType("mxfp4", 32, 17, codes=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)),
         DType("q4_k", 256, 144),
         DType("q5_k", 256, 176),
         DType("q6_k", 256, 210),
-        # What `quantize_act`, `pack_act` and `round_act` make, in an order of the backend's own
-        # (backends/cpu/kernels/matmul/layout.py): 32 int8 values with their scale and forms of their sum; f32 values;
-        # bf16.
+        # Results of `quantize_act`, `pack_act` and `round_act`, in an order private to the backend
+        # (backends/cpu/kernels/matmul/layout.py): 32 int8 values with their scale and forms of
+        # their sum; f32 values; bf16.
         DType("q8_act", 32, 52),
         DType("f32_act", 1, 4),
         DType("bf16_act", 1, 2),
@@ -62,7 +64,10 @@ DTYPES: dict[str, DType] = {
 
 @functools.lru_cache(1 << 16)
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a contiguous tensor. ValueError when its rows (of a cache: its pages) are not whole blocks."""
+    """Bytes of a contiguous tensor.
+
+    ValueError when its rows (of a KV cache: its blocks) are not whole blocks of the type.
+    """
     d = DTYPES[dtype]
     row = math.prod(shape[1:] if len(shape) > 2 else shape[-1:])
     if d.block > 1 and (not shape or row % d.block):

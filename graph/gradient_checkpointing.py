@@ -1,7 +1,7 @@
-"""Gradient checkpointing (Chen et al., 2016): keep some activations, compute the others again when they are needed.
+"""Gradient checkpointing (Chen et al., 2016): keep some activations, recompute the others.
 
-With n layers, u bytes of a checkpoint and v bytes that a layer keeps for its gradient, a checkpoints cost a·u and the
-layers between two of them n/a·v; the sum is least at a = √(n·v/u).
+With n layers, u bytes of a checkpoint and v bytes that a layer keeps for its gradient, a
+checkpoints cost a·u and the layers between two of them n/a·v; the sum is least at a = √(n·v/u).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ SUFFIX = " (clone)"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which layer outputs are kept, by the measured bytes `u` of one and `v` of what a layer keeps; a = √(n·v/u)."""
+    """The layer outputs to keep, and the measured sizes that decided it.
+
+    `u`: bytes of a layer's output; `v`: bytes that a layer keeps for its gradient; a = √(n·v/u).
+    """
 
     checkpoints: tuple[Tensor, ...]
     u: float
@@ -32,13 +35,13 @@ def choose(
     gradients: Mapping[Tensor, Tensor],
     layers: Sequence[Tensor],
     segment: int = 0,
-    beside: int | None = None,
+    head_nbytes: int | None = None,
 ) -> Choice:
-    """Checkpoints after every `segment` of the layers, whose outputs are given in order; 0: n / a, rounded.
+    """Choose a checkpoint after every `segment` layers; 0: after n / a of them, rounded.
 
-    `loss`, or the hidden states that losses are made of. The last segment's activations are kept as they were, unless
-    what follows the layers has a tensor (the logits; of `beside` bytes) that is larger than v: then they would lie
-    beside it, and the last segment ends in a checkpoint as well.
+    `loss`: it, or the hidden states that losses are made of. `layers`: the layers' outputs in
+    order. The last segment is not recomputed, unless a tensor after the layers (the logits:
+    `head_nbytes` bytes, None: measured) is larger than v and would lie beside its activations.
     """
     n = len(layers)
     if n == 0:
@@ -48,16 +51,16 @@ def choose(
     a = max(1.0, math.sqrt(n * v / u))
     segment = segment or max(1, round(n / a))
     ends = [*range(segment, n, segment)]
-    if beside is None:
+    if head_nbytes is None:
         below = set(toposort([layers[-1]]))
-        beside = max((t.nbytes for t in toposort([loss]) if t not in below and not t.is_leaf), default=0)
-    if beside > v:
+        head_nbytes = max((t.nbytes for t in toposort([loss]) if t not in below and not t.is_leaf), default=0)
+    if head_nbytes > v:
         ends.append(n)
     return Choice(tuple(layers[i - 1] for i in ends), u, v, a)
 
 
 def saved_bytes(loss: Tensor, gradients: Mapping[Tensor, Tensor]) -> int:
-    """Bytes of what the forward graph computes and the gradients read."""
+    """Bytes of activations: results of the forward graph that gradients read."""
     forward = set(toposort([loss]))
     read: set[Tensor] = set()
     for t in toposort(gradients.values()):
@@ -72,16 +75,17 @@ def saved_bytes(loss: Tensor, gradients: Mapping[Tensor, Tensor]) -> int:
 
 
 def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """The same gradients, bit for bit, from checkpoints: other activations are cloned where a gradient reads them.
+    """Rebuild gradients so that they recompute activations from checkpoints: the same bits.
 
-    Leaves, the checkpoints, and whatever comes after the last of them are not cloned. A clone has its node's name and
-    " (clone)". ValueError names a node that writes: it cannot run twice.
+    A node that a gradient reads is cloned, named as it is with " (clone)", unless it is a leaf, a
+    checkpoint, or comes after the last checkpoint. ValueError names a node that writes: it cannot
+    run twice.
     """
     forward = toposort([loss])
     in_forward = set(forward)
     kept = set(checkpoints)
     repeated = [t for t in toposort(checkpoints) if t not in kept and not t.is_leaf]
-    now: dict[Tensor, Tensor] = {}  # what stands for a node in the new graph
+    now: dict[Tensor, Tensor] = {}  # node → its replacement
     for t in repeated:
         if writes_of(t):
             raise ValueError(f"{t!r} writes, so it cannot be computed again from a checkpoint")
@@ -93,5 +97,5 @@ def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Seq
 
 
 def layers_of(loss: Tensor) -> list[Tensor]:
-    """The outputs of a model's layers, which its forward function has named `blk.0`, `blk.1`…"""
+    """The outputs of a model's layers: nodes named `blk.0`, `blk.1`…"""
     return [t for t in toposort([loss]) if t.name.startswith("blk.") and t.name[4:].isdigit() and not t.is_leaf]

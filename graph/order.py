@@ -9,15 +9,16 @@ from logitless.graph.tensor import ALIASES, Tensor
 
 
 def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
-    """Sources first, depth first from the roots in order; a write comes after every other reader of what it overwrites.
+    """Sort a graph: sources first, writers after all other readers of what they overwrite.
 
-    `reverse` visits a node's sources from right to left: another valid order, which may need less memory. Iterative,
-    linear in nodes and edges. ValueError when a node both reads and overwrites its own history.
+    Depth first from the roots in order. `reverse` visits a node's sources from right to left:
+    another valid order, which may need less memory. Iterative, linear in nodes and edges.
+    ValueError when a node both reads and overwrites its own history.
     """
     return list(_toposort(tuple(roots), reverse))
 
 
-@lru_cache(maxsize=1)  # nodes never change, and a plan is made by several steps that begin with the order of one graph
+@lru_cache(maxsize=1)  # several steps of making a plan sort one graph
 def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
     before = _readers_of_overwritten(roots)
     order: list[Tensor] = []
@@ -27,10 +28,10 @@ def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
         while work:
             t = work.pop()
             if t is None:  # below it lies a node whose sources are done
-                left = work.pop()
-                assert left is not None
-                done[left] = True
-                order.append(left)
+                node = work.pop()
+                assert node is not None
+                done[node] = True
+                order.append(node)
             elif t not in done:
                 sources = t.src if reverse else t.src[::-1]
                 if t in before:
@@ -42,16 +43,16 @@ def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
                 done[t] = False
                 work += (t, None)
                 for s in sources:  # the last one is visited first
-                    state = done.get(s)
-                    if state is None:
+                    finished = done.get(s)
+                    if finished is None:
                         work.append(s)
-                    elif not state:
+                    elif not finished:
                         raise ValueError(f"{s!r} both reads and overwrites its own history")
     return tuple(order)
 
 
 def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
-    """Of each node that writes: the other readers of what it overwrites, under whatever alias."""
+    """For each node that writes: the other readers of what it overwrites, under any alias."""
     from logitless.graph.op import OPS
 
     nodes: dict[Tensor, None] = {}
@@ -83,7 +84,7 @@ def _unaliased(t: Tensor) -> Tensor:
 
 
 def dump(roots: Iterable[Tensor]) -> str:
-    """The graph as text, one node a line: `%3 = add f32[4, 6] (%1, %2)`."""
+    """Format a graph, one node a line: `%3 = add f32[4, 6] (%1, %2)`."""
     names: dict[Tensor, str] = {}
     lines = []
     for i, t in enumerate(toposort(roots)):

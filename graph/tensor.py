@@ -12,7 +12,8 @@ from logitless.graph.dtype import DTYPES, nbytes
 Shape = tuple[int, ...]
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 LEAVES = frozenset({"feed", "variable", "const"})
-ALIASES = frozenset({"reshape", "slice_rows", "after"})  # same bytes as their first source, at an offset
+# same bytes as their first source, at an offset
+ALIASES = frozenset({"reshape", "slice_rows", "after"})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,7 +60,8 @@ def variable(
 ) -> Tensor:
     """A value that lives in a session: weights (`constant`: never written), KV caches.
 
-    A `host_written` one (block tables) is written by no node, so every device that reads it has a copy.
+    A `host_written` one (block tables) is written by no node, so every device that reads it has a
+    copy.
     """
     attrs = {"constant": constant, "host_written": True} if host_written else {"constant": constant}
     return Tensor("variable", (), shape, dtype, attrs, name)

@@ -59,7 +59,7 @@ def gradients(
         losses = cross_entropy(logits, slice_rows(targets, start=start, stop=stop))
         told += [losses, argmax(logits)]
         loss = sum_to(mul(losses, slice_rows(weight, start=start, stop=stop)), shape=())
-        found = backward(loss, [own, *params], given=[own])
+        found = backward(loss, [own, *params], stop_at=[own])
         slope = found.pop(own)
         for p, g in found.items():
             total[p] = add(total[p], g) if p in total else g
@@ -68,5 +68,5 @@ def gradients(
     for p, g in backward(slopes, params).items():
         total[p] = add(total[p], g) if p in total else g
     if segment is not None:
-        total = recompute(x, total, choose(x, total, layers_of(x), segment, beside=largest).checkpoints)
+        total = recompute(x, total, choose(x, total, layers_of(x), segment, head_nbytes=largest).checkpoints)
     return {p: total[p] for p in params if p in total}, told

@@ -27,33 +27,33 @@ def address(name: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class Held:
-    """Something on the server. When nobody has it any more the next message says so: a finaliser may run anywhere."""
+class RemoteHandle:
+    """An object on the server, freed there with the next message after this handle is collected."""
 
     __slots__ = ("__weakref__", "id", "nbytes")
 
-    def __init__(self, id: int, gone: list[int], nbytes: int = 0) -> None:
+    def __init__(self, id: int, freed: list[int], nbytes: int = 0) -> None:
         self.id, self.nbytes = id, nbytes
-        weakref.finalize(self, gone.append, id).atexit = False
+        weakref.finalize(self, freed.append, id).atexit = False
 
 
 class RemoteBackend(Backend):
-    """`rpc:HOST:PORT`. DeviceError when nobody is there, or who is there is another version."""
+    """The device `rpc:HOST:PORT`. DeviceError without a server of the same version."""
 
     def __init__(self, name: str) -> None:
-        register_all()  # of whatever comes back it must be known what is overwritten
+        register_all()  # the ops of nodes that come back say what they overwrite
         self.name = name
-        self._gone: list[int] = []
+        self._freed: list[int] = []
         self._next = 0
         self._supported: dict[str, bool] = {}
         self._sizes: dict[tuple[Any, ...], int] = {}
-        self._one_at_a_time = threading.RLock()  # plans are thought out on another thread than they are run
+        self._lock = threading.RLock()  # plans are made on another thread than they run on
         try:
             sock = socket.create_connection(address(name), CONNECT_SECONDS)
             self._link = Link(sock, CONNECT_SECONDS)
             try:
                 sock.sendall(MAGIC)
-                hello, _ = self._ask({"do": "hello", "version": version()})
+                hello, _ = self._request({"do": "hello", "version": version()})
                 self.alignment, self.memory_bytes = int(hello["alignment"]), int(hello["memory_bytes"])
             except BaseException:
                 sock.close()
@@ -65,23 +65,23 @@ class RemoteBackend(Backend):
         except (KeyError, TypeError, ValueError):
             raise DeviceError(f"device {name!r} is not available: it answers, but not as a server of devices") from None
 
-    # --- messages ----------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
-    def _tell(self, header: Header, body: Bytes | None = None) -> None:
-        """Send what has no answer; if it fails there, the next answer says so."""
-        with self._one_at_a_time:
-            if self._gone:
-                n = len(self._gone)
-                header["free"] = self._gone[:n]
-                del self._gone[:n]
+    def _send(self, header: Header, body: Bytes | None = None) -> None:
+        """Send a message without an answer; its failure comes with the next answer."""
+        with self._lock:
+            if self._freed:
+                n = len(self._freed)
+                header["free"] = self._freed[:n]
+                del self._freed[:n]
             try:
                 self._link.send(header, body)
             except (OSError, ProtocolError) as error:
                 raise DeviceLost(f"{self.name}: {error}") from error
 
-    def _ask(self, header: Header, body: Bytes | None = None) -> tuple[Header, Bytes]:
-        with self._one_at_a_time:
-            self._tell(header, body)
+    def _request(self, header: Header, body: Bytes | None = None) -> tuple[Header, Bytes]:
+        with self._lock:
+            self._send(header, body)
             try:
                 answer, n = self._link.receive()
                 found = self._link.body(n)
@@ -96,33 +96,31 @@ class RemoteBackend(Backend):
         self._next += 1
         return self._next
 
-    # --- what a backend is asked -------------------------------------------------------------------------------------
+    # --- the Backend protocol ---------------------------------------------------------------------
 
     def supports(self, t: Tensor) -> bool:
         nodes = [*map(leaf, t.src), t]
         index = {s: i for i, s in enumerate((*t.src, t))}
         wire = [*encode(nodes[:-1], {}), *encode([t], index)]
         for entry in wire:
-            entry[-1] = ""  # names make no difference
+            entry[-1] = ""  # support does not depend on names
         key = repr(wire)
         if key not in self._supported:
-            self._supported[key] = bool(self._ask({"do": "supports", "graph": wire})[0]["supported"])
+            self._supported[key] = bool(self._request({"do": "supports", "graph": wire})[0]["supported"])
         return self._supported[key]
 
     def self_test(self, kinds: Sequence[Kind]) -> dict[str, str]:
-        """Have the server try ops on its device (backends/self_test.py): what is wrong, and how; it then refuses
-        them.
-        """
-        wrong: dict[str, str] = self._ask({"do": "self_test", "kinds": kinds})[0]["wrong"]
-        if wrong:
+        """Self-test ops on the server (backends/self_test.py), which refuses those that fail."""
+        failures: dict[str, str] = self._request({"do": "self_test", "kinds": kinds})[0]["failures"]
+        if failures:
             self._supported.clear()
-        return wrong
+        return failures
 
     def rewrite(self, t: Tensor) -> Tensor:
-        return t  # with all others, in `fuse`
+        return t  # `fuse` rewrites all nodes
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        """The server's nodes in the place of these: rewritten and fused as its device wants them."""
+        """Have the server rewrite and fuse its nodes; its new nodes replace them here."""
         order = toposort(fetches)
         own = {t for t in order if not t.is_leaf and t.op != TRANSFER and mine(t)}
         if not own:
@@ -133,11 +131,11 @@ class RemoteBackend(Backend):
         index = {t: i for i, t in enumerate(sent)}
         results = [i for i, t in enumerate(sent) if t in own & read]
         wire = encode([t if t in own else leaf(t) for t in sent], index)
-        answer, _ = self._ask({"do": "fuse", "graph": wire, "results": results})
+        answer, _ = self._request({"do": "fuse", "graph": wire, "results": results})
         graph, nodes, made_of = answer["id"], answer["nodes"], dict(zip(results, answer["results"], strict=True))
-        # By what was before. A node in the place of several may read the weights of all where the first of them stood.
+        # old node → new node; one that replaces several may read weights of all of them
         made: dict[Tensor, Tensor] = {t: t for t in order if t.is_leaf}
-        new: dict[int, Tensor] = {}  # by the server's number
+        new: dict[int, Tensor] = {}  # by the server's index
 
         def build(last: int) -> Tensor:
             stack = [last]
@@ -145,7 +143,7 @@ class RemoteBackend(Backend):
                 n = stack[-1]
                 op, src, shape, dtype, attrs, name = nodes[n]
                 missing = [s for s in src if s not in new]
-                if n in new:  # two nodes read it, and the first to be made had it made
+                if n in new:  # an earlier reader had it built
                     pass
                 elif op == "given":
                     new[n] = made[sent[attrs["index"]]]
@@ -171,42 +169,42 @@ class RemoteBackend(Backend):
                     raise DeviceLost(f"{self.name}: {made[t]!r} came for {t!r}")
         return tuple(made[f] for f in fetches)
 
-    def alloc(self, nbytes: int, *, feeds: bool = False) -> Held:
-        held = Held(self._id(), self._gone, nbytes)
-        self._ask({"do": "alloc", "id": held.id, "nbytes": nbytes, "feeds": feeds})
-        return held
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> RemoteHandle:
+        handle = RemoteHandle(self._id(), self._freed, nbytes)
+        self._request({"do": "alloc", "id": handle.id, "nbytes": nbytes, "feeds": feeds})
+        return handle
 
     def constant_nbytes(self, t: Tensor) -> int:
         key = t.dtype, t.shape
         if key not in self._sizes:
-            self._sizes[key] = int(self._ask({"do": "size", "graph": encode([t], {})})[0]["nbytes"])
+            self._sizes[key] = int(self._request({"do": "size", "graph": encode([t], {})})[0]["nbytes"])
         return self._sizes[key]
 
-    def load(self, t: Tensor, raw: Bytes) -> Held:
-        held = Held(self._id(), self._gone, len(raw))
-        self._ask({"do": "load", "id": held.id, "graph": encode([t], {})}, raw)
-        return held
+    def load(self, t: Tensor, raw: Bytes) -> RemoteHandle:
+        handle = RemoteHandle(self._id(), self._freed, len(raw))
+        self._request({"do": "load", "id": handle.id, "graph": encode([t], {})}, raw)
+        return handle
 
     def upload(self, location: Location, data: Bytes) -> None:
-        self._tell({"do": "upload", "at": _at(location)}, data)
+        self._send({"do": "upload", "at": _at(location)}, data)
 
     def download(self, location: Location, nbytes: int) -> Bytes:
-        _, found = self._ask({"do": "download", "at": _at(location), "nbytes": nbytes})
+        _, found = self._request({"do": "download", "at": _at(location), "nbytes": nbytes})
         if len(found) != nbytes:
             raise DeviceLost(f"{self.name}: {len(found)} bytes came for {nbytes}")
         return found
 
     def wait(self) -> None:
-        self._ask({"do": "wait"})
+        self._request({"do": "wait"})
 
     def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> RemoteProgram:
         places = [[t.attrs[NODE][1], _at(locate(t)), [_at(locate(s)) for s in t.src]] for t in nodes]
-        held = Held(self._id(), self._gone)
-        self._ask({"do": "compile", "id": held.id, "graph": nodes[0].attrs[NODE][0], "nodes": places})
-        return RemoteProgram(self, held)
+        handle = RemoteHandle(self._id(), self._freed)
+        self._request({"do": "compile", "id": handle.id, "graph": nodes[0].attrs[NODE][0], "nodes": places})
+        return RemoteProgram(self, handle)
 
-    def run(self, held: Held) -> None:
-        self._tell({"do": "run", "id": held.id})
+    def run(self, handle: RemoteHandle) -> None:
+        self._send({"do": "run", "id": handle.id})
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -216,11 +214,11 @@ class RemoteBackend(Backend):
 class RemoteProgram:
     """A program on the server."""
 
-    def __init__(self, backend: RemoteBackend, held: Held) -> None:
-        self._backend, self._held = backend, held
+    def __init__(self, backend: RemoteBackend, handle: RemoteHandle) -> None:
+        self._backend, self._handle = backend, handle
 
     def run(self) -> None:
-        self._backend.run(self._held)
+        self._backend.run(self._handle)
 
 
 def _at(location: Location) -> tuple[int, int]:

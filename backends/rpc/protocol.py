@@ -1,6 +1,7 @@
-"""What goes over the wire: frames of a JSON header and raw bytes, and graphs as lists of nodes.
+"""The wire format: frames of a JSON header and raw bytes; graphs are lists of nodes.
 
-A connection begins with MAGIC from the client; every frame is the lengths of both parts, the header, the bytes.
+A connection begins with MAGIC from the client. A frame is the lengths of both parts, the header and
+the bytes.
 """
 
 from __future__ import annotations
@@ -26,26 +27,27 @@ Header = dict[str, Any]
 
 
 class ProtocolError(Exception):
-    """What came is not what may come here; the message says what."""
+    """A message violates the protocol."""
 
 
 class Link:
     """One end of a connection."""
 
     def __init__(self, sock: socket.socket, timeout: float | None) -> None:
-        """`timeout`: seconds that the other end may be silent when something is due from it."""
+        """`timeout`: seconds to wait for the other end; None: forever."""
         self.sock = sock
         sock.settimeout(timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, name):  # a machine that is gone is noticed within 20 s
+            if hasattr(socket, name):  # a dead peer is noticed within 20 s
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, header: Header, body: Bytes | None = None) -> None:
+        """Send one frame. ProtocolError for a header that is too long, OSError for a lost peer."""
         text = json.dumps(header, separators=(",", ":"), default=_plain).encode()
         if len(text) > MAX_HEADER:
-            raise ProtocolError(f"a header of {len(text)} bytes")
+            raise ProtocolError(f"the header has {len(text)} bytes, at most {MAX_HEADER} are allowed")
         data = memoryview(b"") if body is None else np.ascontiguousarray(body).data.cast("B")
         head = _LENGTHS.pack(len(text), len(data)) + text
         if len(data) < 1 << 16:
@@ -55,20 +57,23 @@ class Link:
             self.sock.sendall(data)
 
     def receive(self) -> tuple[Header, int]:
-        """The next header, and how many bytes follow, which `body` brings. EOFError when the other end has gone."""
+        """Receive a header; the length of the bytes after it, which `body` receives.
+
+        EOFError when the connection was closed, ProtocolError for a damaged header.
+        """
         n_header, n_body = _LENGTHS.unpack(self.body(_LENGTHS.size).tobytes())
         if n_header > MAX_HEADER:
-            raise ProtocolError(f"a header of {n_header} bytes")
+            raise ProtocolError(f"the header has {n_header} bytes, at most {MAX_HEADER} are allowed")
         try:
             header = json.loads(self.body(n_header).tobytes())
         except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"a header that is no JSON: {error}") from None
+            raise ProtocolError(f"the header is not JSON: {error}") from None
         if not isinstance(header, dict):
-            raise ProtocolError("a header that is no object")
+            raise ProtocolError("the header is not a JSON object")
         return header, n_body
 
     def body(self, n: int) -> Bytes:
-        """The next n bytes."""
+        """Receive n bytes. EOFError when the connection was closed."""
         data = np.empty(n, np.uint8)
         view, at = data.data, 0
         while at < n:
@@ -80,36 +85,36 @@ class Link:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's."""
+    """Convert numpy scalars for JSON."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
 def encode(nodes: Sequence[Tensor], index: Mapping[Tensor, int]) -> list[list[Any]]:
-    """Each node as (op, indices of its sources, shape, type, attributes, name)."""
+    """Encode nodes as (op, indices of sources, shape, type, attributes, name)."""
     return [
         [t.op, [index[s] for s in t.src], t.shape, t.dtype, {k: v for k, v in t.attrs.items() if k != NODE}, t.name]
         for t in nodes
     ]
 
 
-NODE = "node"  # attribute of a node that a server made: its graph and its number there
+NODE = "node"  # attribute of a node that a server made: (graph, index) there
 
 
-def attributes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As ops have them: a list is a tuple."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+def attributes(decoded: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of an op from JSON: lists become tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in decoded.items()}
 
 
 def leaf(t: Tensor) -> Tensor:
-    """A source as a server sees it: weights, caches and numbers are what they are, anything else is fed."""
+    """The leaf that stands for a source on the server: itself, or a feed of its shape."""
     return t if t.op in LEAVES else Tensor("feed", (), t.shape, t.dtype)
 
 
 @cache
 def version() -> str:
-    """What both ends must agree in: the sources of ops and backends."""
+    """A digest of the sources of ops and backends, which must be equal at both ends."""
     digest = hashlib.sha256(MAGIC)
     root = Path(__file__).resolve().parents[2]
     for folder in ("graph", "backends"):

@@ -1,4 +1,7 @@
-"""The server: one client's buffers and programs on a backend of its own. What a client sends is checked, never run."""
+"""The server: each client has buffers and programs on a backend of its own.
+
+Messages are checked; nothing that a client sends is executed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 from logitless.backends.errors import DeviceError
 from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
-from logitless.backends.self_test import examine_kinds
+from logitless.backends.self_test import self_test_kinds
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS
@@ -20,22 +23,23 @@ from logitless.graph.tensor import Tensor, const, variable, with_sources
 from logitless.graph.testing.conformance import register_all
 
 log = logging.getLogger("logitless.rpc")
-MOST_CLIENTS = 16
+MAX_CLIENTS = 16
 HELLO_SECONDS = 10.0
-MOST_PROGRAMS = 1 << 16
-MOST_GRAPHS = 8  # that a client may still compile parts of
+MAX_PROGRAMS = 1 << 16
+MAX_GRAPHS = 8  # kept for a client to compile parts of
 Kind = tuple[str, tuple[int, ...]]  # type and shape of a weight
 Answer = tuple[Header, Bytes | None]
-_WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+_BAD_MESSAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 class Budget:
-    """Bytes of the device that all clients together may have."""
+    """Bytes of the device that all clients together may allocate."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self._left, self._lock = nbytes, nbytes, threading.Lock()
 
     def take(self, nbytes: int) -> None:
+        """Reserve bytes, or give them back (negative). MemoryError when too few are left."""
         with self._lock:
             if nbytes > self._left:
                 raise MemoryError(f"{nbytes} bytes wanted, {self._left} of {self.nbytes} left")
@@ -44,7 +48,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Memory:
-    """`kind`: type and shape of the weight in it, which nobody may write to or read as bytes."""
+    """A client's buffer. `kind`: type and shape of the weight in it, which is neither written nor
+    read.
+    """
 
     buffer: Buffer
     nbytes: int
@@ -53,39 +59,39 @@ class Memory:
 
 
 def listen(sock: socket.socket, open_backend: Callable[[], Backend], budget: Budget) -> None:
-    """Serve every client that connects, each on a thread and a backend of its own, until the socket is closed."""
+    """Serve clients, each on a thread and a backend of its own, until the socket is closed."""
     register_all()
-    places = threading.BoundedSemaphore(MOST_CLIENTS)
+    places = threading.BoundedSemaphore(MAX_CLIENTS)
     while True:
         try:
             connection, (host, port, *_) = sock.accept()
         except OSError:
             return
         if not places.acquire(blocking=False):
-            log.warning("%s:%d: refused: there are %d clients", host, port, MOST_CLIENTS)
+            log.warning("%s:%d: refused: there are %d clients", host, port, MAX_CLIENTS)
             connection.close()
             continue
 
-        def attend(connection: socket.socket = connection, name: str = f"{host}:{port}") -> None:
+        def serve_client(connection: socket.socket = connection, name: str = f"{host}:{port}") -> None:
             try:
                 with connection:
                     log.info("%s: closed: %s", name, serve(connection, name, open_backend, budget))
             finally:
                 places.release()
 
-        threading.Thread(target=attend, daemon=True).start()
+        threading.Thread(target=serve_client, daemon=True).start()
 
 
 def serve(connection: socket.socket, name: str, open_backend: Callable[[], Backend], budget: Budget) -> str:
-    """Do what one client asks until it leaves; why it ended."""
+    """Serve one client until it leaves; the reason why the connection ended."""
     client: Client | None = None
     try:
         link = Link(connection, HELLO_SECONDS)
         if link.body(len(MAGIC)).tobytes() != MAGIC:
-            raise ProtocolError("this is not logitless's protocol")
+            raise ProtocolError("the client does not speak this protocol")
         header, n = link.receive()
         if header.get("do") != "hello" or n:
-            raise ProtocolError("no hello")
+            raise ProtocolError("the first message is not hello")
         if header.get("version") != version():
             link.send({"error": "version", "message": "the server is another version of logitless"})
             return "the client is another version"
@@ -107,7 +113,7 @@ def serve(connection: socket.socket, name: str, open_backend: Callable[[], Backe
 
 
 class Client:
-    """What one client has on the device. `step` does one message."""
+    """One client's memory, programs and graphs. `step` handles one message."""
 
     def __init__(self, link: Link, backend: Backend, budget: Budget) -> None:
         self.link, self.backend, self._budget = link, backend, budget
@@ -115,8 +121,9 @@ class Client:
         self._programs: dict[int, Program] = {}
         self._graphs: dict[int, list[Tensor]] = {}
         self._n_graphs = 0
-        self._unread = 0  # bytes of this message
-        self._failed: Header | None = None  # of what has no answer: the next answer says so
+        self._unread = 0  # bytes of the current message
+        # error of a message without an answer, for the next answer
+        self._failed: Header | None = None
 
     def close(self) -> None:
         self._programs.clear()
@@ -124,7 +131,7 @@ class Client:
         self.backend.close()
 
     def step(self) -> None:
-        """ProtocolError for what a client of this version does not send; it has been told."""
+        """Handle one message. ProtocolError for a bad one, after the client was answered."""
         header, self._unread = self.link.receive()
         do = header.get("do")
         answer: tuple[Header, Bytes | None] | None = None
@@ -135,11 +142,11 @@ class Client:
                 answer = work(self, header)
         except MemoryError as error:
             self._failed = {"error": "memory", "message": str(error) or "out of memory"}
-        except _WRONG as error:
+        except _BAD_MESSAGE as error:
             why = f"{str(do)[:20]!r}: {type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
             self.link.send({"error": "refused", "message": why})
             raise ProtocolError(why) from None
-        while self._unread:  # of what was not done
+        while self._unread:  # of a message that was not handled
             self._body(min(self._unread, 1 << 20))
         if do in ("upload", "run"):
             return
@@ -151,16 +158,16 @@ class Client:
 
     def _body(self, n: int) -> Bytes:
         if n > self._unread:
-            raise ValueError(f"{self._unread} bytes came for {n}")
+            raise ValueError(f"{n} bytes expected, {self._unread} left in the message")
         self._unread -= n
         return self.link.body(n)
 
-    # --- memory ------------------------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def _keep(self, header: Header, nbytes: int, taken: int, make: Callable[[], Buffer], kind: Kind | None) -> None:
         id = int(header["id"])
         if id in self._memory or nbytes < 0:
-            raise ValueError("an id that is taken, or a negative size")
+            raise ValueError("the id is taken, or the size negative")
         self._budget.take(taken)
         try:
             self._memory[id] = Memory(make(), nbytes, taken, kind)
@@ -186,7 +193,7 @@ class Client:
         return t
 
     def _takes(self, t: Tensor) -> int:
-        """Bytes of a weight; a backend on the host's memory keeps the file's as well."""
+        """Bytes of a weight; a backend in host memory keeps those of the file as well."""
         return self.backend.constant_nbytes(t) + (0 if self.backend.memory_bytes else t.nbytes)
 
     def _size(self, header: Header) -> Answer:
@@ -195,7 +202,7 @@ class Client:
     def _load(self, header: Header) -> Answer:
         t = self._weight(header)
         if self._unread != t.nbytes:
-            raise ValueError(f"{self._unread} bytes came for {t!r}")
+            raise ValueError(f"{t!r}: expected {t.nbytes} bytes, got {self._unread}")
         self._keep(
             header, t.nbytes, self._takes(t), lambda: self.backend.load(t, self._body(t.nbytes)), (t.dtype, t.shape)
         )
@@ -204,7 +211,7 @@ class Client:
     def _location(self, at: list[int], nbytes: int, weight: Tensor | None = None) -> Location:
         memory, offset = self._memory[at[0]], int(at[1])
         if memory.kind != (None if weight is None else (weight.dtype, weight.shape)):
-            raise ValueError("a weight where none is, or another")
+            raise ValueError("the buffer holds another weight, or none")
         if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes or offset % 4:
             raise ValueError(f"{nbytes} bytes at {offset} of {memory.nbytes}")
         return Location(memory.buffer, offset)
@@ -222,32 +229,32 @@ class Client:
         self.backend.wait()
         return {}, None
 
-    # --- graphs ------------------------------------------------------------------------------------------------------
+    # --- graphs -----------------------------------------------------------------------------------
 
     def _supports(self, header: Header) -> Answer:
         return {"supported": self.backend.supports(decode(header["graph"])[-1])}, None
 
     def _self_test(self, header: Header) -> Answer:
         kinds = {(str(op), tuple(map(str, dtypes))) for op, dtypes in header["kinds"]}
-        return {"wrong": examine_kinds(self.backend, (kind for kind in kinds if kind[0] in OPS))}, None
+        return {"failures": self_test_kinds(self.backend, (kind for kind in kinds if kind[0] in OPS))}, None
 
     def _fuse(self, header: Header) -> Answer:
-        given = decode(header["graph"])
+        nodes_sent = decode(header["graph"])
         made: dict[Tensor, Tensor] = {}
-        for t in given:
+        for t in nodes_sent:
             node = with_sources(t, tuple(made[s] for s in t.src))
             made[t] = t if t.is_leaf else self.backend.rewrite(node)
-        results = [made[given[i]] for i in header["results"]]
+        results = [made[nodes_sent[i]] for i in header["results"]]
         results = list(self.backend.fuse(results, lambda t: not t.is_leaf))
         order = toposort(results)
         index = {t: i for i, t in enumerate(order)}
         nodes = encode(order, index)
-        for i, t in enumerate(given):
+        for i, t in enumerate(nodes_sent):
             if t.is_leaf and t in index:
                 nodes[index[t]] = ["given", [], t.shape, t.dtype, {"index": i}, ""]
         self._n_graphs += 1
         self._graphs[self._n_graphs] = order
-        self._graphs.pop(self._n_graphs - MOST_GRAPHS, None)
+        self._graphs.pop(self._n_graphs - MAX_GRAPHS, None)
         return {"id": self._n_graphs, "nodes": nodes, "results": [index[t] for t in results]}, None
 
     def _compile(self, header: Header) -> Answer:
@@ -255,14 +262,14 @@ class Client:
         for n, to, sources in header["nodes"]:
             t = order[_index(n, order)]
             if t.is_leaf:
-                raise ValueError("a leaf runs nowhere")
+                raise ValueError("a leaf cannot be compiled")
             for s, at in ((t, to), *zip(t.src, sources, strict=True)):
                 weight = s if s.op == "variable" and s.attrs["constant"] else None
                 locations[s] = self._location(at, 0 if weight is not None else s.nbytes, weight)
             nodes.append(t)
         self.backend.prepare(nodes)
-        if len(self._programs) >= MOST_PROGRAMS:
-            raise MemoryError(f"there are {MOST_PROGRAMS} programs")
+        if len(self._programs) >= MAX_PROGRAMS:
+            raise MemoryError(f"the client has {MAX_PROGRAMS} programs already")
         self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: locations[t])
         return {}, None
 
@@ -272,12 +279,12 @@ class Client:
 
 
 def decode(wire: list[Any]) -> list[Tensor]:
-    """Nodes as their ops make them, so that none has a shape that its op would not give it."""
+    """Decode nodes by their ops' constructors, which check every shape."""
     nodes: list[Tensor] = []
     for op, src, shape, dtype, attrs, name in wire:
         shape = tuple(shape)
         if dtype not in DTYPES or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-            raise ValueError("no such type or shape")
+            raise ValueError("unknown type or bad shape")
         if op == "feed":
             t = Tensor("feed", (), shape, dtype)
         elif op == "variable":
@@ -287,7 +294,7 @@ def decode(wire: list[Any]) -> list[Tensor]:
         else:
             t = OPS[op](*(nodes[_index(i, nodes)] for i in src), name=str(name), **attributes(attrs))
         if (t.shape, t.dtype) != (shape, dtype):
-            raise ValueError(f"{t!r} is said to be {dtype}{list(shape)}")
+            raise ValueError(f"{t!r} does not match {dtype}{list(shape)}")
         nodes.append(t)
     return nodes
 

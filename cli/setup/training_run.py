@@ -135,7 +135,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)
         trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
         if len(session.backends) > 1:
-            self_test.examine_all(session, trainer.steps.everything())
+            self_test.self_test_session(session, trainer.steps.everything())
         if resumed is not None:
             same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
             done = trainer.counters.iterations

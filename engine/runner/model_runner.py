@@ -233,7 +233,7 @@ class Engine:
             from logitless.backends import self_test
 
             for graph in graphs:
-                self.rerouted |= self_test.examine_all(self.session, graph)
+                self.rerouted |= self_test.self_test_session(self.session, graph)
 
     def _place(self) -> None:
         """Decide which device has which layers, once for a session."""

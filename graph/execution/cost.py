@@ -1,7 +1,7 @@
-"""What a node must move and multiply at the least: bytes, and multiply-adds by the type that they can be done in.
+"""Roofline cost of a node: the bytes that it must move and the multiply-adds that it must do.
 
-Every source is read once and the result written once, unless the op's rule here says otherwise; what touches elements
-one by one (a norm, a rotation) multiplies next to nothing and counts as nothing.
+Every source is read once and the result written once, unless the op's rule here says otherwise.
+Elementwise work (a norm, a rotation) counts as no multiply-adds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Cost:
-    """Products with weights of block types can be done in int8, those of rows that are rounded to bf16 in bf16, all
-    others in f32."""
+    """Bytes moved, and multiply-adds by the type that they can be done in.
+
+    Products with quantised weights can be done in int8, those of rows rounded to bf16 in bf16, all
+    others in f32.
+    """
 
     nbytes: float = 0
     int8_macs: float = 0
@@ -39,14 +42,16 @@ class Cost:
         return Cost(*(n * a for a in astuple(self)))
 
     def seconds(self, machine: Mapping[str, float]) -> tuple[float, float]:
-        """For its bytes and for its multiply-adds, at a machine's limits (billions a second)."""
+        """Seconds for bytes and for multiply-adds at a machine's peaks (billions a second)."""
         computing = self.int8_macs / machine["int8_gmac_s"] + self.f32_macs / machine["f32_gmac_s"]
         computing += self.bf16_macs / machine["bf16_gmac_s"] if self.bf16_macs else 0
         return self.nbytes / machine["read_gb_s"] / 1e9, computing / 1e9
 
 
-def multiplied(n: float, dtype: str, *, rounded: bool = False) -> Cost:
-    """n multiply-adds with a weight of this type; `rounded`: of rows that are rounded to bf16, as the weight is."""
+def macs_of(n: float, dtype: str, *, rounded: bool = False) -> Cost:
+    """Cost of n multiply-adds with a weight of this type; `rounded`: of rows rounded to bf16, as it
+    is.
+    """
     if rounded:
         return Cost(bf16_macs=n)
     return Cost(int8_macs=n) if DTYPES[dtype].quantised else Cost(f32_macs=n)
@@ -56,7 +61,7 @@ COSTS = Rules[Callable[[Tensor, Feeds], Cost]]()
 
 
 def cost(t: Tensor, feeds: Feeds) -> Cost:
-    """`feeds`: the values of the run, for what depends on them (how many cells attention sees)."""
+    """The cost of a node in a run with these feeds (attention depends on their positions)."""
     rule = COSTS.get(t.op)
     return rule(t, feeds) if rule else Cost(_moved(t))
 
@@ -66,7 +71,7 @@ def _moved(t: Tensor) -> int:
     return t.nbytes * (written is None) + sum(s.nbytes for s in t.src if s is not written)
 
 
-# Which sources are matrices whose every element meets every row.
+# Sources that are matrices: each of their elements is multiplied with each row.
 MATRICES = {
     **dict.fromkeys(
         ("linear", "linear_q8", "linear_f32", "linear_bf16", "linear_add", "linear_q8_add", "matmul", "tiled_product"),
@@ -80,27 +85,27 @@ MATRICES = {
 def _product(t: Tensor, _: Feeds) -> Cost:
     rows = t.shape[0] if len(t.shape) == 2 else t.src[0].shape[0]
     rounded = t.src[0].dtype == "bf16_act"
-    met = (multiplied(rows * math.prod(w.shape), w.dtype, rounded=rounded) for w in t.src[MATRICES[t.op]])
+    met = (macs_of(rows * math.prod(w.shape), w.dtype, rounded=rounded) for w in t.src[MATRICES[t.op]])
     return sum(met, Cost(_moved(t)))
 
 
 COSTS.update(dict.fromkeys(MATRICES, _product))
 
 
-def met_by_chance(n: int, n_used: int, n_rows: int) -> float:
-    """The part of n experts that somebody has, if each row chooses `n_used` of them by chance."""
+def expected_expert_fraction(n: int, n_used: int, n_rows: int) -> float:
+    """Expected fraction of n experts in use when each row routes to `n_used` of them at random."""
     return 1 - (1 - n_used / n) ** n_rows
 
 
 def _expert_product(t: Tensor, _: Feeds) -> Cost:
-    """Of the experts' weights those that are read if rows choose theirs by chance."""
+    """A product with experts' weights; only those of experts in use (routed at random) are read."""
     n, several = t.attrs["n"], t.op == "expert_parts"
     weights, rows = (t.src[2:], t.src[1].shape[1]) if several else (t.src[1:2], t.src[2].shape[1])
     macs = rows * sum(math.prod(w.shape) for w in weights) // n
     order = t.src[1 if several else 2]
     n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
-    unread = (1 - met_by_chance(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
-    return Cost(_moved(t) - unread) + multiplied(macs, weights[0].dtype, rounded=t.src[0].dtype == "bf16_act")
+    unread = (1 - expected_expert_fraction(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
+    return Cost(_moved(t) - unread) + macs_of(macs, weights[0].dtype, rounded=t.src[0].dtype == "bf16_act")
 
 
 COSTS.update(dict.fromkeys(("expert_linear", "expert_linear_act", "expert_parts"), _expert_product))
@@ -121,7 +126,7 @@ COSTS.update(dict.fromkeys(("store_k", "store_v", "store_k_rope"), _store))
 
 
 def _attention(t: Tensor, feeds: Feeds) -> Cost:
-    """The cells that a token sees up to its own; tokens of a sequence share what is read."""
+    """Attention reads the cells visible to its tokens; tokens of a sequence share one read."""
     caches = t.src[1:2] if t.op == "latent_attention" else t.src[1:3]
     q, k, slot, pos = *t.src[:2], *t.src[len(caches) + 2 : len(caches) + 4]
     last, window = feeds[pos.name].astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max

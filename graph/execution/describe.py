@@ -1,4 +1,4 @@
-"""A measured graph as text: what runs where, what is copied, and which bytes of an arena each result takes."""
+"""Describe a measured graph as text: device, memory and copies of every node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from logitless.graph.execution.memory import ArenaLayout
 from logitless.graph.execution.partition import TRANSFER, Placement
 
 
-def describe(placement: Placement, arenas: ArenaLayout, devices: Sequence[str]) -> str:
-    """One line per segment (`gpu: 2 nodes`, `copy to cpu`) and below it one per node: `%3 = add f32[4, 6] @ 0 +96`."""
-    lines = [f"{devices[b]}: arena of {size} bytes" for b, size in arenas.sizes.items()]
+def describe(placement: Placement, layout: ArenaLayout, devices: Sequence[str]) -> str:
+    """Format a graph: a line a segment (`gpu: 2 nodes`, `copy to cpu`), a line a node below it.
+
+    A node reads `%3 = add f32[4, 6] (%1, %2) @ 0 +96`: offset in its arena and bytes.
+    """
+    lines = [f"{devices[b]}: arena of {size} bytes" for b, size in layout.sizes.items()]
     number = {t: i for i, t in enumerate(placement.order)}
     for segment in placement.segments:
         if segment.nodes[0].op == TRANSFER:
@@ -18,8 +21,8 @@ def describe(placement: Placement, arenas: ArenaLayout, devices: Sequence[str]) 
         else:
             lines.append(f"{devices[segment.backend]}: {len(segment.nodes)} nodes")
         for t in segment.nodes:
-            root, at = arenas.owners[t]
-            where = f"{at} of {root.name!r}" if root.is_leaf else str(arenas.offsets[root] + at)
+            owner, at = layout.owners[t]
+            where = f"{at} of {owner.name!r}" if owner.is_leaf else str(layout.offsets[owner] + at)
             args = ", ".join(repr(s.name) if s.name and s.is_leaf else f"%{number[s]}" for s in t.src)
             lines.append(f"  %{number[t]} = {t.op} {t.dtype}{list(t.shape)} ({args}) @ {where} +{t.nbytes}")
     return "\n".join(lines)

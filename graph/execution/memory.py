@@ -1,4 +1,5 @@
-"""Arena layout by liveness: measure a graph, allocate exactly that, reuse bytes after their last reader.
+"""Arena layout by liveness: measure a graph, allocate exactly that, reuse bytes after their last
+reader.
 
 The free-list rules are those of ggml's dynamic tensor allocator: best fit among all free blocks but
 the last, ties to the later block, the last block (the open end of the arena) as the last resort,
@@ -42,11 +43,14 @@ class Allocator:
         return -(-max(nbytes, 1) // self.alignment) * self.alignment
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a free block of `nbytes`, taken. OutOfArena names them and the largest free block."""
+        """The offset of a free block of `nbytes`, taken. OutOfArena names them and the largest free
+        block.
+        """
         need = self.padded(nbytes)
         best = -1
         for i, (offset, size) in enumerate(self.free_blocks):
-            open_end = offset + size == self.size  # once the end is used up, the last block is a hole like the others
+            # once the end is used up, the last block is a hole like the others
+            open_end = offset + size == self.size
             if size >= need and (best < 0 or (size <= self.free_blocks[best][1] and not open_end)):
                 best = i
         if best < 0:
@@ -61,7 +65,9 @@ class Allocator:
         return offset
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Free a block and merge it with free neighbours. OutOfArena when there are too many fragments."""
+        """Free a block and merge it with free neighbours. OutOfArena when there are too many
+        fragments.
+        """
         size = self.padded(nbytes)
         i = bisect(self.free_blocks, (offset, 0))
         if i < len(self.free_blocks) and offset + size == self.free_blocks[i][0]:
@@ -75,11 +81,12 @@ class Allocator:
         self.free_blocks.insert(i, (offset, size))
 
 
-Owners = Mapping[Tensor, tuple[Tensor, int]]  # tensor → (the tensor that owns its bytes, offset there)
+# tensor → (the tensor that owns its bytes, offset there)
+Owners = Mapping[Tensor, tuple[Tensor, int]]
 
 
 def owners_of(order: Sequence[Tensor]) -> Owners:
-    """The owner of each tensor's bytes and its byte offset there. Aliases and writes own no bytes."""
+    """The owner of each tensor's bytes and its offset there. Aliases and writes own none."""
     owners: dict[Tensor, tuple[Tensor, int]] = {}
     for t in order:
         source = t.src[0] if t.op in ALIASES else destination(t)
@@ -92,7 +99,9 @@ def owners_of(order: Sequence[Tensor]) -> Owners:
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """Memory of a graph's results: arena offset of every owner, owners of all bytes, size of each arena."""
+    """Memory of a graph's results: arena offset of every owner, owners of all bytes, size of each
+    arena.
+    """
 
     offsets: Mapping[Tensor, int]
     owners: Owners
@@ -107,7 +116,8 @@ def lay_out_arenas(
     *,
     in_place: bool = True,
 ) -> ArenaLayout:
-    """Lay out the results of nodes in their arenas; `pinned` ones keep their bytes to the end of the run.
+    """Lay out the results of nodes in their arenas; `pinned` ones keep their bytes to the end of
+    the run.
 
     A node's bytes are free again after the last reader of it or of an alias of it. An op that
     declares `inplace` takes over a source that nobody else reads, whole and of the same size.

@@ -28,7 +28,7 @@ HintOf = Callable[[Tensor, Tensor], PlacementHint | None]  # (node, variable tha
 
 @dataclass(frozen=True)
 class Segment:
-    """Successive nodes of one backend. `deferred`: deferred feeds whose first reader is among them."""
+    """Successive nodes of one backend. `deferred`: deferred feeds first read by them."""
 
     backend: int
     nodes: tuple[Tensor, ...]
@@ -87,8 +87,8 @@ def partition(
 ) -> Placement:
     """Partition a graph. `variable_backend`: mutable variables that already live somewhere.
 
-    ValueError names a node that no backend runs, a constant that is written or fetched, or variables
-    on different devices that meet in a node.
+    ValueError names a node that no backend runs, a constant that is written or fetched, or
+    variables on different devices that meet in a node.
     """
     fetches = tuple(fetches)
     order = toposort(fetches)
@@ -131,7 +131,9 @@ class _Hints:
 
 
 class _Assignment:
-    """Assigns the user's nodes in order: each gets a backend, and sources and a form that this one runs."""
+    """Assigns the user's nodes in order: each gets a backend, and sources and a form that this one
+    runs.
+    """
 
     def __init__(
         self,
@@ -145,7 +147,8 @@ class _Assignment:
         self._pinned, self._hints = pinned, hints
         self._everywhere: set[Tensor] = set()  # leaves, and aliases of them: wherever they are read
         self._assigned: dict[Tensor, int] = {}  # user's node → backend
-        self._variants: dict[tuple[Tensor, int], Tensor] = {}  # (user's node, backend) → its replacement there
+        # (user's node, backend) → its replacement there
+        self._variants: dict[tuple[Tensor, int], Tensor] = {}
         self.where: dict[Tensor, int] = {}  # replacement → backend
 
     def assign(self, order: Sequence[Tensor]) -> None:
@@ -177,7 +180,9 @@ class _Assignment:
         return _first_supporting(t, self._backends, hint) if pinned is None else pinned
 
     def _on(self, t: Tensor, b: int) -> Tensor:
-        """A node as backend b reads it: a leaf as it is, the result of another backend by a transfer."""
+        """A node as backend b reads it: a leaf as it is, the result of another backend by a
+        transfer.
+        """
         if t in self._everywhere:
             return t
         source = self._variants[t, self._assigned[t]]
@@ -199,7 +204,9 @@ class _Assignment:
 def _fuse(
     fetches: tuple[Tensor, ...], backends: Sequence[Backend], where: dict[Tensor, int]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Let every backend fuse its nodes: the new fetches, and the graph in order. `where` gets the new nodes."""
+    """Let every backend fuse its nodes: the new fetches, and the graph in order. `where` gets the
+    new nodes.
+    """
     order: list[Tensor] = []
     for b, backend in enumerate(backends):
         fetches = tuple(backend.fuse(fetches, lambda t, b=b: where.get(t) == b))  # type: ignore[misc]
@@ -208,7 +215,8 @@ def _fuse(
         for t in order:
             if t.is_leaf or t in before:
                 continue
-            # made by this backend, or another one's node anew because it reads what was made: there it runs
+            # made by this backend, or another one's node anew because it reads what was made: there
+            # it runs
             source = next((s for s in t.src if not s.is_leaf and s not in before), None)
             where[t] = t.attrs["to"] if t.op == TRANSFER else b if source is None else where[source]
     return fetches, order
@@ -219,7 +227,9 @@ def _is_mutable(t: Tensor) -> bool:
 
 
 def _check_constants(order: Sequence[Tensor], fetches: Sequence[Tensor], owners: Owners) -> None:
-    """Feeds, scalars and constants are never written; constants have a layout that only their backend knows."""
+    """Feeds, scalars and constants are never written; constants have a layout that only their
+    backend knows.
+    """
     for t in order:
         for i in writes_of(t):
             owner = owners[t.src[i]][0]
@@ -253,7 +263,8 @@ def _pin_nodes(
     variable_backend: dict[str, int],
     hint_of: HintOf | None,
 ) -> dict[Tensor, int]:
-    """The backend of every node that touches a mutable variable; variables that meet in a node share one.
+    """The backend of every node that touches a mutable variable; variables that meet in a node
+    share one.
 
     `variable_backend` gets the backends that are decided here.
     """
@@ -292,7 +303,9 @@ def _backend_of_group(
     variable_backend: Mapping[str, int],
     hints: Sequence[int],
 ) -> int:
-    """The backend of variables that meet: the one they have, else the first that runs all their nodes."""
+    """The backend of variables that meet: the one they have, else the first that runs all their
+    nodes.
+    """
     present = {variable_backend[name]: name for name in names if name in variable_backend}
     if len(present) > 1:
         meeting = ", ".join(map(repr, present.values()))

@@ -1,4 +1,6 @@
-"""A plan: one graph's programs and the locations of its feeds and results, without the graph itself."""
+"""A plan: one graph's programs and the locations of its feeds and results, without the graph
+itself.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Storage(Protocol):
 
 
 def leaf_uses(placement: Placement, layout: ArenaLayout) -> list[tuple[Tensor, int]]:
-    """Every leaf with each backend that reads it; one that is only fetched with a single backend."""
+    """Every leaf with each backend that reads it; with one if it is only fetched."""
     uses: dict[tuple[Tensor, int], None] = {}  # an ordered set
     for t in placement.order:
         for s in t.src if t.op not in ALIASES else ():
@@ -49,7 +51,7 @@ def leaf_uses(placement: Placement, layout: ArenaLayout) -> list[tuple[Tensor, i
 
 
 def input_layout(uses: Sequence[tuple[Tensor, int]], alignments: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Offset of each feed and scalar in its backend's input buffer, and the sizes of these buffers."""
+    """Offset of each feed and scalar in its backend's input buffer, and these buffers' sizes."""
     offsets, sizes = [], [0] * len(alignments)
     for leaf, b in uses:
         offsets.append(sizes[b])
@@ -152,7 +154,7 @@ class Fetch:
 
 
 class _Feed:
-    """A feed's arrays, in its shape and type, within the input images of the backends that read it."""
+    """A feed's arrays, in its shape and type, in the input images of its backends."""
 
     __slots__ = ("arrays", "dtype", "kind", "name", "shape")
 
@@ -182,8 +184,8 @@ class _Feed:
 class Plan:
     """One graph, ready to run as often as wanted. Made by `Session.plan`.
 
-    Hundreds are kept, so a plan has its programs and locations and lets go of the graph, and nothing
-    in it refers back to it: what the session drops is free at once.
+    Hundreds are kept, so a plan has its programs and locations and lets go of the graph, and
+    nothing in it refers back to it: what the session drops is free at once.
     """
 
     def __init__(self, storage: Storage, placement: Placement, layout: ArenaLayout, arena: str = "") -> None:
@@ -210,7 +212,8 @@ class Plan:
         self._immediate = [(name, feed) for name, feed in self._feeds.items() if name not in self.deferred]
         self._uploads = [(b, *source) for b, source in self._inputs.items() if b in self._staged]
         self._replicated = [feed for _, feed in self._immediate if len(feed.arrays) > 1]
-        # Arrays to write feeds into instead of giving them to a run; deferred ones have to be given.
+        # Arrays to write feeds into instead of giving them to a run; deferred ones have to be
+        # given.
         self.input_buffers: dict[str, Array] = {name: feed.arrays[0] for name, feed in self._immediate}
         self.n_fetches = len(placement.fetches)
         self._fetches: list[Fetch] = []
@@ -244,8 +247,8 @@ class Plan:
 
         `feeds`: arrays by name, in their tensors' shapes; None: they are in `input_buffers`.
         `rows`: leading rows of each fetch to bring back (None: all of them), without padding.
-        `deferred` is called for the deferred feeds, once all that comes before them has been started.
-        ValueError names a feed that is missing or has a wrong shape or type.
+        `deferred` is called for the deferred feeds, once all that comes before them has been
+        started. ValueError names a feed that is missing or has a wrong shape or type.
         """
         self._feed(feeds)
         for step in self._steps:

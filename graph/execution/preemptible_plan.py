@@ -18,7 +18,8 @@ from logitless.graph.tensor import Tensor
 NODES_PER_PART = 8  # where the duration of nodes is not known yet
 MAX_PART_SECONDS = 0.001  # a single node can take a hundred times as long (all logits of a batch)
 CUT_AFTER_RUNS = (2, 4, 6)  # the first cut finds long parts, the next ones where in them
-CUT_AFTER_WARMUP_RUNS = (2, 4)  # of runs made ahead, for nothing else: the less disturbed of two counts
+# of runs made ahead, for nothing else: the less disturbed of two counts
+CUT_AFTER_WARMUP_RUNS = (2, 4)
 CUTS_PER_PART = 16  # programs that are cut anew before the run yields again
 ASSUMED_BYTES_PER_SECOND = 1e9  # of nodes whose duration is not known yet: less than any node's
 
@@ -46,7 +47,8 @@ class PreemptiblePlan(Plan):
     _n_runs = 0  # that came to their end
     _n_runs_at_cut = 0  # runs before parts were last cut
     _best: Sequence[float] = ()  # seconds of each part, the least of all runs: undisturbed
-    _last: Sequence[float] = ()  # seconds of each part in the last run: attention gets longer from run to run
+    # seconds of each part in the last run: attention gets longer from run to run
+    _last: Sequence[float] = ()
     _locate_later: Callable[[], list[Fetch]] | None = None
 
     def _divide(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
@@ -79,7 +81,8 @@ class PreemptiblePlan(Plan):
         return max(self._last, default=0.0)
 
     def parts(self, feeds: Mapping[str, Array] | None) -> Iterator[float]:
-        """A run that yields before each part the seconds that it will take, 0 where they are not known.
+        """A run that yields before each part the seconds that it will take, 0 where they are not
+        known.
 
         `feeds`: see Plan.run.
         """
@@ -115,7 +118,7 @@ class PreemptiblePlan(Plan):
         return super().results(rows)
 
     def _cut(self) -> Iterator[float]:
-        """Cut and join the programs of preemptible backends anew; yields 0 between groups of them."""
+        """Cut and join programs of preemptible backends anew; yields 0 between groups."""
         steps: list[tuple[int, Program] | None] = []
         timed = zip(self._steps, self._best, strict=True)
         for b, group in groupby(timed, lambda pair: -1 if pair[0] is None else pair[0][0]):

@@ -17,12 +17,15 @@ Observer = Callable[[Sequence[Tensor], Sequence[float], Mapping[str, Array]], No
 
 
 class ProfiledPlan(Plan):
-    """A plan that times its nodes, one after the other: the same bits, a little later. It keeps its graph."""
+    """A plan that times its nodes, one after the other: the same bits, a little later. It keeps its
+    graph.
+    """
 
     def __init__(self, storage: Storage, placement: Placement, layout: ArenaLayout, observer: Observer) -> None:
         super().__init__(storage, placement, layout)
         self._observer = observer
-        self._nodes = [t for segment in placement.segments for t in segment.nodes]  # one program each
+        # one program each
+        self._nodes = [t for segment in placement.segments for t in segment.nodes]
         self._profiled: list[ProfiledProgram] = []
         steps: list[tuple[int, Program] | None] = []
         for b, group in groupby(self._steps, lambda step: None if step is None else step[0]):

@@ -53,7 +53,7 @@ class _Variable:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """Bytes that plans need on one device. `by_variable`: those of each mutable variable, in all `variables`."""
+    """Bytes that plans need on one device; `variables` is the sum of `by_variable`."""
 
     device: str
     weights: int
@@ -68,7 +68,7 @@ class DeviceBytes:
 
 
 class Session:
-    """Backends in order of preference, the variables that live on them, and the plans made so far."""
+    """Backends in order of preference, variables that live on them, and cached plans."""
 
     def __init__(self, backends: Sequence[Backend], *, hint_of: HintOf | None = None, max_plans: int = 256) -> None:
         """`hint_of` prefers devices for nodes: see partition. ValueError without a backend."""
@@ -87,7 +87,7 @@ class Session:
         self.observer: Observer | None = None  # profiles the plans made from now on
         self._closed = False
 
-    # --- variables -----------------------------------------------------------------------------------
+    # --- variables --------------------------------------------------------------------------------
 
     def define(
         self,
@@ -154,7 +154,7 @@ class Session:
         return v.buffers[b]
 
     def _upload_pieces(self, v: _Variable, b: int) -> Iterator[None]:
-        """Allocate a mutable variable on a backend and upload its initial bytes, one piece a step."""
+        """Allocate a mutable variable and upload its initial bytes, one piece a step."""
         nbytes = v.tensor.nbytes
         v.buffers[b] = buffer = self.backends[b].alloc(nbytes)
         if v.source is None and v.initial is None:
@@ -169,14 +169,17 @@ class Session:
                 v.on_loaded()
 
     def upload(self, variable_backend: Mapping[str, int], names: Iterable[str]) -> Iterator[None]:
-        """Bring mutable variables to their devices (`variable_backend`: index of the backend), one piece a step."""
+        """Upload mutable variables to their devices, one piece a step.
+
+        `variable_backend`: index of each variable's backend.
+        """
         for v in (self._variable(name) for name in names):
             b = self._variable_backend.setdefault(v.tensor.name, variable_backend[v.tensor.name])
             if b not in v.buffers:
                 yield from self._upload_pieces(v, b)
 
     def colocate(self, name: str, other: str) -> None:
-        """Upload a mutable variable now to the device of another one, if that has a device already."""
+        """Upload a mutable variable now to the device of another, if that has one."""
         if other in self._variable_backend:
             for _ in self.upload({name: self._variable_backend[other]}, [name]):
                 pass
@@ -203,7 +206,10 @@ class Session:
                 self.backends[b].upload(Location(buffer, offset), raw.view(np.uint8))
 
     def load_initial(self, name: str) -> None:
-        """Read a variable's initial bytes into host memory, unless a device has them. Any thread may call."""
+        """Read a variable's initial bytes into host memory, unless a device has them.
+
+        Any thread may call.
+        """
         if name not in self._variable_backend:
             self._variable(name).initial_bytes()
 
@@ -248,7 +254,7 @@ class Session:
         return view
 
     def prefault(self, name: str, offset: int, nbytes: int) -> None:
-        """Have the system back bytes of a mutable variable by memory: each page is written as it is.
+        """Write each page of some bytes of a mutable variable as it is, so that memory backs it.
 
         Nothing for a variable without memory, or in memory that is not the host's.
         """
@@ -259,14 +265,14 @@ class Session:
                 pages = view[:: mmap.PAGESIZE]
                 np.bitwise_or(pages, 0, out=pages)
 
-    # --- measuring: nothing is allocated -------------------------------------------------------------
+    # --- measuring: nothing is allocated ----------------------------------------------------------
 
     def place(self, fetches: Iterable[Tensor]) -> Placement:
         """Partition a graph as if no variable had a device yet."""
         return partition(fetches, self.backends, {}, self.hint_of)
 
     def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:
-        """Load the kernels that a graph needs, compiled where they are not cached. Any thread may call."""
+        """Load the kernels of a graph, compiled where they are not cached. Any thread may call."""
         placement = self.place(fetches)
         for b, backend in enumerate(self.backends):
             backend.prepare(placement.nodes_of(b))
@@ -311,7 +317,7 @@ class Session:
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
     def measure_all(self, builds: Iterable[Build]) -> Iterator[Measurement]:
-        """Measure graphs whose plans will be made in this order. Any thread may call: no device works."""
+        """Measure graphs whose plans will be made in this order. Any thread may call."""
         variable_backend = dict(self._variable_backend)
         for build in builds:
             placement, layout = self.measure(build, variable_backend=variable_backend)
@@ -323,7 +329,7 @@ class Session:
         return arena.nbytes if arena is not None else 0
 
     def device_bytes(self, shared: Iterable[Measurement], separate: Iterable[Measurement] = ()) -> list[DeviceBytes]:
-        """Bytes on each device of plans made in this order, in the shared arena or in a separate one."""
+        """Bytes on each device of plans made in this order, in a shared or a separate arena."""
         n = len(self.backends)
         weights: list[dict[str, int]] = [{} for _ in range(n)]
         variables: list[dict[str, int]] = [{} for _ in range(n)]
@@ -369,10 +375,10 @@ class Session:
         sizes = self.device_bytes(map(compiled, self.measure_all(shared)), map(compiled, self.measure_all(separate)))
         return sizes, programs
 
-    # --- plans ---------------------------------------------------------------------------------------
+    # --- plans ------------------------------------------------------------------------------------
 
     def arena(self, b: int, size: int, name: str = "") -> Buffer | None:
-        """A backend's memory for results within a run. All plans of a name share it: one runs at a time.
+        """A backend's memory for results within a run, shared by all plans of this arena.
 
         A plan that needs more gets a larger one, and earlier plans keep theirs: plan (or `reserve`)
         the largest first.
@@ -383,7 +389,7 @@ class Session:
         return buffer
 
     def reserve(self, build: Build) -> None:
-        """Allocate the arenas of this graph, which smaller plans share, and fix its variables' devices."""
+        """Allocate arenas for this graph and smaller ones, and fix the devices of its variables."""
         placement, layout = self.measure(build)
         self._variable_backend.update(placement.variable_backend)
         for b, size in layout.sizes.items():
@@ -405,7 +411,10 @@ class Session:
         return Plan(self, placement, layout)
 
     def cached_plan(self, key: Hashable, build: Build, arena: str = "", measurement: Measurement | None = None) -> Plan:
-        """The plan kept under this key, made at first use; at `max_plans` the least recently used one goes."""
+        """The plan kept under this key, made at first use.
+
+        At `max_plans` the least recently used one is dropped.
+        """
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
@@ -433,7 +442,7 @@ class Session:
         """
         return self.plan(lambda: fetches).run(feeds or {})
 
-    # --- life ----------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
         return self

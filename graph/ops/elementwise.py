@@ -1,4 +1,4 @@
-"""Element by element, with numpy's broadcasting: arithmetic and activations."""
+"""Elementwise ops with numpy's broadcasting: arithmetic and activations."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def scale(x: Array, *, factor: float) -> Array:
-    """x times a number that belongs to the graph."""
+    """x times a constant of the graph."""
     return x * factor
 
 
@@ -94,7 +94,7 @@ def _(r: np.random.Generator) -> Case:
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """x itself where the factor is 1."""
+    """Scale x; x itself where the factor is 1."""
     return x if factor == 1 else scale(x, factor=factor)
 
 
@@ -185,7 +185,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def gelu(x: Array) -> Array:
-    """The tanh form, as GGUF's architectures use it."""
+    """GELU by its tanh approximation, as GGUF's architectures use it."""
     return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x**3)))
 
 
@@ -212,7 +212,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def softcap(x: Array, *, cap: float) -> Array:
-    """Bounded smoothly to (-cap, cap), as Gemma 2 does."""
+    """Soft-cap: cap · tanh(x / cap), within (-cap, cap) (Gemma 2)."""
     return cap * np.tanh(x / cap)
 
 
@@ -228,7 +228,9 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def glu(gate: Array, up: Array, *, activation: str) -> Array:
-    """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu or gelu)."""
+    """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu
+    or gelu).
+    """
     return {"silu": silu, "gelu": gelu}[activation].reference(gate) * up
 
 
@@ -250,7 +252,9 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
-    """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and limit (gpt-oss)."""
+    """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and
+    limit (gpt-oss).
+    """
     a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
     return a * _sigmoid(alpha * a) * (1 + b)
 
@@ -262,7 +266,7 @@ def _(g: Tensor, y: Tensor, gate: Tensor, up: Tensor, alpha: float, limit: float
 
 @op
 def glu_clamped_back(g: Array, gate: Array, up: Array, *, alpha: float, limit: float, of: str) -> Array:
-    """The gradient of "gate" or of "up"."""
+    """The gradient of `glu_clamped` for its gate or up (`of`)."""
     a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
     s = _sigmoid(alpha * a)
     if of == "up":
@@ -282,7 +286,7 @@ for _of in ("gate", "up"):
 
 
 def gated(t: Tensor) -> Tensor:
-    """For a backend's rewriting: mul(silu(a), b) as one `glu`, any other product as it is."""
+    """Rewrite mul(silu(a), b) as one `glu`; any other product stays. For backends."""
     a, b = t.src
     if a.op in ("silu", "gelu") and a.shape == b.shape:
         return glu(a.src[0], b, activation=a.op)

@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers."""
+"""Gather and scatter-add of rows by their indices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def _(g: Tensor, y: Tensor, rows: Tensor, ids: Tensor, n: int) -> tuple[Tensor |
 
 @op
 def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
-    """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros between them."""
+    """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros
+    between them.
+    """
     out = x.copy()
     np.add.at(out, ids, rows)
     return out

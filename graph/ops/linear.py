@@ -1,4 +1,4 @@
-"""Weights times activations. A weight has its output rows first, as GGUF stores it: y = x · wᵀ."""
+"""Matrix products. A weight has output rows first, as GGUF stores it: y = x · wᵀ."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
     return (x.shape[0], w.shape[0]), x.dtype
 
 
-# A backend may round the activations of a quantised weight to 8 bits per group of 32 or 256: an error of up to
-# max|x| / 254 each. That is 0.5 to 0.7 % of a typical result, and up to four times as much of the largest of few.
+# A backend may round the activations of a quantised weight to 8 bits per group of 32 or 256: an
+# error of up to max|x| / 254 each. That is 0.5 to 0.7 % of a typical result, and up to four times
+# as much of the largest of few.
 linear.tolerance_quantised = 3e-2
 
 
@@ -75,9 +76,11 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def quantize_act(x: Array, *, group: int = ACT_BLOCK) -> Array:
-    """x (T, K) rounded to 127 steps of the largest magnitude in each `group` consecutive elements of a row.
+    """x (T, K) rounded to 127 steps of the largest magnitude in each `group` consecutive elements
+    of a row.
 
-    llama.cpp rounds in groups of 32 for weights in blocks of 32 (its q8_0) and of 256 for the K types (its q8_K).
+    llama.cpp rounds in groups of 32 for weights in blocks of 32 (its q8_0) and of 256 for the K
+    types (its q8_K).
     """
     blocks = x.reshape(*x.shape[:-1], -1, group)
     scale = np.abs(blocks).max(-1, keepdims=True) / 127
@@ -109,7 +112,7 @@ def _(xq: Tensor, w: Tensor) -> tuple[Shape, str]:
 
 @op
 def pack_act(x: Array) -> Array:
-    """x (T, K) in the order that a backend's matmul likes."""
+    """x (T, K) in the order that a backend's matmul reads."""
     return x
 
 
@@ -135,8 +138,9 @@ def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
 
 @op
 def round_act(x: Array, *, rows: int = 1) -> Array:
-    """x (T, K), K even, rounded to bf16: to 8 significant bits, of two equally near the even one; with rows of zeros up
-    to a multiple of `rows`, for a backend's tiles of so many."""
+    """x (T, K), K even, rounded to bf16: to 8 significant bits, of two equally near the even one;
+    with rows of zeros up to a multiple of `rows`, for a backend's tiles of so many.
+    """
     size, exponent = np.frexp(np.concatenate([x, np.zeros((-len(x) % rows, x.shape[1]), x.dtype)]))
     rounded: Array = np.ldexp(np.rint(size * 256) / 256, exponent).astype(x.dtype)
     return rounded
@@ -166,7 +170,8 @@ def _(xr: Tensor, w: Tensor, m: int) -> tuple[Shape, str]:
 
 @op
 def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
-    """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after the other.
+    """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after
+    the other.
 
     `transposed`: x is (K, M).
     """
@@ -185,7 +190,9 @@ def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
 
 @op
 def product_parts(a: Array, b: Array, *, steps: int) -> Array:
-    """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M, N)."""
+    """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M,
+    N).
+    """
     return np.stack([a[i : i + steps].T @ b[i : i + steps] for i in range(0, len(a), steps)])
 
 
@@ -212,7 +219,9 @@ def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
 
 @op
 def add_product(x: Array, a: Array, b: Array) -> Array:
-    """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one pass."""
+    """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one
+    pass.
+    """
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 
@@ -259,7 +268,8 @@ def _(r: np.random.Generator) -> Case:
 
 @matmul.case
 def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 17)), Weight(r.normal(size=(17, 64)), "q8_0")], {}  # back through a weight
+    # back through a weight
+    return [r.normal(size=(3, 17)), Weight(r.normal(size=(17, 64)), "q8_0")], {}
 
 
 @matmul_tn.case
@@ -293,8 +303,9 @@ for _make in (
 
 @op
 def gate(x: Array, factor: Array) -> Array:
-    """x times factor, element by element; a factor of 0 gives 0 whatever x is, so that an adapter whose products
-    overflow cannot disturb rows that do not use it."""
+    """x times factor, element by element; a factor of 0 gives 0 whatever x is, so that an adapter
+    whose products overflow cannot disturb rows that do not use it.
+    """
     return np.where(factor == 0, np.zeros_like(x), x * np.where(factor == 0, np.ones_like(factor), factor))
 
 

@@ -1,9 +1,11 @@
-"""Layers that keep a state of each sequence in the place of all its tokens: short convolutions, linear attention.
+"""Linear attention and SSM layers (Mamba 2, Gated DeltaNet, LFM 2): recurrent state and short
+convolution.
 
-Rows are tokens of any sequences, each sequence's in order and side by side. A state is a row of `states`: begin[t] is
-the one that token t starts from, or -1 where it goes on from the row before it. Each op has a form that keeps what is
-left: end[t] is the state that has it after token t, or -1. No state is both read and written at once, so whatever was
-there before can be gone on from again.
+Rows are tokens of any sequences, each sequence's in order and adjacent. A recurrent state is a row
+of `states`: begin[t] is the state that token t starts from, or -1 where it continues from the row
+before it. Each op has a form that writes states: end[t] is the row that gets the state after token
+t, or -1. No state is both read and written in one run, so earlier states can be continued from
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from logitless.graph.tensor import Shape, Tensor
 
 
 def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
-    """(first row, row after the last, state) of what goes on without a break."""
+    """(first row, end row, state) of each span of rows that continue each other."""
     starts = [t for t in range(len(begin)) if begin[t] >= 0]
     for first, stop in zip(starts, [*starts[1:], len(begin)], strict=True):
         yield first, stop, int(begin[first])
@@ -26,8 +28,9 @@ def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
 
 @op
 def text_begins(start: Array, *, length: int) -> Array:
-    """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window of `length` a row's
-    text begins."""
+    """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window
+    of `length` a row's text begins.
+    """
     return np.where(start == np.arange(len(start)) % length, 0, -1).astype(np.int32)
 
 
@@ -43,9 +46,10 @@ text_begins.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)]
 
 @op
 def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
-    """Each column's own convolution over time (Mamba's and LFM 2's): x (T, C), w (C, 1, K) → (T, C).
+    """Depthwise causal convolution over time (Mamba, LFM 2): x (T, C), w (C, 1, K) → (T, C).
 
-    y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the oldest first.
+    y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the
+    oldest first.
     """
     return _convolved(x, w, states, begin, np.full(len(x), -1))
 
@@ -74,7 +78,7 @@ def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tupl
 
 @writing(2, returns_destination=False)
 def causal_conv_kept(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
-    """`causal_conv`, which keeps its last K − 1 rows in states."""
+    """`causal_conv` that also writes the last K − 1 rows to states."""
     return _convolved(x, w, states, begin, end)
 
 
@@ -122,19 +126,22 @@ def linear_attention(
     delta: bool,
     grouped: bool,
 ) -> Array:
-    """Linear attention that forgets: Mamba 2's state space duality (Dao and Gu, 2024), and with `delta` the gated delta
-    rule, which corrects what it recalls (Gated DeltaNet: Yang, Kautz and Hatamizadeh, 2024).
+    """Gated linear attention: Mamba 2's state space duality (Dao and Gu, 2024); `delta`: gated
+    delta rule.
 
-    q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of each head
-    S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has
-    the queries and keys of head i mod H_k; `grouped`: of head i / (H / H_k), those that share them side by side.
+    The gated delta rule is that of Gated DeltaNet (Yang, Kautz and Hatamizadeh, 2024).
+
+    q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of
+    each head S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ;
+    y = scale · Sᵀq. Head i has the queries and keys of head i mod H_k; `grouped`: of head i / (H /
+    H_k), those that share them side by side.
     """
     src = q, k, v, decay, beta, states, begin
     return _recalled(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 
 
 def _recalled(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
-    """`src`: q to begin; what is left of row t is kept in row end[t] of the states, if that is not -1."""
+    """`src`: q to begin; S after row t goes to row end[t] of the states, unless that is -1."""
     q, k, v, decay, beta, states, begin = src
     y = np.zeros_like(v)
     for first, stop, state in _spans(begin):
@@ -162,7 +169,7 @@ def linear_attention_kept(
     delta: bool,
     grouped: bool,
 ) -> Array:
-    """`linear_attention`, which keeps S in states."""
+    """`linear_attention` that also writes S to states."""
     return _recalled((q, k, v, decay, beta, states, begin), end, scale=scale, delta=delta, grouped=grouped)
 
 
@@ -173,7 +180,7 @@ def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
 
 
 def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array, delta: bool) -> Array:
-    """One token further, in place; what was missing (H, E)."""
+    """Advance S by one token in place; returns the correction (H, E)."""
     s *= decay[:, None, None]
     missing = v - np.einsum("hde,hd->he", s, k) if delta else v
     s += np.einsum("hd,he->hde", k, beta[:, None] * missing)
@@ -267,7 +274,8 @@ def _(g: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tupl
 
 
 BEGIN, END = np.full(12, -1, np.int32), np.full(12, -1, np.int32)
-BEGIN[[0, 1, 8]] = 3, 0, 3  # three sequences: of one token, of seven whose states after two are kept, and of four
+# three sequences: of one token, of seven whose states after two are kept, and of four
+BEGIN[[0, 1, 8]] = 3, 0, 3
 END[[0, 4, 7, 9]] = 1, 2, 5, 4
 
 

@@ -1,7 +1,9 @@
-"""Mixtures of experts (Shazeer et al., 2017): which experts a row has, and products in which each row meets its own.
+"""Mixture of experts (Shazeer et al., 2017): routing, and products of rows with their experts'
+weights.
 
-A row that has k experts becomes k rows, and these are brought together by expert, so that an expert's weights are read
-once for all rows that it has. `order` (3, R), for R = T · k such rows, says how:
+A row that has k experts becomes k rows, and these are brought together by expert, so that an
+expert's weights are read once for all rows that it has. `order` (3, R), for R = T · k such rows,
+says how:
     order[0]  which row (t · k + j: the j-th expert of row t) stands at each place
     order[1]  the place of each row
     order[2]  the expert at each place; never falling
@@ -25,7 +27,9 @@ from logitless.graph.tensor import Shape, Tensor, const
 
 @op
 def top_experts(logits: Array, *, n: int) -> Array:
-    """The n greatest of each row of logits (T, E), the greatest first: (T, n) i32. Of equal ones the first."""
+    """The n greatest of each row of logits (T, E), the greatest first: (T, n) i32. Of equal ones
+    the first.
+    """
     return np.argsort(-logits, axis=1, kind="stable")[:, :n]
 
 
@@ -37,7 +41,7 @@ def _(logits: Tensor, n: int) -> tuple[Shape, str]:
 
 @op
 def expert_weights(logits: Array, ids: Array) -> Array:
-    """softmax of logits (T, E) at ids (T, k): what each row's experts count."""
+    """Weights of each row's experts: softmax over logits (T, E) at ids (T, k)."""
     chosen = np.take_along_axis(logits, ids.astype(np.int64), 1)
     e = np.exp(chosen - chosen.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
@@ -186,7 +190,9 @@ def _(a: Tensor, b: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
 
 @op
 def expert_sum(y: Array, weights: Array, order: Array) -> Array:
-    """(T, N): each row's sum over its experts of weights (T, k) times what they made of it, y (R, N)."""
+    """(T, N): each row's sum over its experts of weights (T, k) times what they made of it, y (R,
+    N).
+    """
     return (y[order[1]].reshape(*weights.shape, -1) * weights[..., None]).sum(1)
 
 
@@ -209,7 +215,9 @@ def _(g: Tensor, out: Tensor, y: Tensor, weights: Tensor, order: Tensor) -> tupl
 
 @op
 def quantize_experts(x: Array, order: Array, *, gather: bool, group: int = 32) -> Array:
-    """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for `expert_linear_act`."""
+    """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for
+    `expert_linear_act`.
+    """
     return quantize_act.reference(expert_rows.reference(x, order) if gather else x, group=group)
 
 
@@ -221,7 +229,9 @@ def _(x: Tensor, order: Tensor, gather: bool, group: int = 32) -> tuple[Shape, s
 
 @op
 def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
-    """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act` likes."""
+    """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act`
+    likes.
+    """
     return expert_rows.reference(x, order) if gather else x
 
 
@@ -279,7 +289,8 @@ def _linear_case(dtype: str, t: int, n: int, k: int, chosen: int) -> Callable[[n
 
 _QUANTISED = [name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")]
 for _dtype in ("f32", "f16", "bf16", *_QUANTISED):
-    for _t, _chosen in ((1, 2), (3, 1), (11, 2), (40, 3)):  # rows of an expert: 1, 2, 4, 8, 16 and between
+    # rows of an expert: 1, 2, 4, 8, 16 and between
+    for _t, _chosen in ((1, 2), (3, 1), (11, 2), (40, 3)):
         expert_linear.case(_linear_case(_dtype, _t, 48, 512 if _dtype in _QUANTISED else 37, _chosen))
     expert_matmul.case(
         lambda r, d=_dtype: ([r.normal(size=(10, 16)), Weight(r.normal(size=(80, 512)), d), _ordered(_FEW)], {"n": 5})  # type: ignore[misc]
@@ -288,7 +299,8 @@ for _dtype in ("f32", "f16", "bf16", *_QUANTISED):
 
 @expert_linear.case
 def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(10, 12)), r.normal(size=(5 * 7, 12)), _ordered(_FEW)], {"n": 5}  # no constant weights
+    # no constant weights
+    return [r.normal(size=(10, 12)), r.normal(size=(5 * 7, 12)), _ordered(_FEW)], {"n": 5}
 
 
 @expert_matmul.case

@@ -1,4 +1,4 @@
-"""More functions of one element: what small networks and their losses are made of."""
+"""More elementwise functions, for small networks and their losses; argmax and casts."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def step(x: Array) -> Array:
-    """1 where x > 0, else 0. Its gradient is zero, which is no node at all; so is that of `sign`."""
+    """1 where x > 0, else 0. Its gradient is zero: no node; so is that of `sign`."""
     return (x > 0).astype(x.dtype)
 
 
@@ -195,7 +195,9 @@ sin.tolerance = cos.tolerance = 2e-5
 
 @op
 def argmax(x: Array) -> Array:
-    """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient passes."""
+    """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient
+    passes.
+    """
     return x.argmax(-1).astype(np.int32)
 
 
@@ -219,7 +221,9 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def cast(x: Array, *, dtype: str) -> Array:
-    """x as f32 or f16; x may be a weight of any type. Exact but for the rounding of what is written."""
+    """x as f32 or f16; x may be a weight of any type. Exact but for the rounding of what is
+    written.
+    """
     return x
 
 

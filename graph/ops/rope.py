@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021): the angles once a step, the rotation once a layer."""
+"""RoPE, rotary position embedding (Su et al., 2021): angles once a step, rotations per layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ rope_angles.tolerance = 1e-4  # f32 angles: 1000 rad has a spacing of 6e-5
 def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
     """Rotate the first n of each head's elements: (T, H, D) with angles (T, 2, n/2).
 
-    Pairs are (2i, 2i+1) when interleaved (llama), (i, i+n/2) otherwise (NeoX). sign −1 rotates back.
+    Pairs are (2i, 2i+1) when interleaved (llama), (i, i+n/2) otherwise (NeoX). sign −1 rotates
+    back.
     """
     half = angles.shape[-1]
     c, s = angles[:, None, 0], angles[:, None, 1] * sign

@@ -1,4 +1,4 @@
-"""The same bytes under another shape."""
+"""Reshape, slice, pad and order: views of bytes and padding of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logitless.graph.tensor import Shape, Tensor
 
 @op
 def reshape(x: Array, *, shape: Shape) -> Array:
-    """Another shape with as many elements; one entry may be -1. Aliases its source."""
+    """x in another shape of as many elements; one entry may be -1. Aliases x."""
     return x.reshape(shape)
 
 
@@ -59,7 +59,7 @@ def _(r: np.random.Generator) -> Case:
 
 
 def parts(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of the shapes of these, whose values are the rows of x one after the other."""
+    """Split the rows of x into tensors of the shapes of these."""
     result, start = [], 0
     for t in of:
         stop = start + math.prod(t.shape) // x.shape[1]
@@ -91,7 +91,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def after(x: Array, *others: Array) -> Array:
-    """x, when the others have been computed: an order where memory asks for one. Aliases x."""
+    """x, once the others are computed: an ordering that saves memory. Aliases x."""
     return x
 
 

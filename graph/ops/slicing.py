@@ -1,4 +1,4 @@
-"""Parts of a tensor: axes in another order, a block taken out, put in or added, triangles and diagonals."""
+"""Transpose, slices of blocks (read, replace, add), causal mask and diagonals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def take_columns(x: Tensor, start: int, n: int) -> Tensor:
 
 @op
 def set_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
-    """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to the block."""
+    """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to
+    the block.
+    """
     out = x.copy()
     out[_where(start, part.shape)] = part
     return out
@@ -116,7 +118,9 @@ for _whole, _start, _part in BLOCKS:
 
 @op
 def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
-    """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a softmax, or 0)."""
+    """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a
+    softmax, or 0).
+    """
     rows, columns = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])
     return np.where(columns > rows + past, fill, x)
 

@@ -1,9 +1,8 @@
-"""Does a backend compute what an op's declaration says? Cases become small graphs, run twice: reference and backend.
+"""Conformance tests: each case of an op runs on a backend and on its float64 numpy reference.
 
-The reference runs in float64 on the very numbers that the backend is given. The backend's memory is filled with NaN
-beforehand and has guard bytes on both sides, so that an element that nobody wrote, a write beside the result, or a
-change of an input is seen. Each case also runs with its sources at odd offsets (rows of larger arrays), where it has
-sources that can be so.
+Both get the same numbers. The backend's memory is filled with NaN beforehand and has guard bytes on
+both sides: an element that is not written, a write beside the result and a changed input are found.
+Cases with f32 matrices also run with their sources at odd offsets (rows of larger arrays).
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case. `error`: the largest difference, relative to the reference's largest magnitude."""
+    """The result of one case.
+
+    `error`: the largest difference, relative to the reference's largest magnitude.
+    """
 
     op: str
     case: str
@@ -45,7 +47,7 @@ class Outcome:
 
 @dataclass
 class Problem:
-    """A graph with its values: what `run` compares. Constants are GGUF bytes, mutable states numpy values."""
+    """A graph with values of its leaves, for `run`: constants are GGUF bytes, all others arrays."""
 
     op: str
     label: str
@@ -53,7 +55,7 @@ class Problem:
     tolerance: float
     feeds: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, tuple[Tensor, Bytes]] = field(default_factory=dict)
-    states: dict[str, tuple[Tensor, Array]] = field(default_factory=dict)
+    variables: dict[str, tuple[Tensor, Array]] = field(default_factory=dict)
 
 
 def register_all() -> None:
@@ -63,7 +65,7 @@ def register_all() -> None:
 
 
 def problems(op_name: str, seed: int = 0) -> Iterator[Problem]:
-    """The cases of an op, each plain and (where it can be) at odd offsets."""
+    """The test cases of an op, each as it is and, where possible, with sources at odd offsets."""
     for i, make in enumerate(OPS[op_name].cases):
         for odd in (False, True):
             sources, attrs = make(np.random.default_rng([seed, i]))
@@ -80,7 +82,7 @@ def problems(op_name: str, seed: int = 0) -> Iterator[Problem]:
 
 
 def describe(node: Tensor) -> str:
-    """Sources and attributes of a node, short: `f32[4, 6] q8_0[37, 64] eps=1e-05`."""
+    """Format a node's sources and attributes: `f32[4, 6] q8_0[37, 64] eps=1e-05`."""
     attrs = (f"{k}={v}" for k, v in node.attrs.items())
     return " ".join((*(f"{s.dtype}{list(s.shape)}" for s in node.src), *attrs))
 
@@ -90,12 +92,12 @@ def _can_be_odd(source: Any) -> bool:
 
 
 def _source(problem: Problem, name: str, source: Any, odd: bool) -> Tensor:
-    """A case's source as a leaf (or a slice of one), its values noted in the problem."""
+    """Make a leaf (or a slice of one) for a case's source and note its values in the problem."""
     if isinstance(source, Weight):
         raw = encode(np.asarray(source.array, np.float32), source.dtype)
         return add_constant(problem, name, source.array.shape, source.dtype, raw)
     if isinstance(source, Variable):
-        return add_state(problem, name, np.asarray(source.array), source.dtype)
+        return add_variable(problem, name, np.asarray(source.array), source.dtype)
     values = np.asarray(source)
     kind = "f32" if values.dtype.kind == "f" else "u32" if values.dtype == np.uint32 else "i32"
     values = values.astype(DTYPES[kind].numpy)
@@ -115,19 +117,19 @@ def add_constant(problem: Problem, name: str, shape: tuple[int, ...], dtype: str
     return t
 
 
-def add_state(problem: Problem, name: str, values: Array, dtype: str) -> Tensor:
+def add_variable(problem: Problem, name: str, values: Array, dtype: str) -> Tensor:
     t = Tensor("variable", (), values.shape, dtype, {"constant": False}, name)
-    problem.states[name] = t, values
+    problem.variables[name] = t, values
     return t
 
 
 def _fetchable(node: Tensor) -> Tensor:
-    """An alias of a leaf has no place of its own: fetch a copy of it."""
+    """The node, or a copy of it where it is an alias, which has no bytes of its own."""
     return OPS["add"](node, const(0.0)) if node.op in ALIASES else node
 
 
 def encode(values: Array, dtype: str) -> Bytes:
-    """Values as bytes of any type; those that are costly to quantise to get random blocks of the same size."""
+    """Encode values as bytes of any type; types that are slow to quantise to get random blocks."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -139,7 +141,7 @@ def encode(values: Array, dtype: str) -> Bytes:
         return raw.reshape(-1)
     rng = np.random.default_rng(values.size)
     blocks = rng.integers(0, 256, (nbytes(dtype, values.shape) // DTYPES[dtype].nbytes, DTYPES[dtype].nbytes), np.uint8)
-    # of the K types 6- or 8-bit scales times 4- to 6-bit values
+    # K types multiply 6- or 8-bit scales by 4- to 6-bit values
     scale = np.float16(np.abs(values).max(initial=1e-3) / (2000 if dtype.endswith("_k") else 127))
     for at in {"q6_k": (208,), "iq4_nl": (0,)}.get(dtype, (0, 2)):
         blocks[:, at : at + 2] = np.array([scale]).view(np.uint8)
@@ -147,7 +149,7 @@ def encode(values: Array, dtype: str) -> Bytes:
 
 
 def decode(raw: Bytes, t: Tensor) -> Array:
-    """The numbers that bytes of a tensor's type mean, in float64 (integers as they are)."""
+    """Decode bytes of a tensor's type to float64 (integers as they are)."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -168,7 +170,7 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     for t, raw in problem.constants.values():
         session.define(t.name, t.shape, t.dtype, lambda raw=raw: raw, constant=True)  # type: ignore[misc]
         stored[t.name] = decode(raw, t)
-    for t, values in problem.states.values():
+    for t, values in problem.variables.values():
         raw = encode(values, t.dtype)
         session.define(t.name, t.shape, t.dtype, lambda raw=raw: raw)  # type: ignore[misc]
         stored[t.name] = decode(raw, t)
@@ -180,9 +182,10 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     got, after = fetched[: len(problem.roots)], fetched[len(problem.roots) :]
     worst = 0.0
     pairs = [(f"result {t.op}", e, decode(g, t)) for t, e, g in zip(problem.roots, expected, got, strict=True)]
-    pairs += [(f"state {name}", stored[name], decode(session.read(name), t)) for name, (t, _) in problem.states.items()]
-    for what, wanted, found in pairs:
-        error, detail = difference(np.asarray(wanted), found)
+    for name, (t, _) in problem.variables.items():
+        pairs.append((f"variable {name}", stored[name], decode(session.read(name), t)))
+    for what, reference, value in pairs:
+        error, detail = difference(np.asarray(reference), value)
         worst = max(worst, error)
         if error > problem.tolerance:
             return replace(outcome, status=WRONG, error=error, detail=f"{what}: {detail}")
@@ -196,7 +199,10 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
 
 
 def difference(wanted: Array, found: Array) -> tuple[float, str]:
-    """The largest difference relative to the largest magnitude, and where it is; inf where one is not a number."""
+    """The largest difference relative to the largest magnitude, and its position as text.
+
+    inf where only one of both is not finite.
+    """
     if wanted.shape != found.shape:
         return np.inf, f"shape {found.shape}, expected {wanted.shape}"
     if wanted.size == 0:
@@ -232,7 +238,7 @@ class GuardedBuffer:
 
 
 class Guarded(Backend):
-    """A backend whose memory starts as NaN and has guards. Stands for the backend in a session."""
+    """A backend whose memory starts as NaN and has guard bytes; it wraps the backend under test."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner, self.name, self.alignment, self.memory_bytes = inner, inner.name, inner.alignment, 0
@@ -260,7 +266,7 @@ class Guarded(Backend):
         return made
 
     def damage(self) -> str:
-        """What was written beside a buffer; "" when nothing was."""
+        """Describe a write beside a buffer; "" when there was none."""
         for b in self._buffers:
             for side, start in (("before", 0), ("after", GUARD + b.nbytes)):
                 guard = np.array(self.inner.download(Location(b.inner, start), GUARD))

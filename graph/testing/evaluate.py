@@ -21,8 +21,8 @@ def evaluate(
 ) -> list[Any]:
     """The value of each root, in its tensor's shape; floats are computed in `dtype`.
 
-    `feeds`, `variables`: arrays by name; ops that write overwrite the arrays of `variables` in place.
-    KeyError names one that is missing.
+    `feeds`, `variables`: arrays by name; ops that write overwrite the arrays of `variables` in
+    place. KeyError names one that is missing.
     """
     roots = list(roots)
     value: dict[Tensor, Any] = {}

@@ -1,4 +1,4 @@
-"""The ops of one graph as conformance problems, at the shapes that they have there: each kind of node once."""
+"""Conformance problems from a graph: its ops at the shapes that they have there."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
 from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, feed
-from logitless.graph.testing.conformance import Array, Problem, add_constant, add_state, describe, encode
+from logitless.graph.testing.conformance import Array, Problem, add_constant, add_variable, describe, encode
 
 
 def graph_problems(
     roots: Iterable[Tensor], feeds: Mapping[str, Array], constant: Callable[[str], Bytes | None], seed: int = 0
 ) -> Iterator[Problem]:
-    """A problem for each node that differs from all before it in op, attributes or its sources' types and shapes.
+    """Make a problem for each node that differs from all before it in op, attributes or sources.
 
-    Leaves have their real values: feeds, and constants as GGUF bytes (None: random ones). What other nodes would
-    compute, and floating states, are random normal numbers; integer states are 0, 1, 2...
+    Leaves have their real values: feeds, and constants as GGUF bytes (None: random ones). Results
+    of other nodes and floating variables are random normal numbers; integer variables are 0, 1,
+    2...
     """
     seen: set[tuple[Any, ...]] = set()
     for node in toposort(roots):
@@ -48,7 +49,7 @@ def graph_problems(
 
 
 def _root(t: Tensor) -> tuple[Tensor, int]:
-    """The tensor whose bytes these are, and where they begin in it."""
+    """The tensor that owns these bytes, and their offset there."""
     offset = 0
     while True:
         if t.op == "slice_rows":
@@ -60,7 +61,7 @@ def _root(t: Tensor) -> tuple[Tensor, int]:
 
 
 def _kind(t: Tensor) -> str:
-    """Whether a source is a constant, a state that is written, a feed, or what a node computes."""
+    """The kind of a source: a leaf's op, "constant", or "node" for a computed one."""
     root = _root(t)[0]
     if root.op == "variable":
         return "constant" if root.attrs["constant"] else "variable"
@@ -68,7 +69,9 @@ def _kind(t: Tensor) -> str:
 
 
 def _integers(t: Tensor, rng: np.random.Generator) -> Array:
-    """What a node might compute: ids are 0 or 1, but the experts of a row differ, and their order is one."""
+    """Plausible integers of a node: ids are 0 or 1, experts of a row differ, orders are
+    permutations.
+    """
     if t.op == "top_experts":
         return np.stack([rng.permutation(t.src[0].shape[1])[: t.shape[1]] for _ in range(t.shape[0])])
     if t.op == "expert_order":
@@ -99,7 +102,7 @@ def _leaf(
     integer = t.dtype in ("i32", "u32")
     if kind == "variable":
         values = np.arange(np.prod(t.shape)).reshape(t.shape) if integer else rng.normal(size=t.shape)
-        return add_state(problem, name, values.astype(numpy_type or np.float32), t.dtype)
+        return add_variable(problem, name, values.astype(numpy_type or np.float32), t.dtype)
     if kind == "feed" or integer:
         whole = feeds[root.name] if kind == "feed" else _integers(root, rng)
         raw = np.ascontiguousarray(whole, DTYPES[root.dtype].numpy).reshape(-1).view(np.uint8)

@@ -49,7 +49,8 @@ def test_another_processor_is_asked_anew(asked: list[int], tmp_path: Path, monke
     monkeypatch.setattr(builtins, "open", other)
     told.write_text(here)
     isa.host()
-    told.write_text(here.replace("cpu MHz", "cpu MHz\t: 1.5\ncpu MHz"))  # the same one, at another speed
+    # the same one, at another speed
+    told.write_text(here.replace("cpu MHz", "cpu MHz\t: 1.5\ncpu MHz"))
     again()
     assert len(asked) == 1
     told.write_text(here.replace("flags\t", "flags\t: one_more\nflags\t"))
@@ -81,7 +82,8 @@ def test_a_variant_that_is_asked_for_is_all_that_kernels_use(variant: str, monke
     assert "-avx512f" in target.attributes
     assert "+avx512" not in target.attributes
     assert "+amx" not in target.attributes
-    older = isa.Host("skylake-avx512", "+avx2,+fma,+avx512f,+avx512vl,+avx512bw")  # whose best variant is avx2
+    # whose best variant is avx2
+    older = isa.Host("skylake-avx512", "+avx2,+fma,+avx512f,+avx512vl,+avx512bw")
     monkeypatch.setattr(isa, "host", lambda: older)
     monkeypatch.setattr(isa, "isa", lambda: "avx2")
     assert isa.compiled_for.__wrapped__() == older
@@ -132,7 +134,8 @@ def test_apple_has_dots_that_llvm_does_not_see(
         return real(path, *args, **more)
 
     monkeypatch.setattr(builtins, "open", without)
-    monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)  # what it tells there: nothing
+    # what it tells there: nothing
+    monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)
     monkeypatch.setattr(isa.sys, "platform", "darwin")
     monkeypatch.setattr(isa.platform, "machine", lambda: machine)
     assert isa.available_isas()[0] == best

@@ -26,7 +26,8 @@ def test_a_slab_goes_with_the_last_weight_in_it():
     first, second = slabs.take(100), slabs.take(100)
     slab = weakref.ref(first.base)
     assert second.base is first.base
-    rest = [slabs.take(MOST_SHARED) for _ in range(STATES_SLAB // MOST_SHARED)]  # the last does not fit any more
+    # the last does not fit any more
+    rest = [slabs.take(MOST_SHARED) for _ in range(STATES_SLAB // MOST_SHARED)]
     assert rest[-1].base is not first.base
     del rest, first
     assert slab() is not None

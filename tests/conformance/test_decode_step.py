@@ -1,4 +1,6 @@
-"""A decode step is native from end to end, for every architecture: no op of it runs as its numpy reference."""
+"""A decode step is native from end to end, for every architecture: no op of it runs as its numpy
+reference.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whole tiny models of every architecture on OpenCL and Vulkan: placed there from end to end, and right."""
+"""Whole tiny models of every architecture on OpenCL and Vulkan: placed there from end to end, and
+right.
+"""
 
 from __future__ import annotations
 

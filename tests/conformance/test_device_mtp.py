@@ -1,5 +1,5 @@
-"""Blocks that guess (models/architectures/mtp.py) on devices: all of it runs there, and guesses the model's own
-tokens.
+"""Blocks that guess (models/architectures/mtp.py) on devices: all of it runs there, and guesses the
+model's own tokens.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ register_all()
 
 @pytest.fixture
 def gpu(open_device: Callable[[str], Backend]) -> Iterator[Backend]:
-    """A device as if it were a GPU with groups of 1024 threads. Those of 256 have the same text, and lavapipe takes
-    half a minute to compile either (PoCL many)."""
+    """A device as if it were a GPU with groups of 1024 threads. Those of 256 have the same text,
+    and lavapipe takes half a minute to compile either (PoCL many).
+    """
     from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
@@ -94,10 +95,14 @@ CHAINS = (
 )
 
 
-@pytest.mark.parametrize("n_equal", [1, 700, 40_000])  # logits of a value: none, more than a group's threads, all
-@pytest.mark.parametrize("n_top", [3, 90, 30_000])  # few of a short list, few of more than a thread each, most
+# logits of a value: none, more than a group's threads, all
+@pytest.mark.parametrize("n_equal", [1, 700, 40_000])
+# few of a short list, few of more than a thread each, most
+@pytest.mark.parametrize("n_top", [3, 90, 30_000])
 def test_ties_of_a_large_vocabulary(n_equal: int, n_top: int, gpu: Backend) -> None:
-    """Ties that reach over the parts of the list that threads have, cut by a count, a mass and a draw."""
+    """Ties that reach over the parts of the list that threads have, cut by a count, a mass and a
+    draw.
+    """
     r, n_vocab, rows = np.random.default_rng([n_equal, n_top]), 40_007, len(CHAINS)
     logits = np.floor(r.permuted(np.tile(np.arange(n_vocab), (rows, 1)), axis=1) / n_equal) * (9 * n_equal / n_vocab)
     logits[:, r.integers(0, n_vocab, 9)] = -np.inf

@@ -1,4 +1,6 @@
-"""Training on OpenCL and Vulkan: the CPU's losses, with parameters and moments that never leave the device."""
+"""Training on OpenCL and Vulkan: the CPU's losses, with parameters and moments that never leave the
+device.
+"""
 
 from __future__ import annotations
 
@@ -117,17 +119,21 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
     for event in trainer.work():
         if isinstance(event, Step):
             found.append(event.loss)
-            if event.iteration == 1:  # the first step makes the plan, and brings the parameters to the device
+            # the first step makes the plan, and brings the parameters to the device
+            if event.iteration == 1:
                 crossed = count_bytes(backend, monkeypatch)
             else:
-                assert crossed["down"] == 4 * (2 * rows + 1)  # losses, likeliest tokens and the gradient's norm
-                assert 4 * 5 * rows <= crossed["up"] <= 4 * 5 * rows + 8192  # feeds, each with its padding
+                # losses, likeliest tokens and the gradient's norm
+                assert crossed["down"] == 4 * (2 * rows + 1)
+                # feeds, each with its padding
+                assert 4 * 5 * rows <= crossed["up"] <= 4 * 5 * rows + 8192
             crossed.update(up=0, down=0)
             if event.iteration == N_STEPS:
                 break
     assert on_one_device(session, trainer.steps._step)
     assert set(trainer.steps.state_names()) <= session.cached_plan(("train", "step"), list).states
-    assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes  # the bound above would tell if they moved
+    # the bound above would tell if they moved
+    assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes
     expected = losses(start(kind, cpu))
     assert expected[-1] < expected[0] - 0.1
     np.testing.assert_allclose(found, expected, rtol=0.01)
@@ -139,8 +145,9 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(
     device: str, start: Start, open_device: Callable[[str], Backend], tmp_path: Path
 ) -> None:
-    """Checkpoints read the device's parameters and moments back; accumulated gradients and SGD run there too. The rest
-    is left at every part for another run, whose arena is filled with numbers."""
+    """Checkpoints read the device's parameters and moments back; accumulated gradients and SGD run
+    there too. The rest is left at every part for another run, whose arena is filled with numbers.
+    """
     backend = open_device(device)
     whole = start(LORA, backend, grad_acc=2, max_steps=4)
     losses(whole)

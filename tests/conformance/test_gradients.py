@@ -1,4 +1,6 @@
-"""Every gradient rule against central differences of the reference, in float64, on the cases of the registry."""
+"""Every gradient rule against central differences of the reference, in float64, on the cases of the
+registry.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from logitless.graph.testing.evaluate import evaluate
 register_all()
 CASES = [(name, i) for name in sorted(OPS) if OPS[name].vjp_rule for i in range(len(OPS[name].cases))]
 STEP = 1e-6
-FLAT = {"argmax", "sign", "step"}  # constant wherever they are smooth: a gradient of zero is no node
+# constant wherever they are smooth: a gradient of zero is no node
+FLAT = {"argmax", "sign", "step"}
 
 
 def arrays_of(name: str, case: int) -> tuple[list[Any], dict[str, Any]]:
@@ -93,7 +96,8 @@ def test_an_op_without_a_rule_is_named() -> None:
     y = OPS["rms_norm_back"](x, x, eps=1e-5)
     with pytest.raises(ValueError, match=r"rms_norm_back.*no gradient"):
         backward(sum_to(y, shape=()), [x])
-    assert backward(sum_to(add(y, const(0.0)), shape=()), [feed("z", ())]) == {}  # nothing to go through it for
+    # nothing to go through it for
+    assert backward(sum_to(add(y, const(0.0)), shape=()), [feed("z", ())]) == {}
 
 
 def test_a_wrong_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

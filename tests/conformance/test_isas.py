@@ -1,4 +1,6 @@
-"""Products, whose tiles differ between instruction sets, on one that most machines of users have and CI's has not."""
+"""Products, whose tiles differ between instruction sets, on one that most machines of users have
+and CI's has not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Mixtures of experts on devices: kernels for every case, and a row's bits are its own whoever its neighbours are."""
+"""Mixtures of experts on devices: kernels for every case, and a row's bits are its own whoever its
+neighbours are.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ ON_DEVICES = (
 
 @pytest.fixture(scope="module", params=["opencl:0", "vulkan:0", "gpu", "dots"])
 def device(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]) -> Iterator[Backend]:
-    """A device as it is, or one of Vulkan's as if it were a GPU, with integer dot products or without."""
+    """A device as it is, or one of Vulkan's as if it were a GPU, with integer dot products or
+    without.
+    """
     if request.param not in ("gpu", "dots"):
         yield open_device(request.param)
         return
@@ -71,7 +75,9 @@ def test_every_case_has_a_kernel(op: str, device: OpenCLBackend | VulkanBackend)
 def test_a_row_does_not_depend_on_its_batch(
     dtype: str, device: OpenCLBackend | VulkanBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone its experts have a row each, and in company many, which are other kernels; places move with neighbours."""
+    """Alone its experts have a row each, and in company many, which are other kernels; places move
+    with neighbours.
+    """
     draw, session = np.random.default_rng(3), Session([device])
     values = {name: draw.normal(size=(40, n)).astype(np.float32) for name, n in (("x", WIDE), ("logits", N))}
     values["logits"][7:11] = values["logits"][7]  # neighbours with the same experts
@@ -99,6 +105,7 @@ def test_a_row_does_not_depend_on_its_batch(
     assert whole.any(axis=1).all()
     for first, rows in ((0, 1), (7, 1), (39, 1), (5, 4), (3, 9), (8, 32)):
         assert of(first, rows).tobytes() == whole[first : first + rows].tobytes()
-    monkeypatch.setattr(device, "refused", {"expert_parts"})  # rows that are brought together by a launch of their own
+    # rows that are brought together by a launch of their own
+    monkeypatch.setattr(device, "refused", {"expert_parts"})
     assert of(0, 40).tobytes() == whole.tobytes()
     assert of(7, 1).tobytes() == whole[7:8].tobytes()

@@ -1,4 +1,6 @@
-"""Optimizer steps in the graph against closed forms, and results that do not depend on threads or batches."""
+"""Optimizer steps in the graph against closed forms, and results that do not depend on threads or
+batches.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def one_step(decays: bool, optimizer: str, g: list[float]) -> Any:
 
 @pytest.mark.parametrize("decays", [True, False])
 def test_first_steps_in_closed_form(decays: bool) -> None:
-    """The first step of Adam moves by the rate against the gradient's sign, whatever its size; decay is apart."""
+    """The first step of Adam moves by the rate against the gradient's sign, whatever its size;
+    decay is apart.
+    """
     keep = 1 - RATE * DECAY if decays else 1.0
     wanted = [1 * keep - RATE, 2 * keep + RATE, 3 * keep]
     np.testing.assert_allclose(one_step(decays, "adamw", [1e-3, -500.0, 0.0]), wanted, rtol=2e-5)
@@ -132,7 +136,8 @@ def test_a_line_is_fitted(optimizer: str, n: int, bound: float) -> None:
 
     best = np.polyfit(x[:, 0].astype(np.float64), y[:, 0], 1)
     for i in range(n):
-        # the loss is 3,400 times as steep along the slope as along the rest, and SGD can go no faster than that allows
+        # the loss is 3,400 times as steep along the slope as along the rest, and SGD can go no
+        # faster than that allows
         params = adamw_params(i + 1, 0.05 * 0.99**i) if optimizer == "adamw" else sgd_params(2.5e-4)
         session.run("step", build, {"x": x, "y": y, "p": params}, [0, 0])
     fitted = float(session.read("a")[0, 0]), float(session.read("b")[0])
@@ -195,7 +200,9 @@ def test_clipping_bounds_the_norm_of_all_gradients(norm: float, limit: float) ->
 
 
 def test_the_gradient_of_a_softmax_through_its_logarithm() -> None:
-    """Σ ln(softmax · (1 − eps) + eps): the sum of a softmax itself is constant and would prove nothing."""
+    """Σ ln(softmax · (1 − eps) + eps): the sum of a softmax itself is constant and would prove
+    nothing.
+    """
     x, eps, h = feed("x", (3, 9)), 0.1, 1e-6
     loss = sum_to(log(add(scale(softmax(x), factor=1 - eps), const(eps))), shape=())
     rng = np.random.default_rng(2)

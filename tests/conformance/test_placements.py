@@ -90,7 +90,8 @@ def test_a_plan_tells_who_has_what(
         "vulkan:0": ["layers 4 (8 of 9 weights)", "output_norm", "output"],
         "cpu": ["layers 0-1", "layers 4 (1 of 9 weights)", "token_embd", "rope.frequency"],
     }
-    row = 4 * 64  # bytes of a token between layers; of the last layer's second half only the wanted row goes on
+    # bytes of a token between layers; of the last layer's second half only the wanted row goes on
+    row = 4 * 64
     crossing = {(c["from"], c["to"]): c["bytes"] for c in report["crossings"] if c["op"] != "rope_angles"}
     assert crossing["cpu", "opencl:0"] == crossing["opencl:0", "vulkan:0"] == 16 * row
     assert crossing["cpu", "vulkan:0"] == 4 * row

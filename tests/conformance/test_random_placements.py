@@ -1,4 +1,6 @@
-"""Every node on any of CPU, OpenCL and Vulkan, at random: the logits, gradients and ids of float64 all the same."""
+"""Every node on any of CPU, OpenCL and Vulkan, at random: the logits, gradients and ids of float64
+all the same.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Part:
 
 
 class Placer:
-    """Three devices, and who runs what. All that touches one state has one place, and so have the states of a cache."""
+    """Three devices, and who runs what. All that touches one state has one place, and so have the
+    states of a cache.
+    """
 
     def __init__(self, devices: Sequence[Backend], seed: int) -> None:
         self._rng = np.random.default_rng([seed, 8])

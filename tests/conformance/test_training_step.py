@@ -1,4 +1,6 @@
-"""A whole training step: gradients of every architecture's weights and of adapters, and the optimizer in the plan."""
+"""A whole training step: gradients of every architecture's weights and of adapters, and the
+optimizer in the plan.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,8 @@ MADE_UP["gemma3n"] = Spec(
     },
     **SMALL,
 )
-FALLBACKS = {"expert_linear", "expert_matmul", "expert_products"}  # numpy's, where weights are no constants
+# numpy's, where weights are no constants
+FALLBACKS = {"expert_linear", "expert_matmul", "expert_products"}
 OF_SINKS = {"causal_attention_sinks", "causal_attention_sinks_back", "sinks_back", "glu_clamped_back"}
 N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5
 
@@ -194,7 +197,9 @@ def kernels_of(session: Session, fetches: list[Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *MADE_UP])
 def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path) -> None:
-    """In float64, along one random direction through all weights at once, and each kind of weight has one."""
+    """In float64, along one random direction through all weights at once, and each kind of weight
+    has one.
+    """
     path = shared_data / "models" / f"arch-{name}.gguf"
     if name in MADE_UP:
         write(path := tmp_path / "m.gguf", MADE_UP[name])
@@ -202,7 +207,8 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     loss, feeds = trained.loss(), trained.feeds()
     feeds["start"][-2:] = LENGTH - 2  # the last window has two texts
     weights = trained.model.weights.tensors
-    params = [w for name, w in weights.items() if not name.endswith("exp_probs_b.bias")]  # which only choose
+    # which only choose
+    params = [w for name, w in weights.items() if not name.endswith("exp_probs_b.bias")]
     gradients = backward(loss, params)
     assert set(gradients) == set(params)
     rng = np.random.default_rng(7)
@@ -229,7 +235,9 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["llama-gqa-F32", "gemma4"])
 def test_gradients_through_the_cache_are_those_without_it(name: str, shared_data: Path, tmp_path: Path) -> None:
-    """A prompt written into pages and attended to there, against the same tokens as a training batch."""
+    """A prompt written into pages and attended to there, against the same tokens as a training
+    batch.
+    """
     path = shared_data / "models" / f"arch-{name}.gguf"
     if name in MADE_UP:
         write(path := tmp_path / "m.gguf", MADE_UP[name])
@@ -293,7 +301,9 @@ def test_adapters_get_gradients_and_frozen_weights_do_not(shared_data: Path) -> 
 
 
 def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
-    """Two clipped AdamW steps in one plan, against the same graph in float64; moments take twice the weights' bytes."""
+    """Two clipped AdamW steps in one plan, against the same graph in float64; moments take twice
+    the weights' bytes.
+    """
     backend = CPUBackend(2)
     trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([backend]))
     session, params = trained.session, list(trained.model.weights.tensors.values())
@@ -326,7 +336,8 @@ def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
     assert [program.fallbacks for program in programs] == [[]]
     assert kernels_of(session, build()) <= set(warmup.TRAINING)
     for p in params:
-        gap = np.abs(session.read(p.name) - values[p.name])  # a gradient near 0 may turn a whole step of 0.01 around
+        # a gradient near 0 may turn a whole step of 0.01 around
+        gap = np.abs(session.read(p.name) - values[p.name])
         assert gap.mean() < 1e-6
         assert gap.max() < 0.04
     session.close()

@@ -1,4 +1,6 @@
-"""Gradient checkpointing: the same bits from less memory, and a number of checkpoints that the formula gives."""
+"""Gradient checkpointing: the same bits from less memory, and a number of checkpoints that the
+formula gives.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def feeds(leaves: list[Tensor]) -> dict[str, Any]:
 
 
 def arena(session: Session, n_layers: int, segment: int | None, *, last_first: bool = True) -> int:
-    """Bytes of the gradients' plan; each gradient is folded into a number, as an optimizer step would free it."""
+    """Bytes of the gradients' plan; each gradient is folded into a number, as an optimizer step
+    would free it.
+    """
 
     def build() -> list[Tensor]:
         loss, weights = network(n_layers)
@@ -73,13 +77,15 @@ def test_memory_grows_with_the_root_of_the_layers() -> None:
     assert checkpointed[64] < plain[64] / 3
 
 
-@pytest.mark.parametrize("n", [16, 32])  # with 18 it says 1.5 layers, and which whole number is better packing decides
+# with 18 it says 1.5 layers, and which whole number is better packing decides
+@pytest.mark.parametrize("n", [16, 32])
 def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
     session = Session([CPUBackend(1)])
     loss, weights = network(n)
     gradients = backward(loss, weights)
     chosen = choose(loss, gradients, layers_of(loss))
-    # a layer keeps its input (the checkpoint before it) and, four times as wide, what silu is given and what it makes
+    # a layer keeps its input (the checkpoint before it) and, four times as wide, what silu is given
+    # and what it makes
     assert (chosen.u, chosen.v) == (ROWS * WIDTH * 4, pytest.approx(8 * ROWS * WIDTH * 4, rel=0.05))
     assert chosen.a == pytest.approx(math.sqrt(n * 8), rel=0.05)
     sizes = {segment: arena(session, n, segment) for segment in range(1, n + 1)}
@@ -90,7 +96,9 @@ def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
 
 
 def test_gradients_of_the_last_layers_first_save_memory() -> None:
-    """llama.cpp saves 13 % at 16 layers; ours saves 11 % with packed products, most of it with checkpoints."""
+    """llama.cpp saves 13 % at 16 layers; ours saves 11 % with packed products, most of it with
+    checkpoints.
+    """
     session = Session([CPUBackend(1)])
     for n, segment, part in ((2, None, 0.98), (16, None, 0.89), (16, 0, 0.25)):
         assert arena(session, n, segment) < part * arena(session, n, segment, last_first=False)

@@ -34,7 +34,7 @@ def written(t: Tensor, name: str = "pairs") -> Tensor:
     return copy_pages(t, feed(name, (1, 2), "i32"))
 
 
-# --- order -----------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def test_sources_come_first_and_nothing_twice() -> None:
@@ -93,7 +93,7 @@ def test_a_deep_chain_takes_linear_time_and_no_recursion() -> None:
     assert len(toposort([t])) == 10_001
 
 
-# --- text ------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def test_dump() -> None:
@@ -109,7 +109,7 @@ def test_dump() -> None:
     assert repr(y) == "<rms_norm 'y' f32[2, 3]>"
 
 
-# --- declarations ----------------------------------------------------------------------------------------------------
+# --- declarations ---------------------------------------------------------------------------------
 
 
 def test_an_op_is_declared_once() -> None:
@@ -174,7 +174,7 @@ def test_nodes_cannot_be_changed() -> None:
         x.attrs["factor"] = 1  # type: ignore[index]
 
 
-# --- the oracle ------------------------------------------------------------------------------------------------------
+# --- the oracle -----------------------------------------------------------------------------------
 
 
 def test_evaluate_computes_in_the_precision_asked_for() -> None:
@@ -199,7 +199,7 @@ def test_evaluate_writes_states_and_keeps_integers() -> None:
     assert ids.dtype.kind == "i"
 
 
-# --- sessions --------------------------------------------------------------------------------------------------------
+# --- sessions -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -312,7 +312,8 @@ def test_a_source_of_the_wrong_size_is_named(session: Session) -> None:
 def test_states_outlive_runs_and_can_be_read_and_written(session: Session) -> None:
     first = np.arange(6, dtype=np.float32)
     kv = session.define("kv", (3, 2), source=lambda: first.view(np.uint8))
-    session.write("kv", np.array([9], np.float32), 4 * 5)  # before anyone knows where the state will live
+    # before anyone knows where the state will live
+    session.write("kv", np.array([9], np.float32), 4 * 5)
     np.testing.assert_array_equal(session.read("kv"), [[0, 1], [2, 3], [4, 9]])
     plan = session.plan(lambda: [written(kv)])
     np.testing.assert_array_equal(plan.run({"pairs": np.array([[2, 0]])})[0], [[4, 9], [2, 3], [4, 9]])
@@ -384,7 +385,9 @@ def test_feeds_may_be_written_where_the_plan_wants_them() -> None:
 
 @pytest.mark.parametrize("make", [NumpyBackend, lambda: CPUBackend(1)], ids=["numpy", "cpu"])
 def test_a_plan_that_is_dropped_is_free_at_once(make: Callable[[], Backend]) -> None:
-    """A server that meets many sizes of steps drops plans all the time; the cycle collector may come late."""
+    """A server that meets many sizes of steps drops plans all the time; the cycle collector may
+    come late.
+    """
     session = Session([make()], max_plans=1)
     x = np.ones((2, 2), np.float32)
 

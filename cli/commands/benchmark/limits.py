@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logitless.backends.host import casts_to_bf16
-from logitless.graph.execution.cost import Cost, met_by_chance, multiplied
+from logitless.graph.execution.cost import Cost, expected_expert_fraction, macs_of
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import Engine
@@ -30,7 +30,8 @@ class _Weights:
     def read_bytes(self, n_tokens: int) -> float:
         """Of the layers, by a step of so many tokens: of the experts those that are expected to be chosen, if each
         token chooses by chance."""
-        return self.layer_bytes + met_by_chance(self.n_expert, self.n_expert_used, n_tokens) * self.expert_bytes
+        used = expected_expert_fraction(self.n_expert, self.n_expert_used, n_tokens)
+        return self.layer_bytes + used * self.expert_bytes
 
 
 def _weights(engine: Engine) -> _Weights:
@@ -56,7 +57,7 @@ def _weights(engine: Engine) -> _Weights:
 
 def _met(t: TensorInfo, part: float = 1) -> Cost:
     """A row's multiply-adds with a matrix, or, less than 1, with a part of experts."""
-    return multiplied(math.prod(t.shape) * part, t.dtype, rounded=t.dtype == "bf16" and casts_to_bf16())
+    return macs_of(math.prod(t.shape) * part, t.dtype, rounded=t.dtype == "bf16" and casts_to_bf16())
 
 
 def _of_experts(name: str, t: TensorInfo) -> bool:

@@ -1,5 +1,7 @@
-"""Attention with sinks (gpt-oss): each query head has a learned score that takes part in the softmax and sees nothing,
-so what a row sees may weigh less than 1 in all."""
+"""Attention with sinks (gpt-oss): a learned score of each query head takes part in the softmax.
+
+The sink has no value, so the weights of a row's cells may sum to less than 1.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def _(
 def _windows(
     q: Array, k: Array, start: Array, sinks: Array, length: int, scale: float, window: int
 ) -> Iterator[tuple[slice, int, int, Array, Array]]:
-    """Of each window and head: its rows, the head, its key head, attention weights (T, T), and the sink's (T,)."""
+    """For each window and head: rows, head, key head, attention weights (T, T), the sink's (T,)."""
     at = np.arange(length)
     for i in range(0, len(q), length):
         rows = slice(i, i + length)
@@ -137,7 +139,7 @@ def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, 
 
 
 def sinks_case(make: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
-    """A case of attention, and sinks: of one head next to nothing, of one all."""
+    """A case of attention with sinks: one takes next to nothing, one takes all of its head."""
 
     def made(r: np.random.Generator) -> Case:
         sources, attrs = make(r)

@@ -1,4 +1,4 @@
-"""Attention within a batch of windows of equal length, and its gradient: what training uses instead of a cache."""
+"""Causal attention of training: within windows of equal length, without a cache; its gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logitless.graph.tensor import Shape, Tensor
 
 
 def _weights(q: Array, k: Array, start: Array, scale: float, window: int, cap: float) -> tuple[Array, Array]:
-    """Of one window: attention weights (H, T, T), and the derivative of capped scores by q·k."""
+    """Attention weights of one window (H, T, T), and the derivative of capped scores by q·k."""
     group = q.shape[1] // k.shape[1]
     s = np.einsum("thd,shd->hts", q, np.repeat(k, group, 1)) * scale
     slope = np.full_like(s, scale)
@@ -31,11 +31,12 @@ def _weights(q: Array, k: Array, start: Array, scale: float, window: int, cap: f
 def causal_attention(
     q: Array, k: Array, v: Array, start: Array, *, length: int, scale: float, window: int = 0, cap: float = 0.0
 ) -> Array:
-    """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) → (N, H, D).
+    """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
+    (N, H, D).
 
-    Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text may be packed into
-    a window). Query head i reads key head i · H_kv // H. `window` > 0 sees only the last `window` rows; `cap` > 0
-    bounds the scores (Gemma 2).
+    Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text
+    may be packed into a window). Query head i reads key head i · H_kv // H. `window` > 0 sees only
+    the last `window` rows; `cap` > 0 bounds the scores (Gemma 2).
     """
     out = np.empty_like(q)
     for i in range(0, len(q), length):

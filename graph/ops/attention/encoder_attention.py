@@ -1,4 +1,4 @@
-"""What makes vectors of texts: attention in which a text sees all of itself, and means of rows."""
+"""Ops of encoders (embeddings): bidirectional attention within a text, mean pooling of rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from logitless.graph.tensor import Shape, Tensor
 
 @op
 def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float, reach: int = -1) -> Array:
-    """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) → (N, H, D).
+    """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
+    (N, H, D).
 
-    Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`: what follows them
-    fills the window up. Query head i reads key head i · H_kv // H. With a `reach` of 0 or more a row sees only
-    rows that are at most so far away; 0 comes out where there are none.
+    Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`:
+    what follows them fills the window up. Query head i reads key head i · H_kv // H. With a `reach`
+    of 0 or more a row sees only rows that are at most so far away; 0 comes out where there are
+    none.
     """
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
@@ -41,8 +43,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float,
 
 @op
 def mean_rows(x: Array, first: Array, count: Array) -> Array:
-    """The means of rows first[r] … first[r] + count[r] − 1 of x (N, n), one after the other: (R, n); first and count
-    (R,) i32, count ≥ 1."""
+    """The means of rows first[r] … first[r] + count[r] − 1 of x (N, n), one after the other: (R,
+    n); first and count (R,) i32, count ≥ 1.
+    """
     return np.stack([x[f : f + n].mean(0) for f, n in zip(first, count, strict=True)])
 
 

@@ -1,6 +1,7 @@
-"""Attention to rows that are keys and values in one, which all heads share: multi-head latent attention (DeepSeek-AI,
-2024) where heads' weights are multiplied with queries instead of keys (models/architectures/mla.py). One cache is
-enough."""
+"""Attention to rows that are keys and values in one, which all heads share: multi-head latent
+attention (DeepSeek-AI, 2024) where heads' weights are multiplied with queries instead of keys
+(models/architectures/mla.py). One cache is enough.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ TURNED = (0, 1, 3, 2)  # a cache of keys as one of values
 
 @op
 def latent_attention(q: Array, k: Array, tables: Array, slot: Array, pos: Array, *, scale: float) -> Array:
-    """`attention` whose values are the keys: q (T, H, D) and the cache k (pages, 1, D, 16) → (T, H, D)."""
+    """`attention` whose values are the keys: q (T, H, D) and the cache k (pages, 1, D, 16) → (T, H,
+    D).
+    """
     return attention.reference(q, k, k.transpose(TURNED), tables, slot, pos, scale=scale)
 
 

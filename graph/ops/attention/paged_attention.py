@@ -1,7 +1,8 @@
 """Attention over a paged KV cache, and the ops that fill it.
 
-A page holds 16 cells; position p of a sequence is cell p % 16 of page `tables[slot][p // 16]`. Keys are kept with the
-cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 16, D): both are read in lanes.
+A page holds 16 cells; position p of a sequence is cell p % 16 of page `tables[slot][p // 16]`. Keys
+are kept with the cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 16,
+D): both are read in lanes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ PAGE = 16
 
 @writing(0)
 def store_k(cache: Array, k: Array, cells: Array) -> Array:
-    """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D, 16)."""
+    """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D,
+    16).
+    """
     for row, cell in zip(k, cells, strict=True):
         cache[cell // PAGE, :, :, cell % PAGE] = row
     return cache
@@ -35,7 +38,9 @@ def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
 
 @writing(0)
 def store_v(cache: Array, v: Array, cells: Array) -> Array:
-    """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, 16, D)."""
+    """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv,
+    16, D).
+    """
     for row, cell in zip(v, cells, strict=True):
         cache[cell // PAGE, :, cell % PAGE] = row
     return cache
@@ -107,7 +112,9 @@ for _dtype in ("f32", "f16"):
 
 @writing(0)
 def copy_pages(cache: Array, pairs: Array) -> Array:
-    """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""
+    """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last
+    page.
+    """
     for source, destination in pairs:
         cache[destination] = cache[source]
     return cache
@@ -137,10 +144,12 @@ def attention(
     window: int = 0,
     cap: float = 0.0,
 ) -> Array:
-    """softmax(scale · q·k) · v for each token over its own sequence up to its position: (T, H, D) → (T, H, D).
+    """softmax(scale · q·k) · v for each token over its own sequence up to its position: (T, H, D) →
+    (T, H, D).
 
-    tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i reads key head
-    i · H_kv // H. `window` > 0 sees only the last `window` positions; `cap` > 0 bounds the scores (Gemma 2).
+    tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i
+    reads key head i · H_kv // H. `window` > 0 sees only the last `window` positions; `cap` > 0
+    bounds the scores (Gemma 2).
     """
     out = np.empty_like(q)
     for t, h, keys, values in seen_by_heads(q, k, v, tables, slot, pos, window):
@@ -154,7 +163,7 @@ def attention(
 def seen_by_heads(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
 ) -> Iterator[tuple[int, int, Array, Array]]:
-    """Of each token and query head: what it sees of its sequence, keys and values (n, D)."""
+    """For each token and query head: the visible keys and values of its sequence, (n, D) each."""
     group = q.shape[1] // k.shape[1]
     for t in range(q.shape[0]):
         p = int(pos[t])
@@ -191,7 +200,8 @@ def attention_case(
         held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
         k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held_k).astype(np.float64)
         v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held_v).astype(np.float64)
-        tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])  # two sequences share their first page
+        # two sequences share their first page
+        tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])
         slot = np.array([0, 0, 0, 1, 1, 2, 0])
         pos = np.array([33, 34, 47, 15, 16, 0, 3])
         q = r.normal(size=(7, heads, size))
@@ -214,7 +224,7 @@ for _types, _heads, _kv_heads, _size, _attrs in (
 
 @op
 def take_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
-    """What `store_k` (keys) or `store_v` wrote into these cells (T,): (T, H_kv, D). Where cells repeat, the same."""
+    """Read cells (T,) that `store_k` (keys) or `store_v` wrote: (T, H_kv, D); cells may repeat."""
     return cache[cells // PAGE, :, :, cells % PAGE] if keys else cache[cells // PAGE, :, cells % PAGE]
 
 

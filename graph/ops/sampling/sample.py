@@ -33,27 +33,31 @@ def sample(
     *,
     n_probs: int = 0,
 ) -> Array:
-    """Choose a token for each row of the logits (R, V), by the samplers that its row of `chain` (R, C) i32 names.
+    """Choose a token for each row of the logits (R, V), by the samplers that its row of `chain` (R,
+    C) i32 names.
 
-    state      (S, 4)  f32   what mirostat and adaptive-p remember, one row per slot; written
-    params     (R, P)  f32   temperatures and thresholds, see the columns in samplers.py
-    draws      (R, 4)  u32   two words of the row's uniform, one of XTC's, one spare
-    list_ptr   (R+1,)  i32   row r's sparse entries are list_ptr[r]:list_ptr[r+1] of
-    list_kind, list_id (L,) i32, list_value (L,) f32: 0 logit bias, 1 a token's count for penalties, 2 DRY's penalty
-    slot       (R,)    i32   the row's row of the state; rows that follow each other with one slot are one sequence
+    state      (S, 4)  f32   what mirostat and adaptive-p remember, one row per slot; written params
+    (R, P)  f32   temperatures and thresholds, see the columns in samplers.py draws      (R, 4)  u32
+    two words of the row's uniform, one of XTC's, one spare list_ptr   (R+1,)  i32   row r's sparse
+    entries are list_ptr[r]:list_ptr[r+1] of list_kind, list_id (L,) i32, list_value (L,) f32: 0
+    logit bias, 1 a token's count for penalties, 2 DRY's penalty slot       (R,)    i32   the row's
+    row of the state; rows that follow each other with one slot are one sequence
                              (a token and its drafts) and take over each other's unused draws; -1: not so
-    mask       (M, ⌈V/32⌉) u32, mask_row (R,) i32: optional, both or none. A row of the mask has a bit for each token
+    mask       (M, ⌈V/32⌉) u32, mask_row (R,) i32: optional, both or none. A row of the mask has a
+    bit for each token
                              that a grammar allows; mask_row says which one holds for a row of the logits, -1 for none;
                              -2: the row is not sampled after all, as with an empty chain. Draws are then (2R, 4):
                              those of row r are 2r and 2r + 1.
 
-    A row with a mask is sampled twice as llama.cpp does: first without the mask, and if the token is not allowed,
-    again with the next draws from logits that are -inf where the mask has no bit (so allowed tokens keep their
-    probability, and the rest of it is shared out by the masked chain).
+    A row with a mask is sampled twice as llama.cpp does: first without the mask, and if the token
+    is not allowed, again with the next draws from logits that are -inf where the mask has no bit
+    (so allowed tokens keep their probability, and the rest of it is shared out by the masked
+    chain).
 
-    An empty chain (0 first) gives id 0. Result (R, 1) i32: the id in the low 28 bits, TWO_DIST, TWO_XTC, NO_DIST and
-    NO_XTC above. With n_probs: (R, 3 + 2·n_probs) with, after the word, the number of candidates left, the bits of
-    the chosen one's probability, the likeliest ids (-1 for none: a probability is never 0), and the bits of theirs.
+    An empty chain (0 first) gives id 0. Result (R, 1) i32: the id in the low 28 bits, TWO_DIST,
+    TWO_XTC, NO_DIST and NO_XTC above. With n_probs: (R, 3 + 2·n_probs) with, after the word, the
+    number of candidates left, the bits of the chosen one's probability, the likeliest ids (-1 for
+    none: a probability is never 0), and the bits of theirs.
     """
     rows, per_row = len(logits), 1 if mask is None else 2
     out = np.zeros((rows, 1 if n_probs == 0 else 3 + 2 * n_probs), np.int32)
@@ -79,7 +83,8 @@ def sample(
         if mask is not None and mask_row is not None and mask_row[r] >= 0:
             allowed = s.allowed(mask[mask_row[r]], n_vocab)
             if not allowed[c.ids[chosen]]:
-                if s.ADAPTIVE in codes:  # remembers only tokens that were taken; mirostat learns from both
+                # remembers only tokens that were taken; mirostat learns from both
+                if s.ADAPTIVE in codes:
                     seat[:] = before
                 drawn, drawn_xtc = drawn + n_dist, drawn_xtc + n_xtc
                 draw = int(draws[drawn, 0]), int(draws[drawn, 1])
@@ -147,10 +152,12 @@ def _(
 
 @op
 def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
-    """ln softmax of the logits (R, V), before any sampler: (R, 1 + 2n) f32 with the value at the row's target, the n
-    likeliest ids (as numbers, exact up to 2²⁴; -1 where the rest is impossible), and their values.
+    """ln softmax of the logits (R, V), before any sampler: (R, 1 + 2n) f32 with the value at the
+    row's target, the n likeliest ids (as numbers, exact up to 2²⁴; -1 where the rest is
+    impossible), and their values.
 
-    The target is targets[r] (R,) i32, or where that is negative the token in the word ids[r, 0] (R, W) i32 (`sample`).
+    The target is targets[r] (R,) i32, or where that is negative the token in the word ids[r, 0] (R,
+    W) i32 (`sample`).
     """
     f = logits.dtype.type
     out = np.zeros((len(logits), 1 + 2 * n), logits.dtype)
@@ -241,7 +248,7 @@ def make_case(r: np.random.Generator, names: list[str]) -> Case:
 
 
 def make_masked_case(r: np.random.Generator, names: list[str]) -> Case:
-    """The same with masks: a few tokens, all but a few, none (-1), and rows that are not sampled (-2)."""
+    """A case with masks: a few tokens, all but a few, none (-1), and unsampled rows (-2)."""
     sources, attrs = make_case(r, names)
     rows = len(names)
     few, most = np.zeros(PERTURB, bool), np.ones(PERTURB, bool)

@@ -1,8 +1,8 @@
-"""The samplers of llama.cpp in numpy: what the op `sample` (select.py) does to one row. This is the definition.
+"""Reference samplers in numpy: the definition of the op `sample` for one row, as in llama.cpp.
 
-Facts: llama.cpp, src/llama-sampler.cpp (2026). Where it leaves a choice open, this is it: equal logits come in the
-order of their ids, NaN counts as -inf, and sums of probabilities run in double. Everything else has the precision of
-the logits (float32 as in llama.cpp, float64 as an oracle).
+Facts: llama.cpp, src/llama-sampler.cpp (2026). Where it leaves a choice open, this is it: equal
+logits come in the order of their ids, NaN counts as -inf, and sums of probabilities run in double.
+Everything else has the precision of the logits (float32 as in llama.cpp, float64 as an oracle).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ TEMP, RANGE, EXPONENT, K, P, LEAST_P, N_SIGMA, XTC_PROBABILITY, XTC_THRESHOLD, T
 REPEAT, FREQUENCY, PRESENCE, MIN_KEEP, TAU, ETA, TARGET, DECAY, RESET = range(10, 19)
 N_PARAMS = RESET + 2  # RESET and the column after it: new values of the state, NaN keeps the old
 
-N_STATE = 4  # mirostat: mu in column 0; adaptive-p: weighted sum and total weight in columns 0 and 1
+# mirostat: mu in column 0; adaptive-p: weighted sum and total weight in columns 0 and 1
+N_STATE = 4
 BIAS_ENTRY, PENALTY_ENTRY, DRY_ENTRY = range(3)  # kinds of sparse entries
-# The result's word: the id, and how many draws of each kind were used: none, two (only with a mask), else one.
+# The result's word: the id, and how many draws of each kind were used: none, two (only with a
+# mask), else one.
 ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC = 0x0FFFFFFF, 1 << 28, 1 << 29, 1 << 30, 1 << 31
 
 _CODES = (DIST, TEMPERATURE, RESET, N_PARAMS, N_STATE, ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC)
@@ -37,7 +39,7 @@ LAYOUT = f"{zlib.crc32(repr(_CODES).encode()):08x}"
 
 @dataclass
 class Candidates:
-    """ids (n,), logits (n,) and, once a sampler has computed them, probabilities p (n,) of what may still be chosen."""
+    """Remaining candidates: ids (n,), logits (n,) and, once computed, probabilities p (n,)."""
 
     ids: npt.NDArray[np.int64]
     logits: Floats
@@ -56,7 +58,9 @@ class Candidates:
             self.take(np.lexsort((self.ids, -self.logits)), is_sorted=True)
 
     def weights(self) -> Floats:
-        """e^(logit - greatest): 1 for the greatest even when it is infinite, 0 for all when all are -inf."""
+        """e^(logit - greatest): 1 for the greatest even when it is infinite, 0 for all when all are
+        -inf.
+        """
         top = self.logits.max()
         if np.isneginf(top):
             return np.zeros_like(self.logits)
@@ -98,7 +102,7 @@ def top_k(c: Candidates, q: Floats) -> None:
 
 
 def _first(reached: npt.NDArray[np.bool_], least: int) -> int:
-    """How many to keep: up to and with the first that reached the goal, and at least `least`."""
+    """Number to keep: up to the first that reached the goal (inclusive), and at least `least`."""
     return max(int(reached.argmax()) + 1, least) if reached.any() else len(reached)
 
 
@@ -139,7 +143,9 @@ def typical(c: Candidates, q: Floats) -> None:
 
 
 def top_n_sigma(c: Candidates, q: Floats) -> None:
-    """Mask what lies further than n standard deviations below the greatest; the order stays (llama.cpp #22645)."""
+    """Mask what lies further than n standard deviations below the greatest; the order stays
+    (llama.cpp #22645).
+    """
     if not q[N_SIGMA] > 0 or len(c) <= 1:
         return
     f, alive = c.logits.dtype.type, c.logits[~np.isneginf(c.logits)]
@@ -198,7 +204,9 @@ def greedy(c: Candidates) -> int:
 
 
 def dist(c: Candidates, u: float) -> int:
-    """The first candidate whose running sum reaches u times the whole. Draws even when there is only one."""
+    """The first candidate whose running sum reaches u times the whole. Draws even when there is
+    only one.
+    """
     e = c.weights()
     run = np.cumsum(e, dtype=np.float64)
     c.p = (e / run[-1]).astype(e.dtype) if run[-1] > 0 else e
@@ -215,7 +223,9 @@ def discrete(c: Candidates, u: float) -> int:
 
 
 def mirostat_1(c: Candidates, q: Floats, mu: Any, u: float, n_vocab: int) -> tuple[int, Any]:
-    """Choose among as many of the likeliest as give the surprise mu on average, by Zipf's law (Basu et al., 2021)."""
+    """Choose among as many of the likeliest as give the surprise mu on average, by Zipf's law (Basu
+    et al., 2021).
+    """
     f = c.logits.dtype.type
     c.sort()
     p = c.softmax()
@@ -231,7 +241,7 @@ def mirostat_1(c: Candidates, q: Floats, mu: Any, u: float, n_vocab: int) -> tup
 
 
 def _sum(values: Floats) -> Any:
-    """One after the other in the values' own precision, as a loop does."""
+    """Sum from left to right in the values' own precision, as a loop does."""
     return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
 
 
@@ -252,7 +262,9 @@ def _surprised(c: Candidates, q: Floats, mu: Any, u: float) -> tuple[int, Any]:
 
 
 def adaptive(c: Candidates, q: Floats, state: Floats, u: float) -> int:
-    """Prefer probabilities near a target that makes up for those chosen before; keeps their decaying mean in state."""
+    """Prefer probabilities near a target that makes up for those chosen before; keeps their
+    decaying mean in state.
+    """
     f = c.logits.dtype.type
     before = c.softmax()
     if q[TARGET] < 0:
@@ -276,7 +288,7 @@ def uniform(lo: int, hi: int) -> float:
 
 
 def whole_vocabulary(logits: Floats, q: Floats, entries: list[tuple[int, int, float]]) -> Candidates:
-    """What a chain begins with: every token, with its bias."""
+    """The candidates that a chain begins with: every token, its bias applied."""
     c = Candidates(np.arange(len(logits)), np.where(np.isnan(logits), logits.dtype.type(-np.inf), logits))
     change(c, BIAS_ENTRY, entries, q)
     return c
@@ -292,8 +304,9 @@ def run_chain(
     state: Floats,
     n_vocab: int,
 ) -> tuple[int, int]:
-    """Run a chain, or what comes after a part of it: which of the candidates left is chosen, and the flags NO_DIST,
-    NO_XTC. Writes the state (4,)."""
+    """Run a chain, or what comes after a part of it: which of the candidates left is chosen, and
+    the flags NO_DIST, NO_XTC. Writes the state (4,).
+    """
     flags, u, code = NO_DIST | NO_XTC, uniform(*draw), END
     for code in chain:
         if code == PENALTIES:
@@ -338,7 +351,7 @@ def allowed(mask: npt.NDArray[Any], n_vocab: int) -> npt.NDArray[np.bool_]:
 
 
 def used(flags: int) -> tuple[int, int]:
-    """How many uniforms of the selection and of XTC a row used."""
+    """Decode flags: uniforms that a row used for the selection, and for XTC."""
     n_dist = 0 if flags & NO_DIST else 2 if flags & TWO_DIST else 1
     return n_dist, 0 if flags & NO_XTC else 2 if flags & TWO_XTC else 1
 

@@ -1,4 +1,6 @@
-"""Softmax and losses. A loss op gives a number per row; weights and means are the caller's `mul` and `sum_to`."""
+"""Softmax and losses. A loss op gives a number per row; weights and means are the caller's `mul`
+and `sum_to`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ softmax_back.inplace = (0, 1)
 
 @op
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """−ln softmax(logits)[target] of each row: (R, V) and ids (R,) i32 → (R,). A negative target is ignored: 0."""
+    """−ln softmax(logits)[target] of each row: (R, V) and ids (R,) i32 → (R,). A negative target is
+    ignored: 0.
+    """
     rows, ids = np.arange(len(targets)), np.maximum(targets, 0)
     return np.where(targets < 0, 0, -_log_softmax(logits)[rows, ids])
 
@@ -107,7 +111,9 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def soft_cross_entropy(logits: Array, targets: Array) -> Array:
-    """−Σ targets · ln softmax(logits) of each row: (R, V) twice → (R,). Each row of targets sums to 1."""
+    """−Σ targets · ln softmax(logits) of each row: (R, V) twice → (R,). Each row of targets sums to
+    1.
+    """
     return -(targets * _log_softmax(logits)).sum(-1)
 
 

@@ -1,4 +1,6 @@
-"""Optimizer steps as ops: parameters and their moments are states, written in place; every number is a feed."""
+"""Optimizer steps as ops: parameters and their moments are states, written in place; every number
+is a feed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ N_ADAMW, N_SGD = 9, 2
 def adamw_params(
     step: int, rate: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, decay: float = 0.0
 ) -> npt.NDArray[np.float32]:
-    """What `adamw_step` is fed at a step (the first is 1), worked out in float64: 1 − βᵗ has no bits left in f32."""
+    """The feed of `adamw_step` at a step (from 1), computed in float64: 1 − βᵗ needs its bits."""
     if step < 1:
         raise ValueError(f"step {step}: the first one is 1")
     b1, b2 = betas
@@ -25,16 +27,18 @@ def adamw_params(
 
 
 def sgd_params(rate: float, *, decay: float = 0.0) -> npt.NDArray[np.float32]:
-    """What `sgd_step` is fed."""
+    """The feed of `sgd_step`."""
     return np.array([rate, decay], np.float32)
 
 
 @writing(0, 1, 2)
 def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Array, *, decays: bool = True) -> Array:
-    """A step of AdamW (Loshchilov and Hutter, 2019; torch's formula) on w and its moments m, v, of any shape.
+    """A step of AdamW (Loshchilov and Hutter, 2019; torch's formula) on w and its moments m, v, of
+    any shape.
 
-    params (9,) f32 as `adamw_params` gives them; the gradient is g · factor, factor being a scalar (`clip_factor`).
-    The moments are all the state there is. `decays` False: no weight decay (biases and norms).
+    params (9,) f32 as `adamw_params` gives them; the gradient is g · factor, factor being a scalar
+    (`clip_factor`). The moments are all the state there is. `decays` False: no weight decay (biases
+    and norms).
     """
     p = params
     g = g * factor
@@ -148,7 +152,9 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def norm_of_sums(*sums: Array) -> Array:
-    """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set of tensors."""
+    """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set
+    of tensors.
+    """
     return np.sqrt(sum(s.sum() for s in sums))
 
 
@@ -165,7 +171,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def clip_factor(norm: Array, limit: Array) -> Array:
-    """What brings a norm down to the limit: limit / norm where norm is more, else 1. A limit of 0 or less is none."""
+    """The factor that clips a norm: limit / norm above the limit, else 1; limit ≤ 0: no clipping."""
     return np.where((limit > 0) & (norm > limit), limit / norm, 1.0)
 
 

@@ -1,4 +1,6 @@
-"""A device of another machine: the texts that it makes, how it gets lost, and what a server takes from strangers."""
+"""A device of another machine: the texts that it makes, how it gets lost, and what a server takes
+from strangers.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def test_a_text_of_llama_cpp_and_a_server_that_dies(
 def test_a_lent_device_is_tried_where_it_is(lend: Callable[..., Lender]) -> None:
     backend, tried = RemoteBackend(lend(lambda: Wrong("silu")).name), nodes()
     assert all(map(backend.supports, tried))
-    why = self_test.examine(backend, tried)
+    why = self_test.run_self_test(backend, tried)
     assert set(why) == {"silu", "softmax"}
     assert "the driver has no idea" in why["softmax"]
     assert [backend.supports(t) for t in tried] == [False, True, False]
@@ -171,12 +173,12 @@ def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "line"),
     [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "this is not logitless's protocol"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "the client does not speak this protocol"),
         (b"logit", "the connection was closed"),
-        (MAGIC + b"\xff" * 40, "a header of 4294967295 bytes"),
-        (MAGIC + frame(b"[" * 100_000), "a header that is no JSON"),
-        (MAGIC + frame([1]), "a header that is no object"),
-        (MAGIC + frame({"do": "alloc"}), "no hello"),
+        (MAGIC + b"\xff" * 40, "the header has 4294967295 bytes"),
+        (MAGIC + frame(b"[" * 100_000), "the header is not JSON"),
+        (MAGIC + frame([1]), "the header is not a JSON object"),
+        (MAGIC + frame({"do": "alloc"}), "the first message is not hello"),
         (MAGIC + frame({"do": "hello", "version": "0"}), "the client is another version"),
         (HELLO + frame({"do": "exec"}), "'exec': KeyError"),
         (HELLO + frame({"do": ["run"]}), "KeyError"),
@@ -184,13 +186,16 @@ def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
         (HELLO + frame({"do": "alloc", "id": 1, "nbytes": -1}), "'alloc': ValueError"),
         (HELLO + ROOM + frame({"do": "upload", "at": [1, 4]}, bytes(8)), "8 bytes at 4 of 8"),
         (HELLO + ROOM + frame({"do": "download", "at": [1, -4], "nbytes": 4}), "4 bytes at -4 of 8"),
-        (HELLO + LOADED + frame({"do": "upload", "at": [1, 0]}, bytes(8)), "a weight where none is"),
-        (HELLO + LOADED + frame({"do": "download", "at": [1, 0], "nbytes": 8}), "a weight where none is"),
+        (HELLO + LOADED + frame({"do": "upload", "at": [1, 0]}, bytes(8)), "holds another weight, or none"),
+        (
+            HELLO + LOADED + frame({"do": "download", "at": [1, 0], "nbytes": 8}),
+            "holds another weight, or none",
+        ),
         (graph(X, ["silu", [1], [2, 3], "f32", {}, ""]), "no such node"),
-        (graph(X, ["silu", [0], [2, 4], "f32", {}, ""]), "is said to be"),
+        (graph(X, ["silu", [0], [2, 4], "f32", {}, ""]), "does not match"),
         (graph(X, ["__import__", [0], [2, 3], "f32", {}, ""]), "KeyError"),
-        (graph(["feed", [], [2, -3], "f32", {}, "x"]), "no such type or shape"),
-        (graph(["variable", [], [9], "f32", {"constant": True}, "w"], do="load", id=1), "0 bytes came"),
+        (graph(["feed", [], [2, -3], "f32", {}, "x"]), "unknown type or bad shape"),
+        (graph(["variable", [], [9], "f32", {"constant": True}, "w"], do="load", id=1), "got 0"),
         (graph(X, do="fuse", results=[5]), "IndexError"),
         (HELLO + frame({"do": "compile", "id": 1, "graph": 3, "nodes": []}), "'compile': KeyError"),
     ],
@@ -205,7 +210,8 @@ def test_what_is_not_of_the_protocol_ends_the_connection(
         assert good.supports(silu(feed("x", (2, 3))))
         good.close()
     closed = [r.getMessage() for r in caplog.records if "closed: " in r.getMessage()]
-    assert any(line in said for said in closed)  # a client of the test before may be closed only now
+    # a client of the test before may be closed only now
+    assert any(line in said for said in closed)
     assert not any("\n" in said for said in closed)
 
 

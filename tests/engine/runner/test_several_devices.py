@@ -245,7 +245,7 @@ def test_an_op_that_is_wrong_runs_on_the_next() -> None:
 
     register_all()
     device = Wrong("silu")
-    why = self_test.examine(device, nodes())
+    why = self_test.run_self_test(device, nodes())
     assert set(why) == device.refused == {"silu", "softmax"}
     assert "1.0" in why["silu"] or "expected" in why["silu"]
     assert "the driver has no idea" in why["softmax"]
@@ -264,7 +264,7 @@ def test_the_result_is_kept_for_as_long_as_the_driver_stays(tmp_path: Path, monk
     first.identity = second.identity = "driver 1"
     other.identity = "driver 2"
     for device in (first, second, other):
-        self_test.examine(device, nodes()[:2])
+        self_test.run_self_test(device, nodes()[:2])
     assert (first.refused, second.refused, other.refused) == ({"silu"}, {"silu"}, set())
     assert second.ran == []  # read, not tried again
 
@@ -273,7 +273,7 @@ def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
     device = Wrong("silu")
     device.identity = "driver 1"
-    assert self_test.examine(device, nodes(), seconds=-1.0) == {}
+    assert self_test.run_self_test(device, nodes(), seconds=-1.0) == {}
     assert not list(tmp_path.rglob("*"))
 
 

@@ -1,4 +1,6 @@
-"""Memory planning: best fit, alignment, merging, lifetimes, in-place ops and arenas, each by a case worked by hand."""
+"""Memory planning: best fit, alignment, merging, lifetimes, in-place ops and arenas, each by a case
+worked by hand.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def holes(a: Allocator, *wanted: int) -> None:
         a.free(offset, size)
 
 
-# --- best fit ------------------------------------------------------------------------------------------------------
+# --- best fit -------------------------------------------------------------------------------------
 
 
 def test_a_trace_worked_by_hand() -> None:
@@ -81,7 +83,7 @@ def test_257_free_blocks_are_refused() -> None:
     assert len(a.free_blocks) == MAX_FREE_BLOCKS - 1
 
 
-# --- alignment -----------------------------------------------------------------------------------------------------
+# --- alignment ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alignment", [0, -64, 3, 48, 100])
@@ -100,7 +102,7 @@ def test_offsets_and_sizes_are_multiples_of_the_alignment(alignment: int, wanted
     assert len(set(offsets)) == len(offsets)  # nothing bytes long has a place of its own, too
 
 
-# --- merging -------------------------------------------------------------------------------------------------------
+# --- merging --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["ACB", "ABC", "CBA", "BAC", "BCA", "CAB"])
@@ -121,7 +123,7 @@ def test_merging_with_the_open_end() -> None:
     assert a.free_blocks == [(0, 160)]
 
 
-# --- measure, then allocate that much ------------------------------------------------------------------------------
+# --- measure, then allocate that much -------------------------------------------------------------
 
 
 def play(a: Allocator, seed: int, n: int) -> list[int]:
@@ -156,7 +158,7 @@ def test_a_graph_fits_its_measured_size(roots: list[Tensor]) -> None:
     assert plan.sizes[0] == max((-(-end // 32) * 32 for end in ends), default=0)
 
 
-# --- lifetimes -----------------------------------------------------------------------------------------------------
+# --- lifetimes ------------------------------------------------------------------------------------
 
 
 @given(roots=graphs())
@@ -174,7 +176,8 @@ def test_one_consumer_fewer_needs_no_more() -> None:
     x = feed("x", (4, 16))
     early = silu(x)
     late = scale(sum_to(silu(pad_rows(early, before=0, after=4)), shape=(1, 16)), factor=2.0)
-    assert sizes(add(late, early)) == sizes(late) + ROW  # early must outlive the sum, which has its place otherwise
+    # early must outlive the sum, which has its place otherwise
+    assert sizes(add(late, early)) == sizes(late) + ROW
     assert sizes(add(late, x)) == sizes(late)
 
 
@@ -205,7 +208,7 @@ def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
     assert lay_out_arenas(toposort([unread, after]), lambda t: 0, [32], [after]).sizes[0] == sizes(after)
 
 
-# --- in place ------------------------------------------------------------------------------------------------------
+# --- in place -------------------------------------------------------------------------------------
 
 
 def shares(t: Tensor, source: Tensor, *others: Tensor) -> bool:
@@ -259,7 +262,7 @@ def test_through_an_alias_only_from_its_first_byte_and_whole() -> None:
     assert not shares(silu(flat), p, silu(slice_rows(p, start=0, stop=1)))  # another alias
 
 
-# --- what is not ours ----------------------------------------------------------------------------------------------
+# --- what is not ours -----------------------------------------------------------------------------
 
 
 def test_feeds_and_states_have_no_place_in_an_arena() -> None:
@@ -276,7 +279,7 @@ def test_a_write_to_an_ordinary_node_stays_in_its_memory() -> None:
     assert lay_out([y])[1].offsets == {p: 0, y: 0}
 
 
-# --- several arenas ------------------------------------------------------------------------------------------------
+# --- several arenas -------------------------------------------------------------------------------
 
 
 def test_every_node_lands_in_its_own_arena() -> None:
@@ -290,7 +293,7 @@ def test_every_node_lands_in_its_own_arena() -> None:
     assert plan.offsets[c] == plan.offsets[b] == 0
 
 
-# --- order of evaluation -------------------------------------------------------------------------------------------
+# --- order of evaluation --------------------------------------------------------------------------
 
 
 def test_visiting_sources_from_the_other_side_can_need_less() -> None:
@@ -309,7 +312,7 @@ def test_visiting_sources_from_the_other_side_can_need_less() -> None:
     assert peaks[True] < peaks[False]
 
 
-# --- the message ---------------------------------------------------------------------------------------------------
+# --- the message ----------------------------------------------------------------------------------
 
 
 def test_failure_names_both_sizes() -> None:

@@ -1,4 +1,6 @@
-"""Graph partition: graphs on several backends give what one gives, and planning leaves the graph alone."""
+"""Graph partition: graphs on several backends give what one gives, and planning leaves the graph
+alone.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def values(session: Session, *roots: Tensor) -> list[Any]:
     return session.plan(lambda: roots).run(X)
 
 
-# --- fallback and splits -------------------------------------------------------------------------------------------
+# --- fallback and splits --------------------------------------------------------------------------
 
 
 def test_an_op_that_is_refused_runs_on_the_next() -> None:
@@ -125,7 +127,7 @@ def test_a_leaf_after_a_node_waits_for_the_node_that_runs() -> None:
     np.testing.assert_allclose(first, 2 * X["x"] / (1 + np.exp(-X["x"])), rtol=1e-6)
 
 
-# --- planning and running change nothing ---------------------------------------------------------------------------
+# --- planning and running change nothing ----------------------------------------------------------
 
 
 def test_a_second_evaluation_after_a_split_is_right() -> None:
@@ -159,7 +161,7 @@ def test_random_graphs_on_random_backends_keep_their_bits(roots: list[Tensor], r
         assert not set(backend.ran) & refused[i]
 
 
-# --- states ----------------------------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------------
 
 
 def test_a_state_that_both_sides_touch_stays_in_one_home() -> None:
@@ -173,7 +175,8 @@ def test_a_state_that_both_sides_touch_stays_in_one_home() -> None:
     placement = partition([total], pair)
     plan = session.plan(lambda: [total])
     assert placement.variable_backend == {"kv": 1}
-    assert [t.op for t in placement.transfers] == [TRANSFER] * 2  # silu's and scale's results go to the add
+    # silu's and scale's results go to the add
+    assert [t.op for t in placement.transfers] == [TRANSFER] * 2
     feeds = {"pairs": np.array([[2, 0]])}
     copied = X["x"].copy()
     (first,) = plan.run(feeds)
@@ -216,7 +219,7 @@ def test_constants_are_on_every_backend_that_reads_them() -> None:
     assert session.plan(lambda: [add(silu(w), w)]).run({})[0].tobytes() == expected.tobytes()
 
 
-# --- measuring allocates nothing -----------------------------------------------------------------------------------
+# --- measuring allocates nothing ------------------------------------------------------------------
 
 
 def test_measuring_reports_sizes_and_allocates_nothing() -> None:
@@ -276,7 +279,7 @@ def test_order_of_evaluation_is_chosen_by_size() -> None:
         assert size["auto"] == min(size.values())
 
 
-# --- a whole model ---------------------------------------------------------------------------------------------------
+# --- a whole model --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +317,9 @@ class Refusing:
 @given(refused=st.lists(st.sets(st.sampled_from(LLAMA_OPS)), min_size=2, max_size=2))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_llama_in_pieces(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend, refused: list[set[str]]) -> None:
-    """The same kernels in any number of pieces give the same bits, and those are near the oracle's values."""
+    """The same kernels in any number of pieces give the same bits, and those are near the oracle's
+    values.
+    """
     whole = Tiny.open(tiny, [cpu]).logits()
     pieces = Tiny.open(tiny, [Refusing(cpu, refused[0]), Refusing(cpu, refused[1]), cpu]).logits()  # type: ignore[list-item]
     np.testing.assert_allclose(pieces, oracle, atol=2e-5 * np.abs(oracle).max())
@@ -344,7 +349,7 @@ def test_an_arena_full_of_nan_changes_nothing(tiny: Path, cpu: CPUBackend) -> No
     assert dirty.session.n_plans_built == 2
 
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
+# --- wishes ---------------------------------------------------------------------------------------
 
 
 def layers(backends: list[NumpyBackend], n: int) -> tuple[Session, Tensor]:
@@ -357,7 +362,9 @@ def layers(backends: list[NumpyBackend], n: int) -> tuple[Session, Tensor]:
 
 
 def test_a_layer_stays_together_where_its_weights_are_wanted() -> None:
-    """One copy where the layers change places: what has no weight goes with its sources, the sum with the new layer."""
+    """One copy where the layers change places: what has no weight goes with its sources, the sum
+    with the new layer.
+    """
     session, y = layers(two(), 4)
     session.hint_of = lambda _, s: {"w0": (1, 1), "w1": (1, 1), "w2": (0, 0), "w3": (1, 1)}[s.name]
     placement = session.place([y])

@@ -106,7 +106,9 @@ def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_runs_that_are_left_for_good_count_for_nothing() -> None:
-    """Neither what they found out nor what they left undone disturbs the next one, however often that happens."""
+    """Neither what they found out nor what they left undone disturbs the next one, however often
+    that happens.
+    """
     backend = CPUBackend(2)
     session = Session([backend])
     x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
@@ -136,7 +138,9 @@ def test_runs_that_are_left_for_good_count_for_nothing() -> None:
 
 
 def test_what_threads_share_is_not_left_in_the_middle() -> None:
-    """Attention of few tokens puts down what it made of each span, and the next instruction joins it."""
+    """Attention of few tokens puts down what it made of each span, and the next instruction joins
+    it.
+    """
     x = np.zeros((64, 32), np.float32)
     address = x.ctypes.data
 

@@ -19,7 +19,8 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, WRONG, differen
 from tests.helpers.paths import ROOT
 
 register_all()
-Fault = Callable[[np.ndarray, np.ndarray], None]  # the right result and the memory from there on, as f32
+# the right result and the memory from there on, as f32
+Fault = Callable[[np.ndarray, np.ndarray], None]
 
 
 class FaultyBackend(Backend):
