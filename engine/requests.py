@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
-from logitless.engine.sampling.sampler import SamplingParams
 from logitless.engine.speculation.settings import SpeculationParams
 
 Lora = tuple[tuple[int, float], ...]

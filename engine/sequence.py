@@ -7,8 +7,9 @@ from typing import Protocol
 from logitless.engine.kv_cache.block_table import BlockTable
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.requests import CompletionRequest, Timings, TokenProb
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import Thoughts
-from logitless.engine.sampling.sampler import F32, Row, SamplingParams
+from logitless.engine.sampling.sampler import F32, Row
 from logitless.engine.sampling.stop_filter import Decoder
 from logitless.engine.speculation.draft_state import Drafts
 from logitless.models.adapters.adapter_bank import BASE, Choice

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.speculation.settings import SpeculationParams
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from logitless.engine.loading.values import (
     wholes,
     words,
 )
-
-INT_MAX = 2**31 - 1
+from logitless.engine.sampling.params import DEFAULT_SAMPLERS, INT_MAX, Param, SamplerParams, params_of
 
 HELP = Flag("-h --help", "show this and leave")
 JSON = Flag("--json", "print JSON instead of text")
@@ -93,42 +92,30 @@ SPECULATION = Group(
         *model_flags("spec_ngram_mod_n_match spec_ngram_mod_n_min spec_ngram_mod_n_max"),
     ),
 )
+_KINDS = {"seed": whole(0, 2**32 - 1, or_minus_one="random"), "mirostat": whole(0, 2)}
+
+
+def _sampler_flag(name: str, kind: type, param: Param) -> Flag:
+    """The flag that sets a sampler's default (engine/sampling/params.py)."""
+    low, high = (param.low, param.high) if param.hard else (-INT_MAX, INT_MAX)
+    read = whole(int(low), int(high)) if kind is int else number(low, high) if param.hard else number()
+    default = getattr(SamplerParams(), name)
+    return Flag(param.flag, param.doc, _KINDS.get(name, read), default, "N" if kind is int else "X", env=param.env)
+
+
+SAMPLERS = {n: _sampler_flag(n, kind, param) for n, (kind, param) in params_of(SamplerParams).items() if param.flag}
 SAMPLING = Group(
     "Sampling defaults (a request's own fields come first)",
     (
         Flag(
-            "-s --seed",
-            "random seed; -1: a new one for each request",
-            whole(0, 2**32 - 1, or_minus_one="random"),
-            -1,
-            env="LLAMA_ARG_SEED",
-        ),
-        Flag(
             "--samplers",
             "which samplers run, in order, separated by ';'; known are these, adaptive_p and infill",
             text,
-            "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
+            ";".join(DEFAULT_SAMPLERS),
             "NAMES",
         ),
         Flag("--sampler-seq --sampling-seq", "the same as one letter each, such as edskypmxt", text, None, "LETTERS"),
-        Flag("--temp --temperature", "temperature; 0: greedy", number(), 0.8, "X", env="LLAMA_ARG_TEMP"),
-        Flag("--dynatemp-range", "dynamic temperature: half its range", number(), 0.0, "X"),
-        Flag("--dynatemp-exp", "dynamic temperature: exponent", number(), 1.0, "X"),
-        Flag("--top-k", "keep the k likeliest; 0: all", whole(-INT_MAX), 40, env="LLAMA_ARG_TOP_K"),
-        Flag("--top-p", "keep this much probability; 1: all", number(), 0.95, "X", env="LLAMA_ARG_TOP_P"),
-        Flag("--min-p", "keep what has this part of the best; 0: all", number(), 0.05, "X", env="LLAMA_ARG_MIN_P"),
-        Flag("--top-n-sigma --top-nsigma", "keep within n deviations of the best; -1: all", number(), -1.0, "X"),
-        Flag("--typical --typical-p", "locally typical sampling; 1: off", number(), 1.0, "X"),
-        Flag("--xtc-probability", "how often XTC removes the top choices; 0: never", number(), 0.0, "X"),
-        Flag("--xtc-threshold", "what counts as a top choice for XTC", number(), 0.1, "X"),
-        Flag("--repeat-last-n", "tokens that penalties look at; -1: all", whole(-1), 64),
-        Flag("--repeat-penalty", "penalty of repeated tokens; 1: none", number(), 1.0, "X"),
-        Flag("--presence-penalty", "penalty of tokens that occurred", number(), 0.0, "X"),
-        Flag("--frequency-penalty", "penalty per occurrence", number(), 0.0, "X"),
-        Flag("--dry-multiplier", "DRY: strength; 0: off", number(), 0.0, "X"),
-        Flag("--dry-base", "DRY: growth per token of the repetition", number(), 1.75, "X"),
-        Flag("--dry-allowed-length", "DRY: repetitions up to here cost nothing", whole(-1), 2),
-        Flag("--dry-penalty-last-n", "DRY: tokens to look at; -1: all", whole(-1), -1),
+        *SAMPLERS.values(),
         Flag(
             "--dry-sequence-breaker",
             "DRY: a text that ends a repetition; 'none': no text does; may be given again",
@@ -137,8 +124,6 @@ SAMPLING = Group(
             "TEXT",
             many=True,
         ),
-        Flag("--adaptive-target", "adaptive-p: wanted probability; negative: off", number(), -1.0, "X"),
-        Flag("--adaptive-decay", "adaptive-p: memory", number(0, 0.99), 0.9, "X"),
         Flag("--grammar", "a GBNF grammar for requests that bring no constraint of their own", text, None, "GRAMMAR"),
         Flag("--grammar-file", "the same from a file", file_name, None, "FILE"),
         Flag(
@@ -149,9 +134,6 @@ SAMPLING = Group(
             "SCHEMA",
         ),
         Flag("-jf --json-schema-file", "the same from a file", file_name, None, "FILE"),
-        Flag("--mirostat", "0: off, 1 or 2: its version", whole(0, 2), 0),
-        Flag("--mirostat-lr", "Mirostat: learning rate, eta", number(), 0.1, "X"),
-        Flag("--mirostat-ent", "Mirostat: wanted surprise, tau", number(), 5.0, "X"),
         Flag("-l --logit-bias", "such as 15043+1 or 15043-inf; may be given again", text, None, "ID±X", many=True),
         Flag("--ignore-eos", "go on after end tokens"),
         Flag(

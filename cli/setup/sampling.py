@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from logitless.cli.flags.flags import UsageError
-from logitless.cli.flags.options import SAMPLING
+from logitless.cli.flags.options import SAMPLERS
 from logitless.engine.loading.options import text_file
 
 if TYPE_CHECKING:
     from logitless.engine.sampling.grammar_mask import Constraint
-    from logitless.engine.sampling.sampler import SamplingParams
+    from logitless.engine.sampling.params import SamplingParams
     from logitless.models.tokenizer import Tokenizer
 
-# flag → field of a request, where the names differ
-_FIELDS = {
-    "temp": "temperature",
-    "dynatemp_exp": "dynatemp_exponent",
-    "typical": "typical_p",
-    "mirostat_lr": "mirostat_eta",
-    "mirostat_ent": "mirostat_tau",
-}
 _GRAMMARS = {  # flag → kind of grammar
     "grammar": "gbnf",
     "grammar_file": "gbnf",
     "json_schema": "json_schema",
     "json_schema_file": "json_schema",
 }
-_APART = {"samplers", "sampler_seq", "dry_sequence_breaker", "logit_bias", "ignore_eos", "backend_sampling", *_GRAMMARS}
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
 def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> SamplingParams:
     """The sampling flags, read by the very parser that reads a request's fields."""
     from logitless.engine.errors import InvalidRequest
-    from logitless.engine.sampling.sampler import SamplingParams, chain_from_names
+    from logitless.engine.sampling.params import SamplingParams, chain_from_names
     from logitless.server.protocol.fields import Fields
     from logitless.server.protocol.sampling import parse_sampling
 
-    flags = [f.dest for f in SAMPLING.flags if f.dest not in _APART]
-    body = {_FIELDS.get(flag, flag): getattr(options, flag) for flag in flags}
+    body = {name: getattr(options, flag.dest) for name, flag in SAMPLERS.items()}
     body["samplers"] = options.sampler_seq or [name for name in re.split("[;,]", options.samplers) if name]
     if options.dry_sequence_breaker:
         body["dry_sequence_breakers"] = options.dry_sequence_breaker

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.batch import UBatch
-from logitless.engine.sampling.sampler import MAX_CHAIN, Row
+from logitless.engine.sampling.params import MAX_CHAIN
+from logitless.engine.sampling.sampler import Row
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.tensor import Tensor, feed

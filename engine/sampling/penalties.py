@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from logitless.engine.sampling.params import FLOAT_MAX
+
 MAX_BREAKER_BYTES, MAX_TAIL = 40, 20
 LOG_FLOAT_MAX = 88.7228391
 
@@ -206,6 +208,3 @@ class Dry:
             exponent = min(exponent, self.max_exponent)
         penalty = self.multiplier * math.pow(self.base, exponent)
         return float(np.float32(min(max(penalty, -FLOAT_MAX), FLOAT_MAX)))
-
-
-FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32

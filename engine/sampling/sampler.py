@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from logitless.engine.sampling.grammar_mask import Constraint, Mask, Masks
+from logitless.engine.sampling.grammar_mask import Mask, Masks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, Texts, candidates, infill
 from logitless.engine.sampling.mt19937 import Generator, choose_seed
+from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
 from logitless.engine.sampling.penalties import Dry, Penalties, Vocabulary, find_breakers
 from logitless.graph.ops.sampling import samplers as s
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
-DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-LETTERS = dict(zip("edskypmxtai", (*DEFAULT_SAMPLERS, "adaptive_p", "infill"), strict=True))
-ALIASES = {
-    "top-k": "top_k",
-    "top-p": "top_p",
-    "nucleus": "top_p",
-    "top-n-sigma": "top_n_sigma",
-    "typical-p": "typ_p",
-    "typical": "typ_p",
-    "typ-p": "typ_p",
-    "typ": "typ_p",
-    "min-p": "min_p",
-    "temp": "temperature",
-    "adaptive-p": "adaptive_p",
-}
 CODES = dict(
     zip(
         DEFAULT_SAMPLERS,
@@ -41,84 +27,6 @@ CODES = dict(
         strict=True,
     )
 )
-MAX_CHAIN = 16  # codes of a row, the 0 at its end included
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """llama-server's names and defaults."""
-
-    seed: int = -1  # -1 and 4294967295: a random one
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    typical_p: float = 1.0
-    repeat_last_n: int = 64  # -1: the context
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
-    min_keep: int = 0
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
-    n_probs: int = 0
-    post_sampling_probs: bool = False
-    grammar: Constraint | None = None
-
-    def active(self, sampler: str) -> bool:
-        """Whether a sampler of the chain does anything with these settings."""
-        return {
-            "penalties": self.repeat_last_n != 0
-            and (self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0),
-            "dry": self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0,
-            "top_n_sigma": self.top_n_sigma > 0,
-            "top_k": self.top_k > 0,
-            "typ_p": self.typical_p < 1,
-            "top_p": self.top_p < 1,
-            "min_p": self.min_p > 0,
-            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
-            "temperature": self.temperature != 1 or self.dynatemp_range > 0,
-            "adaptive_p": True,
-            "infill": True,
-        }[sampler]
-
-    @property
-    def conflict(self) -> str:
-        """Why these cannot be had together; "": they can."""
-        if self.mirostat or "infill" not in self.samplers:
-            return ""
-        if "adaptive_p" in self.samplers or self.samplers.count("infill") > 1:
-            return "a chain has infill once, and not with adaptive_p"
-        return "infill cannot be had with a grammar" if self.grammar else ""
-
-
-def chain_from_names(names: str | Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Samplers' proper names, from names and aliases or from a string of llama.cpp's letters; and what is unknown.
-    ValueError: they are too many."""
-    if isinstance(names, str):
-        found = [(name, LETTERS.get(name, "")) for name in names]
-    else:
-        found = [(name, ALIASES.get(name.lower(), name.lower())) for name in names]
-    chain = [proper for _, proper in found if proper in LETTERS.values()]
-    if len(chain) > MAX_CHAIN - 2:
-        raise ValueError(f"at most {MAX_CHAIN - 2} samplers can be chained")
-    return tuple(chain), [name for name, proper in found if proper not in LETTERS.values()]
 
 
 def chain_codes(p: SamplingParams) -> list[int]:

@@ -17,8 +17,9 @@ from logitless.engine.kv_cache.context_shift import Shift, is_full, kept_and_dis
 from logitless.engine.kv_cache.host_cache import HostCache
 from logitless.engine.kv_cache.manager import KvCache
 from logitless.engine.requests import CompletionRequest, Event, Failed, Lora
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import Thoughts
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.sampling.stop_filter import Decoder
 from logitless.engine.scheduler.admission import Admission
 from logitless.engine.scheduler.batch_builder import Plan, build_batch, split

@@ -12,11 +12,13 @@ from typing import Any
 from logitless.engine.async_engine import Served
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
+from logitless.engine.sampling.params import SamplerParams
 from logitless.server.api.context import encode_json, error_object
 from logitless.server.api.probabilities import Shown
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.protocol.completions import Job, ReplyOptions
 
+SAMPLER_FIELDS = SamplerParams.__struct_fields__
 __all__ = ["Reply", "Result", "quoted", "sse"]
 MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells of more takes a millisecond
 
@@ -223,31 +225,8 @@ def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -
     """The parameters of a request by llama-server's names."""
     s, drafts = request.sampling, request.speculation
     return {
+        **{name: getattr(s, name) for name in SAMPLER_FIELDS},
         "seed": s.seed & 0xFFFFFFFF,
-        "temperature": s.temperature,
-        "dynatemp_range": s.dynatemp_range,
-        "dynatemp_exponent": s.dynatemp_exponent,
-        "top_k": s.top_k,
-        "top_p": s.top_p,
-        "min_p": s.min_p,
-        "top_n_sigma": s.top_n_sigma,
-        "xtc_probability": s.xtc_probability,
-        "xtc_threshold": s.xtc_threshold,
-        "typical_p": s.typical_p,
-        "repeat_last_n": s.repeat_last_n,
-        "repeat_penalty": s.repeat_penalty,
-        "presence_penalty": s.presence_penalty,
-        "frequency_penalty": s.frequency_penalty,
-        "dry_multiplier": s.dry_multiplier,
-        "dry_base": s.dry_base,
-        "dry_allowed_length": s.dry_allowed_length,
-        "dry_penalty_last_n": s.dry_penalty_last_n,
-        "dry_sequence_breakers": list(s.dry_sequence_breakers),
-        "mirostat": s.mirostat,
-        "mirostat_tau": s.mirostat_tau,
-        "mirostat_eta": s.mirostat_eta,
-        "adaptive_target": s.adaptive_target,
-        "adaptive_decay": s.adaptive_decay,
         "stop": list(request.stop),
         "max_tokens": request.n_predict,
         "n_predict": request.n_predict,
@@ -258,7 +237,6 @@ def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -
         "stream": False,
         "logit_bias": [{"bias": b if math.isfinite(b) else None, "token": t} for t, b in s.logit_bias],
         "n_probs": s.n_probs,
-        "min_keep": s.min_keep,
         "grammar": s.grammar.text if s.grammar else "",
         "grammar_lazy": s.grammar is not None and s.grammar.lazy,
         "grammar_triggers": list(s.grammar.triggers) if s.grammar else [],

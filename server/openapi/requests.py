@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
+from logitless.engine.sampling.params import INT_MAX, SamplerParams, params_of
+
 Schema = dict[str, Any]
 
 
@@ -40,22 +44,29 @@ def _items(names: str, *kinds: str | Schema) -> dict[str, Schema]:
     }
 
 
-_INT_MAX = 2**31 - 1
+def _declared(kind: type[Struct]) -> dict[str, Schema]:
+    """The fields of a struct as it declares them."""
+    types = {int: "integer", float: "number", bool: "boolean", str: "string"}
+    found = {}
+    for name, (of, param) in params_of(kind).items():
+        schema: Schema = {"type": [types.get(of, "array"), "null"], "description": param.doc}
+        if param.hard:
+            schema |= {"minimum": param.low, "maximum": param.high}
+        if types.get(of) is None:
+            schema |= {"items": {"type": "string"}, "minItems": 1, "maxItems": param.most}
+        found[name] = schema
+    return found
+
+
 _SAMPLING = {
-    **_many(
-        "temperature dynatemp_range dynatemp_exponent top_p min_p top_n_sigma typical_p xtc_probability xtc_threshold "
-        "mirostat_tau mirostat_eta adaptive_target repeat_penalty presence_penalty frequency_penalty "
-        "dry_multiplier dry_base",
-        "number",
-    ),
-    **_limits("number", adaptive_decay=(0, 0.99), t_max_predict_ms=(-1, None)),
-    **_many("top_k mirostat seed n_probs", "integer"),
+    **_declared(SamplerParams),
+    **_limits("number", t_max_predict_ms=(-1, None)),
+    **_many("n_probs", "integer"),
     **_limits(
         "integer",
-        **dict.fromkeys(("n_predict", "max_tokens", "max_completion_tokens", "n_keep"), (-1, _INT_MAX)),
-        **dict.fromkeys(("n_discard", "n_indent", "n_cache_reuse", "min_keep"), (0, _INT_MAX)),
-        **dict.fromkeys(("repeat_last_n", "dry_penalty_last_n", "sse_ping_interval"), (-1, _INT_MAX)),
-        dry_allowed_length=(0, _INT_MAX),
+        **dict.fromkeys(("n_predict", "max_tokens", "max_completion_tokens", "n_keep"), (-1, INT_MAX)),
+        **dict.fromkeys(("n_discard", "n_indent", "n_cache_reuse"), (0, INT_MAX)),
+        sse_ping_interval=(-1, INT_MAX),
         n=(1, None),
         n_cmpl=(1, None),
         id_slot=(-1, None),
@@ -68,7 +79,6 @@ _SAMPLING = {
     **_many("grammar model user", "string"),
     "samplers": {"type": ["array", "string", "null"], "items": {"type": "string"}},
     "stop": {"type": ["array", "string", "null"], "items": {"type": "string"}, "maxItems": 256},
-    "dry_sequence_breakers": {"type": ["array", "null"], "items": {"type": "string"}, "minItems": 1, "maxItems": 64},
     **_items("preserved_tokens response_fields", "string"),
     **_items("grammar_triggers", _object({"type": {"type": ["string", "integer"]}}, "type")),
     **_items("lora", _object({"id": {"type": "integer"}, "scale": {"type": "number"}}, "id")),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import ExceedsContext
 from logitless.engine.requests import CompletionRequest
@@ -141,7 +143,7 @@ class RequestParser:
         sampling = parse_sampling(fields, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
         constraint = parse_constraint(fields, self.grammars)
         if constraint is not None or fields.body.get("grammar") == "":  # "" takes the server's default away
-            sampling = replace(sampling, grammar=constraint)
+            sampling = replace_struct(sampling, grammar=constraint)
         return CompletionRequest(
             prompt=(),
             sampling=sampling,
@@ -284,7 +286,7 @@ def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
     sampling = request.sampling
     if sampling.seed in (-1, 0xFFFFFFFF):
         return request
-    return replace(request, sampling=replace(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
+    return replace(request, sampling=replace_struct(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
 
 
 def _refuse_tools(fields: Fields) -> None:

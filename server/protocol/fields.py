@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from logitless.engine.errors import InvalidRequest, NotSupported
-from logitless.engine.sampling.penalties import FLOAT_MAX
+from logitless.engine.sampling.params import FLOAT_MAX
 
 INT_MAX = 2**31 - 1
 MAX_DEPTH = 256  # of JSON: what is told again, rendered or compiled costs some calls a level, of Python's 1000

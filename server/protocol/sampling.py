@@ -6,14 +6,13 @@ import logging
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from logitless.engine.sampling.penalties import FLOAT_MAX
-from logitless.engine.sampling.sampler import SamplingParams, chain_from_names
+from msgspec.structs import replace
+
+from logitless.engine.sampling.params import FLOAT_MAX, SamplerParams, SamplingParams, chain_from_names, params_of
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fields import (
-    INT_MAX,
     Fields,
     article,
     as_integer,
@@ -27,47 +26,19 @@ from logitless.server.protocol.fields import (
 log = logging.getLogger("logitless.http")
 
 _INF = math.inf
-_FLOATS: dict[str, tuple[float, float, bool]] = {  # low, high, hard
-    "temperature": (0.0, FLOAT_MAX, False),
-    "dynatemp_range": (-FLOAT_MAX, FLOAT_MAX, False),
-    "dynatemp_exponent": (-FLOAT_MAX, FLOAT_MAX, False),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, False),
-    "top_n_sigma": (-FLOAT_MAX, FLOAT_MAX, False),
-    "xtc_probability": (0.0, 1.0, False),
-    "xtc_threshold": (0.0, 1.0, False),
-    "typical_p": (-FLOAT_MAX, FLOAT_MAX, False),
-    "repeat_penalty": (-FLOAT_MAX, FLOAT_MAX, False),
-    "presence_penalty": (-FLOAT_MAX, FLOAT_MAX, False),
-    "frequency_penalty": (-FLOAT_MAX, FLOAT_MAX, False),
-    "dry_multiplier": (-FLOAT_MAX, FLOAT_MAX, False),
-    "dry_base": (-FLOAT_MAX, FLOAT_MAX, False),
-    "mirostat_tau": (-FLOAT_MAX, FLOAT_MAX, False),
-    "mirostat_eta": (-FLOAT_MAX, FLOAT_MAX, False),
-    "adaptive_target": (-FLOAT_MAX, 1.0, False),
-    "adaptive_decay": (0.0, 0.99, True),
-}
-_INTEGERS: dict[str, tuple[int, int, bool]] = {
-    "top_k": (0, INT_MAX, False),
-    "repeat_last_n": (-1, INT_MAX, True),
-    "dry_allowed_length": (0, INT_MAX, True),
-    "dry_penalty_last_n": (-1, INT_MAX, True),
-    "mirostat": (0, 2, False),
-    "min_keep": (0, INT_MAX, True),
-}
-_MAX_BREAKERS = 64  # each is looked for in every token of the vocabulary
+_PARAMS = params_of(SamplerParams)
+_NUMBERS = [(name, kind, param) for name, (kind, param) in _PARAMS.items() if param.low > -_INF]
+_MAX_BREAKERS = _PARAMS["dry_sequence_breakers"][1].most or 0
 _TOKEN_ID = re.compile(r"\s*[+-]?\d+")
 
 
 def parse_sampling(fields: Fields, defaults: SamplingParams, tokenizer: Tokenizer, n_probs: int) -> SamplingParams:
     """The request's sampling settings over the server's."""
     given: dict[str, Any] = {"n_probs": n_probs, "post_sampling_probs": fields.boolean("post_sampling_probs")}
-    for name, (low, high, hard) in _FLOATS.items():
-        if fields.body.get(name) is not None:
-            given[name] = fields.number(name, default=0.0, low=low, high=high, hard=hard)
-    for name, (least, most, hard) in _INTEGERS.items():
-        if fields.body.get(name) is not None:
-            given[name] = fields.integer(name, default=0, low=least, high=most, hard=hard)
+    for name, kind, param in _NUMBERS:
+        if (value := fields.body.get(name)) is not None:
+            number = as_integer(name, value) if kind is int else as_number(name, value)
+            given[name] = kind(limited(name, number, param.low, param.high, param.hard))
     if given.get("dry_base", 1.0) < 1.0:
         given["dry_base"] = defaults.dry_base
     _, seed = fields.find("seed")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from logitless.engine.errors import InvalidRequest
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
@@ -48,7 +50,7 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
         stop=(),
         verify=True,
         speculation=replace(request.speculation, kinds=(), n_max=n_draft, n_min=0),
-        sampling=replace(request.sampling, rng_used=_rng_used(fields, 8 * parser.n_ctx)),
+        sampling=replace_struct(request.sampling, rng_used=_rng_used(fields, 8 * parser.n_ctx)),
     )
     return replace(job, requests=(request,))
 

@@ -14,7 +14,7 @@ from logitless.engine.kv_cache.block_pool import near_pool_size
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
 from logitless.engine.runner.hidden_rows import HiddenRows
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings

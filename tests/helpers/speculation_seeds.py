@@ -14,7 +14,8 @@ from pathlib import Path
 
 from logitless.engine.requests import CompletionRequest, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.draft_model import ModelDrafter
 from logitless.engine.speculation.settings import MODEL as DRAFTING

@@ -88,6 +88,5 @@ async def test_a_field_of_another_type_than_told_is_refused():
             assert name in body["error"]["message"]
 
 
-def test_the_readme_names_it() -> None:
-    readme = ROOT / "README.md"
-    assert "/openapi.json" in readme.read_text(encoding="utf-8")
+def test_the_documentation_names_it() -> None:
+    assert "/openapi.json" in (ROOT / "docs" / "http.md").read_text(encoding="utf-8")

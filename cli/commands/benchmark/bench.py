@@ -239,7 +239,8 @@ class Bench:
 
 def greedy() -> Row:
     """The row of a request with temperature 0."""
-    from logitless.engine.sampling.sampler import MAX_CHAIN, Row, SamplingParams, chain_codes, params_vector
+    from logitless.engine.sampling.params import MAX_CHAIN, SamplingParams
+    from logitless.engine.sampling.sampler import Row, chain_codes, params_vector
 
     settings = SamplingParams(temperature=0.0)
     codes = chain_codes(settings)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from logitless.engine.errors import InvalidRequest, NotSupported
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
@@ -62,7 +64,7 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
             request,
             preserved=preserved,
             reasoning=prompt.limit,
-            sampling=replace(request.sampling, grammar=constraint),
+            sampling=replace_struct(request.sampling, grammar=constraint),
         )
         for request in job.requests
     ]

@@ -13,7 +13,7 @@ import pytest
 from logitless.engine.kv_cache.slot_actions import erase, install, snapshot
 from logitless.engine.requests import CompletionRequest, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.tokenizer import from_metadata

@@ -14,7 +14,7 @@ from logitless.engine.batch import UBatch
 from logitless.engine.requests import CompletionRequest, Finished, Token, TokenProb
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.runner.preemptible_prefill import RUNS
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.models import tokenizer

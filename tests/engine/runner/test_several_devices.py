@@ -23,7 +23,7 @@ from logitless.engine.loading.options import OptionConflict
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.runner.placement import PlacementOptions
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.draft_model import ModelDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings

@@ -15,7 +15,8 @@ from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.requests import Failed
 from logitless.engine.runner.step_inputs import SamplingFeeds, room_of, sampling_feeds
 from logitless.engine.sampling.grammar_mask import Constraint, Mask, Masks
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.grammar import GrammarError
 from logitless.models.grammar.triggers import Pattern

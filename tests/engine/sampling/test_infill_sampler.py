@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logitless.engine.sampling.infill_sampler import candidates, infill
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.sampling.sampler import RowSampler
 from logitless.graph.ops.sampling import samplers as s
 
 PIECES = ["", "", "a", "ab", "abc", "b", "c", "d"]

@@ -11,7 +11,8 @@ import pytest
 from gguf import GGUFReader
 
 from logitless.engine.runner.step_inputs import SamplingFeeds, room_of, sampling_feeds
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams, split_log_probs, split_probs
+from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.sampling.sampler import RowSampler, split_log_probs, split_probs
 from logitless.graph.ops.sampling import sample
 from logitless.graph.ops.sampling import samplers as s
 from logitless.models.gguf.file import GGUFFile
@@ -95,7 +96,7 @@ def load(data: Path, model: str) -> tuple[Llama, Tokenizer, dict[str, dict], lis
 
 
 def params_of(request: dict, tokenizer: Tokenizer) -> SamplingParams:
-    fields = {k: v for k, v in request.items() if k in SamplingParams.__dataclass_fields__}
+    fields = {k: v for k, v in request.items() if k in SamplingParams.__struct_fields__}
     bias = [(id, -np.inf if value is False else value) for id, value in fields.pop("logit_bias", [])]
     if request.get("ignore_eos"):
         bias += [(id, -np.inf) for id in sorted(tokenizer.eog_ids)]

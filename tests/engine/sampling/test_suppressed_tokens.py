@@ -17,7 +17,8 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import CompletionRequest, Token, TokenProb
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.sampling.grammar_mask import Constraint
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.graph.ops.sampling import samplers as s
 from logitless.models import tokenizer as tokenizers

@@ -11,7 +11,7 @@ from logitless.engine.errors import ExceedsContext, InvalidRequest, Unavailable
 from logitless.engine.kv_cache.block_pool import pool_size
 from logitless.engine.kv_cache.slot_actions import erase
 from logitless.engine.requests import CompletionRequest, Failed, Progress, Token
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.batch_builder import bucket_floor
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.helpers.scheduler_fakes import EOG, PIECES, POISON, Bench, oracle, prompt

@@ -6,7 +6,7 @@ import pytest
 
 from logitless.engine.batch import PAGE, UBatch
 from logitless.engine.requests import CompletionRequest
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.speculation.settings import NGRAM_KINDS, SpeculationParams
 from tests.helpers.scheduler_fakes import EOG, N_VOCAB, POISON, Bench, oracle
 

@@ -13,7 +13,7 @@ from logitless.engine.batch import PAGE, UBatch
 from logitless.engine.errors import Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
 from logitless.engine.requests import CompletionRequest, Failed
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NGRAM_KINDS, SpeculationParams
 from tests.helpers.mtp_fakes import GuessingEngine, let_guess

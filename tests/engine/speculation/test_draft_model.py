@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from logitless.engine.batch import StepFailed, StepResult, UBatch
-from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.speculation.draft_model import ModelDrafter
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator

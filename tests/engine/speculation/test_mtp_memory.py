@@ -12,7 +12,7 @@ import pytest
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.runner import model_runner
 from logitless.engine.runner.model_runner import Engine, EngineOptions
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.mtp import NextnDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings

@@ -12,7 +12,7 @@ import pytest
 
 from logitless.engine.requests import CompletionRequest, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
-from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.guess import Grow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logitless.engine.sampling.penalties import FLOAT_MAX
+from logitless.engine.sampling.params import FLOAT_MAX
 from logitless.server.protocol import fields
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 

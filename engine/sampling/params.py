@@ -1,0 +1,172 @@
+"""Sampling parameters: the one declaration of each field that says how tokens are sampled.
+
+`SamplerParams` has a line for each number: type, default, limits, meaning, and the flag that sets the
+server's default. HTTP bodies and the Python API's parameters inherit these fields; the OpenAPI
+document, `generation_settings` and the command line read the declarations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from logitless.engine.sampling.grammar_mask import Constraint
+
+FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
+INT_MAX = 2**31 - 1
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+LETTERS = dict(zip("edskypmxtai", (*DEFAULT_SAMPLERS, "adaptive_p", "infill"), strict=True))
+ALIASES = {
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "top-n-sigma": "top_n_sigma",
+    "typical-p": "typ_p",
+    "typical": "typ_p",
+    "typ-p": "typ_p",
+    "typ": "typ_p",
+    "min-p": "min_p",
+    "temp": "temperature",
+    "adaptive-p": "adaptive_p",
+}
+MAX_CHAIN = 16  # codes of a row, the 0 at its end included
+
+
+@dataclass(frozen=True)
+class Param:
+    """Declaration of one field: what it means, what it may be, what else it is called.
+
+    A value outside hard limits is refused; one outside other limits counts as the nearest limit.
+    """
+
+    doc: str
+    low: float = -math.inf
+    high: float = math.inf
+    hard: bool = False
+    choices: tuple[str, ...] = ()
+    most: int | None = None  # items of an array
+    aliases: tuple[str, ...] = ()  # names that count where the field itself is not given, in order
+    flag: str = ""  # "--temp --temperature", of the server's default
+    env: str = ""  # its variable
+
+
+@cache
+def params_of(kind: type[Struct]) -> Mapping[str, tuple[Any, Param]]:
+    """The declared fields of a struct: (type, declaration) by name."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        declared = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Param)]
+        if declared:
+            found[name] = (hint.__origin__, declared[0])
+    return found
+
+
+def _soft(doc: str, flag: str = "", low: float = -FLOAT_MAX, high: float = FLOAT_MAX, env: str = "") -> Param:
+    return Param(doc, low, high, flag=flag, env=env)
+
+
+def _hard(doc: str, flag: str = "", low: float = 0, high: float = INT_MAX) -> Param:
+    return Param(doc, low, high, hard=True, flag=flag)
+
+
+class SamplerParams(Struct, frozen=True, kw_only=True):
+    """The samplers' numbers, by llama-server's names and defaults."""
+
+    seed: Annotated[
+        int, Param("random seed; -1: a new one for each request", flag="-s --seed", env="LLAMA_ARG_SEED")
+    ] = -1  # 4294967295 is the same
+    temperature: Annotated[
+        float, _soft("temperature; 0: greedy", "--temp --temperature", 0.0, env="LLAMA_ARG_TEMP")
+    ] = 0.8
+    dynatemp_range: Annotated[float, _soft("dynamic temperature: half its range", "--dynatemp-range")] = 0.0
+    dynatemp_exponent: Annotated[float, _soft("dynamic temperature: exponent", "--dynatemp-exp")] = 1.0
+    top_k: Annotated[int, _soft("keep the k likeliest; 0: all", "--top-k", 0, INT_MAX, "LLAMA_ARG_TOP_K")] = 40
+    top_p: Annotated[float, _soft("keep this much probability; 1: all", "--top-p", 0, 1, "LLAMA_ARG_TOP_P")] = 0.95
+    min_p: Annotated[
+        float, _soft("keep what has this part of the best; 0: all", "--min-p", 0, 1, "LLAMA_ARG_MIN_P")
+    ] = 0.05
+    top_n_sigma: Annotated[
+        float, _soft("keep within n deviations of the best; -1: all", "--top-n-sigma --top-nsigma")
+    ] = -1.0
+    typical_p: Annotated[float, _soft("locally typical sampling; 1: off", "--typical --typical-p")] = 1.0
+    xtc_probability: Annotated[
+        float, _soft("how often XTC removes the top choices; 0: never", "--xtc-probability", 0, 1)
+    ] = 0.0
+    xtc_threshold: Annotated[float, _soft("what counts as a top choice for XTC", "--xtc-threshold", 0, 1)] = 0.1
+    repeat_last_n: Annotated[int, _hard("tokens that penalties look at; -1: all", "--repeat-last-n", -1)] = 64
+    repeat_penalty: Annotated[float, _soft("penalty of repeated tokens; 1: none", "--repeat-penalty")] = 1.0
+    presence_penalty: Annotated[float, _soft("penalty of tokens that occurred", "--presence-penalty")] = 0.0
+    frequency_penalty: Annotated[float, _soft("penalty per occurrence", "--frequency-penalty")] = 0.0
+    dry_multiplier: Annotated[float, _soft("DRY: strength; 0: off", "--dry-multiplier")] = 0.0
+    dry_base: Annotated[float, _soft("DRY: growth per token of the repetition", "--dry-base")] = 1.75
+    dry_allowed_length: Annotated[int, _hard("DRY: repetitions up to here cost nothing", "--dry-allowed-length")] = 2
+    dry_penalty_last_n: Annotated[int, _hard("DRY: tokens to look at; -1: all", "--dry-penalty-last-n", -1)] = -1
+    dry_sequence_breakers: Annotated[
+        tuple[str, ...], Param("DRY: texts that end a repetition", most=64)  # each is looked for in every token
+    ] = ("\n", ":", '"', "*")
+    mirostat: Annotated[int, _soft("0: off, 1 or 2: its version", "--mirostat", 0, 2)] = 0
+    mirostat_tau: Annotated[float, _soft("Mirostat: wanted surprise, tau", "--mirostat-ent")] = 5.0
+    mirostat_eta: Annotated[float, _soft("Mirostat: learning rate, eta", "--mirostat-lr")] = 0.1
+    adaptive_target: Annotated[
+        float, _soft("adaptive-p: wanted probability; negative: off", "--adaptive-target", high=1)
+    ] = -1.0
+    adaptive_decay: Annotated[float, _hard("adaptive-p: memory", "--adaptive-decay", 0, 0.99)] = 0.9
+    min_keep: Annotated[int, _hard("tokens that every sampler keeps at least")] = 0
+
+
+class SamplingParams(SamplerParams, frozen=True, kw_only=True):
+    """How one sequence is sampled: the samplers' numbers, their chain, biases and constraint."""
+
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+    grammar: Constraint | None = None
+
+    def active(self, sampler: str) -> bool:
+        """Whether a sampler of the chain does anything with these settings."""
+        return {
+            "penalties": self.repeat_last_n != 0
+            and (self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0),
+            "dry": self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0,
+            "top_n_sigma": self.top_n_sigma > 0,
+            "top_k": self.top_k > 0,
+            "typ_p": self.typical_p < 1,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            "temperature": self.temperature != 1 or self.dynatemp_range > 0,
+            "adaptive_p": True,
+            "infill": True,
+        }[sampler]
+
+    @property
+    def conflict(self) -> str:
+        """Why these cannot be had together; "": they can."""
+        if self.mirostat or "infill" not in self.samplers:
+            return ""
+        if "adaptive_p" in self.samplers or self.samplers.count("infill") > 1:
+            return "a chain has infill once, and not with adaptive_p"
+        return "infill cannot be had with a grammar" if self.grammar else ""
+
+
+def chain_from_names(names: str | Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
+    """(samplers' proper names, unknown names), from names and aliases or llama.cpp's letters.
+
+    ValueError: they are too many.
+    """
+    if isinstance(names, str):
+        found = [(name, LETTERS.get(name, "")) for name in names]
+    else:
+        found = [(name, ALIASES.get(name.lower(), name.lower())) for name in names]
+    chain = [proper for _, proper in found if proper in LETTERS.values()]
+    if len(chain) > MAX_CHAIN - 2:
+        raise ValueError(f"at most {MAX_CHAIN - 2} samplers can be chained")
+    return tuple(chain), [name for name, proper in found if proper not in LETTERS.values()]
