@@ -92,6 +92,7 @@ COMMANDS = (
     ),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
     Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
+    Command("completion", "bash|zsh|fish", "Print a shell's completion script, to be sourced."),
     Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
 )
 
@@ -143,6 +144,11 @@ def _dispatch(words: list[str]) -> int:
     if command is None:
         line = unknown("--" + name, [f"--{c.name}" for c in COMMANDS]).replace("--", "").replace("flag", "command")
         raise UsageError(f"{line}; `logitless --help` lists them")
+    if name == "completion" and not {"-h", "--help"} & {*words}:
+        from logitless.cli.commands import completion
+
+        print(completion.script(words, COMMANDS))
+        return 0
     groups = command.groups
     if "-h" in words or "--help" in words:
         from logitless.cli.flags import help
@@ -166,11 +172,13 @@ def _dispatch(words: list[str]) -> int:
 def overview() -> str:
     from logitless.cli.flags import help
 
-    rows = help.table(((c.name, c.summary) for c in COMMANDS), left=14)
+    rows = help.table(((c.name, c.summary) for c in COMMANDS), left=17)
+    flags = help.table((("-h, --help", "Show this and leave."), ("--version", "Show the version and leave.")), left=17)
     return (
         "usage: logitless COMMAND [flags]\n\n"
         "Serves a GGUF model over OpenAI's API, with sampling on the device.\n\n"
         f"Commands:\n{rows}\n\n"
+        f"Flags:\n{flags}\n\n"
         "`logitless COMMAND --help` shows a command's flags. Flags without a command mean `serve`."
     )
 

@@ -426,6 +426,7 @@ TOKENIZE = (
         ),
     ),
 )
+COMPLETION = (Group("Completion", (HELP,)),)
 SYNTH = (
     Group(
         "Synthetic model",

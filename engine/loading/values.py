@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -46,15 +47,21 @@ def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]
     return convert
 
 
-def choice(*allowed: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
+@dataclass(frozen=True)
+class Choice:
+    """One of the allowed words, in any case."""
 
-    def convert(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(f"is not one of {', '.join(allowed)}")
+    allowed: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text.lower() not in self.allowed:
+            raise ValueError(f"is not one of {', '.join(self.allowed)}")
         return text.lower()
 
-    return convert
+
+def choice(*allowed: str) -> Choice:
+    """One of these words, in any case."""
+    return Choice(allowed)
 
 
 def json_object(text: str) -> dict[str, Any]:

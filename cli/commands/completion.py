@@ -1,0 +1,119 @@
+"""`logitless completion`: completion scripts for bash, zsh and fish, made from the commands' flags."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from logitless.cli.flags.flags import LATER, Flag, UsageError
+from logitless.engine.loading.values import Choice
+
+if TYPE_CHECKING:
+    from logitless.cli.main import Command
+
+SHELLS = ("bash", "zsh", "fish")
+FILES, FOLDERS = ("FILE", "FILE:SCALE", "FILE.svg|png"), ("FOLDER", "DIR")  # metavars
+
+
+def script(words: Sequence[str], commands: Sequence[Command]) -> str:
+    """The script for the shell that `words` name. UsageError: they name none."""
+    if len(words) != 1 or words[0] not in SHELLS:
+        raise UsageError(f"completion: give one shell of {', '.join(SHELLS)}")
+    if words[0] == "fish":
+        return _fish(commands)
+    bash = _bash(commands)
+    return f"autoload -Uz bashcompinit && bashcompinit\n{bash}" if words[0] == "zsh" else bash
+
+
+def _flags(command: Command) -> list[Flag]:
+    return [f for group in command.groups for f in group.flags if f.status != LATER]
+
+
+def _choices(f: Flag) -> tuple[str, ...]:
+    return f.kind.allowed if isinstance(f.kind, Choice) else f.optional
+
+
+def _bash(commands: Sequence[Command]) -> str:
+    """Two tables: the flags of each command, and what the flags that take words or paths take."""
+    flags, values = [], []
+    for command in commands:
+        names = [name for f in _flags(command) for name in (*f.all_names, *f.off_names)]
+        flags.append(f"    {shlex.quote(command.name)}) words={shlex.quote(' '.join(names))} ;;")
+        for f in _flags(command):
+            action = ""
+            if choices := _choices(f):
+                action = f"words={shlex.quote(' '.join(choices))}"
+            elif f.takes_value:
+                kinds = {"file": FILES, "directory": FOLDERS}
+                action = next(
+                    (f"path={kind}" for kind, metavars in kinds.items() if f.metavar in metavars), "path=none"
+                )
+            if action:
+                patterns = "|".join(shlex.quote(f"{command.name} {name}") for name in f.all_names)
+                values.append(f"    {patterns}) {action} ;;")
+    starts = " ".join(sorted({command.name.split()[0] for command in commands}))
+    return _BASH.format(starts=starts, pairs=_pairs(commands), flags="\n".join(flags), values="\n".join(values))
+
+
+def _path_kind(f: Flag) -> str:
+    return "file" if f.metavar in FILES else "directory" if f.metavar in FOLDERS else "none"
+
+
+def _pairs(commands: Iterable[Command]) -> str:
+    """Commands of two words, as patterns."""
+    return "|".join(shlex.quote(command.name) for command in commands if " " in command.name)
+
+
+_BASH = """\
+_logitless() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command=serve words="" path=""
+  if [ "$COMP_CWORD" -gt 1 ] && [[ ${{COMP_WORDS[1]}} != -* ]]; then
+    command=${{COMP_WORDS[1]}}
+    case "$command ${{COMP_WORDS[2]}}" in {pairs}) command+=" ${{COMP_WORDS[2]}}" ;; esac
+  fi
+  case "$command $previous" in
+{values}
+  esac
+  if [ -z "$words$path" ]; then
+    case "$command" in
+{flags}
+    esac
+    if [ "$COMP_CWORD" = 1 ]; then words+=" {starts}"; fi
+  fi
+  COMPREPLY=()
+  case "$path" in
+    none) ;;
+    file | directory) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -A "$path" -- "$current")) ;;
+    *) COMPREPLY=($(compgen -W "$words" -- "$current")) ;;
+  esac
+}}
+complete -F _logitless logitless
+"""
+
+
+def _fish(commands: Sequence[Command]) -> str:
+    lines = ["complete -c logitless -f"]
+    for command in commands:
+        first, _, second = command.name.partition(" ")
+        if not second:
+            lines.append(f"complete -c logitless -n __fish_use_subcommand -a {first} -d {shlex.quote(command.summary)}")
+            lines += [
+                f"complete -c logitless -n '__fish_seen_subcommand_from {first}' {_fish_flag(f)}"
+                for f in _flags(command)
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _fish_flag(f: Flag) -> str:
+    parts = []
+    for name in (*f.all_names, *f.off_names):
+        kind = "-l" if name.startswith("--") else "-s" if len(name) == 2 else "-o"
+        parts.append(f"{kind} {name.lstrip('-')}")
+    if choices := _choices(f):
+        parts.append(f"-x -a {shlex.quote(' '.join(choices))}")
+    elif f.takes_value:
+        parts.append("-r -F" if f.metavar in (*FILES, *FOLDERS) else "-x")
+    if f.help:
+        parts.append(f"-d {shlex.quote(f.help.split(';')[0])}")
+    return " ".join(parts)
