@@ -137,8 +137,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 @cache
 def cli() -> str:
     """Every command with its flags: names, meaning with environment variable, default."""
+    from logitless.cli.command_table import COMMANDS
     from logitless.cli.flags.flags import IGNORED, LATER, WORKS
-    from logitless.cli.main import COMMANDS
 
     parts = [table(("command", ""), [(f"[`{c.name}`](#{c.name.replace(' ', '-')})", c.summary) for c in COMMANDS])]
     for command in COMMANDS:

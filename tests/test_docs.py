@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags.flags import parse
-from logitless.cli.main import COMMANDS
 from scripts import docs_pages
 from tests.helpers.paths import ROOT
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from logitless.cli.command_table import COMMANDS
 from logitless.cli.commands import completion
 from logitless.cli.flags.flags import UsageError
-from logitless.cli.main import COMMANDS, main
+from logitless.cli.main import main
 
 BASH = shutil.which("bash")
 

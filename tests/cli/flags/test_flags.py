@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags import help
 from logitless.cli.flags.flags import CliError, Flag, UsageError, parse
-from logitless.cli.main import COMMANDS
 from logitless.engine.loading.values import (
     address,
     choice,

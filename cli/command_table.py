@@ -1,0 +1,88 @@
+"""The commands of logitless: names, usage, summaries, and the modules that run them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logitless.cli.flags.flags import Group
+
+
+@dataclass(frozen=True)
+class Command:
+    """`logitless.cli.commands.<module>` has `run(options) -> int`; `<table>.<NAME>` has its flags. A name may have
+    two words.
+    """
+
+    name: str
+    usage: str
+    summary: str
+    table: str = "logitless.cli.flags.options"
+    code: str = ""  # the module, where it is not named like the command
+
+    @property
+    def module(self) -> str:
+        return self.code or self._identifier
+
+    @property
+    def _identifier(self) -> str:
+        return self.name.replace("-", "_").replace(" ", "_")
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        groups: Sequence[Group] = getattr(importlib.import_module(self.table), self._identifier.upper())
+        return groups
+
+
+_TRAINING = "logitless.cli.flags.options_training"
+
+
+COMMANDS = (
+    Command("serve", "[-m FILE] [flags]", "Serve a model over HTTP, with OpenAI's and llama-server's API."),
+    Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal."),
+    Command(
+        "bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits.", code="benchmark.bench"
+    ),
+    Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where.", code="planning.plan"),
+    Command("plan finetune", "-m FILE [its flags]", "Show the memory of a finetune.", _TRAINING, "planning.training"),
+    Command("plan train", "--shape NAME [its flags]", "Show the memory of a training.", _TRAINING, "planning.training"),
+    Command(
+        "finetune",
+        "-m FILE --file DATA (--lora-out FILE | -o FILE) [flags]",
+        "Train a model further.",
+        _TRAINING,
+        "training.finetune",
+    ),
+    Command(
+        "train",
+        "--shape NAME --file DATA -o FILE [flags]",
+        "Train a new model from scratch.",
+        _TRAINING,
+        "training.train",
+    ),
+    Command(
+        "example", "--name NAME [flags]", "Train a toy: a sine, or handwritten digits.", _TRAINING, "training.example"
+    ),
+    Command(
+        "export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING, "training.export_lora"
+    ),
+    Command(
+        "download",
+        "(-hf USER/REPO:QUANT | -mu URL) [flags]",
+        "Bring a model into the cache.",
+        "logitless.cli.flags.model_options",
+        "download_model",
+    ),
+    Command("devices", "[--json]", "List what can compute."),
+    Command(
+        "rpc-server",
+        "[--port N] [--device NAME]",
+        "Lend a device to other machines.",
+        "logitless.cli.commands.rpc_server",
+    ),
+    Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
+    Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
+    Command("completion", "bash|zsh|fish", "Print a shell's completion script, to be sourced."),
+    Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
+)
