@@ -27,22 +27,22 @@ def backward(
             raise ValueError(f"the loss must be a scalar, not {loss!r}")
         loss = {loss: const(1.0)}
     order = toposort(loss)
-    wanted = set(params)
-    depends = set(wanted)  # on a parameter
-    ends = set(stop_at)
+    targets = set(params)
+    dependent = set(targets)  # on a parameter
+    stops = set(stop_at)
     for t in order:
-        if t not in ends and any(s in depends for s in t.src):
-            depends.add(t)
+        if t not in stops and any(s in dependent for s in t.src):
+            dependent.add(t)
     gradient = dict(loss)
     for t in reversed(order):
-        if t not in gradient or t in ends or not any(s in depends for s in t.src):
+        if t not in gradient or t in stops or not any(s in dependent for s in t.src):
             continue
         rule = OPS[t.op].vjp_rule
         if rule is None:
             raise ValueError(f"{t!r} has no gradient rule")
-        g = gradient[t] if t in wanted else gradient.pop(t)
+        g = gradient[t] if t in targets else gradient.pop(t)
         for s, part in zip(t.src, rule(g, t, *t.src, **t.attrs), strict=True):
-            if part is None or s not in depends:
+            if part is None or s not in dependent:
                 continue
             if part.shape != s.shape:
                 raise ValueError(f"the gradient of {t.op} for its source {s!r} has shape {part.shape}")

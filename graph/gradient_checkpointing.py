@@ -83,17 +83,17 @@ def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Seq
     """
     forward = toposort([loss])
     in_forward = set(forward)
-    kept = set(checkpoints)
-    repeated = [t for t in toposort(checkpoints) if t not in kept and not t.is_leaf]
-    now: dict[Tensor, Tensor] = {}  # node → its replacement
+    stored = set(checkpoints)
+    repeated = [t for t in toposort(checkpoints) if t not in stored and not t.is_leaf]
+    replacement: dict[Tensor, Tensor] = {}  # node → its replacement
     for t in repeated:
         if writes_of(t):
             raise ValueError(f"{t!r} writes, so it cannot be computed again from a checkpoint")
-        now[t] = replace(t, src=tuple(now.get(s, s) for s in t.src), name=(t.name or t.op) + SUFFIX)
+        replacement[t] = replace(t, src=tuple(replacement.get(s, s) for s in t.src), name=(t.name or t.op) + SUFFIX)
     for t in toposort(gradients.values()):
         if t not in in_forward:
-            now[t] = with_sources(t, tuple(now.get(s, s) for s in t.src))
-    return {p: now.get(g, g) for p, g in gradients.items()}
+            replacement[t] = with_sources(t, tuple(replacement.get(s, s) for s in t.src))
+    return {p: replacement.get(g, g) for p, g in gradients.items()}
 
 
 def layers_of(loss: Tensor) -> list[Tensor]:

@@ -68,9 +68,9 @@ def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor
     for t in nodes if writers else ():
         if t.op not in ALIASES:
             for s in t.src:
-                found = readers.get(_unaliased(s) if s.op in ALIASES else s)
-                if found is not None:
-                    found.append(t)
+                others = readers.get(_unaliased(s) if s.op in ALIASES else s)
+                if others is not None:
+                    others.append(t)
     before: dict[Tensor, list[Tensor]] = {}
     for t, overwritten in writers:
         before.setdefault(t, []).extend(r for r in readers[overwritten] if r is not t)

@@ -84,13 +84,13 @@ class RemoteBackend(Backend):
             self._send(header, body)
             try:
                 answer, n = self._link.receive()
-                found = self._link.body(n)
+                data = self._link.body(n)
             except (OSError, EOFError, ProtocolError, MemoryError) as error:
                 raise DeviceLost(f"{self.name}: {error}") from error
         if "error" in answer:
             line = f"{self.name}: {answer.get('message')}"
             raise MemoryError(line) if answer["error"] == "memory" else DeviceLost(line)
-        return answer, found
+        return answer, data
 
     def _id(self) -> int:
         self._next += 1
@@ -132,9 +132,9 @@ class RemoteBackend(Backend):
         results = [i for i, t in enumerate(sent) if t in own & read]
         wire = encode([t if t in own else leaf(t) for t in sent], index)
         answer, _ = self._request({"do": "fuse", "graph": wire, "results": results})
-        graph, nodes, made_of = answer["id"], answer["nodes"], dict(zip(results, answer["results"], strict=True))
+        graph, nodes, new_index = answer["id"], answer["nodes"], dict(zip(results, answer["results"], strict=True))
         # old node → new node; one that replaces several may read weights of all of them
-        made: dict[Tensor, Tensor] = {t: t for t in order if t.is_leaf}
+        replacement: dict[Tensor, Tensor] = {t: t for t in order if t.is_leaf}
         new: dict[int, Tensor] = {}  # by the server's index
 
         def build(last: int) -> Tensor:
@@ -146,7 +146,7 @@ class RemoteBackend(Backend):
                 if n in new:  # an earlier reader had it built
                     pass
                 elif op == "given":
-                    new[n] = made[sent[attrs["index"]]]
+                    new[n] = replacement[sent[attrs["index"]]]
                 elif missing:
                     stack += missing
                     continue
@@ -162,12 +162,12 @@ class RemoteBackend(Backend):
             if t.is_leaf:
                 continue
             if t not in own:
-                made[t] = with_sources(t, tuple(made[s] for s in t.src))
-            elif (i := index[t]) in made_of:
-                made[t] = build(made_of[i])
-                if (made[t].shape, made[t].dtype) != (t.shape, t.dtype):
-                    raise DeviceLost(f"{self.name}: {made[t]!r} came for {t!r}")
-        return tuple(made[f] for f in fetches)
+                replacement[t] = with_sources(t, tuple(replacement[s] for s in t.src))
+            elif (i := index[t]) in new_index:
+                replacement[t] = build(new_index[i])
+                if (replacement[t].shape, replacement[t].dtype) != (t.shape, t.dtype):
+                    raise DeviceLost(f"{self.name}: expected {t!r}, got {replacement[t]!r}")
+        return tuple(replacement[f] for f in fetches)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> RemoteHandle:
         handle = RemoteHandle(self._id(), self._freed, nbytes)
@@ -189,10 +189,10 @@ class RemoteBackend(Backend):
         self._send({"do": "upload", "at": _at(location)}, data)
 
     def download(self, location: Location, nbytes: int) -> Bytes:
-        _, found = self._request({"do": "download", "at": _at(location), "nbytes": nbytes})
-        if len(found) != nbytes:
-            raise DeviceLost(f"{self.name}: {len(found)} bytes came for {nbytes}")
-        return found
+        _, data = self._request({"do": "download", "at": _at(location), "nbytes": nbytes})
+        if len(data) != nbytes:
+            raise DeviceLost(f"{self.name}: expected {nbytes} bytes, got {len(data)}")
+        return data
 
     def wait(self) -> None:
         self._request({"do": "wait"})

@@ -54,7 +54,7 @@ class Memory:
 
     buffer: Buffer
     nbytes: int
-    taken: int
+    reserved: int
     kind: Kind | None
 
 
@@ -164,22 +164,22 @@ class Client:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _keep(self, header: Header, nbytes: int, taken: int, make: Callable[[], Buffer], kind: Kind | None) -> None:
+    def _keep(self, header: Header, nbytes: int, reserved: int, make: Callable[[], Buffer], kind: Kind | None) -> None:
         id = int(header["id"])
         if id in self._memory or nbytes < 0:
             raise ValueError("the id is taken, or the size negative")
-        self._budget.take(taken)
+        self._budget.take(reserved)
         try:
-            self._memory[id] = Memory(make(), nbytes, taken, kind)
+            self._memory[id] = Memory(make(), nbytes, reserved, kind)
         except BaseException:
-            self._budget.take(-taken)
+            self._budget.take(-reserved)
             raise
 
     def _free(self, ids: list[int]) -> None:
         for id in ids:
             self._programs.pop(id, None)
             if (memory := self._memory.pop(id, None)) is not None:
-                self._budget.take(-memory.taken)
+                self._budget.take(-memory.reserved)
 
     def _alloc(self, header: Header) -> Answer:
         n, feeds = int(header["nbytes"]), bool(header.get("feeds"))
@@ -240,11 +240,11 @@ class Client:
 
     def _fuse(self, header: Header) -> Answer:
         nodes_sent = decode(header["graph"])
-        made: dict[Tensor, Tensor] = {}
+        replacement: dict[Tensor, Tensor] = {}
         for t in nodes_sent:
-            node = with_sources(t, tuple(made[s] for s in t.src))
-            made[t] = t if t.is_leaf else self.backend.rewrite(node)
-        results = [made[nodes_sent[i]] for i in header["results"]]
+            node = with_sources(t, tuple(replacement[s] for s in t.src))
+            replacement[t] = t if t.is_leaf else self.backend.rewrite(node)
+        results = [replacement[nodes_sent[i]] for i in header["results"]]
         results = list(self.backend.fuse(results, lambda t: not t.is_leaf))
         order = toposort(results)
         index = {t: i for i, t in enumerate(order)}

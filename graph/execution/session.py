@@ -120,13 +120,13 @@ class Session:
 
         KeyError for an unknown name.
         """
-        gone = set(names)
-        for name in gone:
+        deleted = set(names)
+        for name in deleted:
             self._variable(name)
         for key, plan in list(self._plans.items()):
-            if plan.variables & gone:
+            if plan.variables & deleted:
                 del self._plans[key]
-        for name in gone:
+        for name in deleted:
             del self._variables[name]
             self._variable_backend.pop(name, None)
             self._host_views.pop(name, None)

@@ -181,7 +181,7 @@ def attention_sinks_rope(q: Array, *src: Array, interleaved: bool, sign: float =
     return attention_sinks.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 
 
-def _turning(of: Op) -> Callable[..., tuple[Shape, str]]:
+def _rotated_shape(of: Op) -> Callable[..., tuple[Shape, str]]:
     """The shape rule of such an attention of queries after `rope`."""
 
     def rule(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
@@ -192,8 +192,8 @@ def _turning(of: Op) -> Callable[..., tuple[Shape, str]]:
     return rule
 
 
-attention_rope.shape(_turning(attention))
-attention_sinks_rope.shape(_turning(attention_sinks))
+attention_rope.shape(_rotated_shape(attention))
+attention_sinks_rope.shape(_rotated_shape(attention_sinks))
 
 
 for _op in (linear_parts, linear_add, linear_glu, expert_parts):
@@ -242,15 +242,15 @@ def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.ran
     return make
 
 
-def _turned_case(
+def _rotated_case(
     types: str, size: int, *, interleaved: bool, sinks: bool = False, **attrs: float
 ) -> Callable[[np.random.Generator], Case]:
-    made = attention_case(types, 4, 2, size, **attrs)
+    base = attention_case(types, 4, 2, size, **attrs)
 
     def make(r: np.random.Generator) -> Case:
-        src, found = (sinks_case(made) if sinks else made)(r)
+        src, attributes = (sinks_case(base) if sinks else base)(r)
         angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
-        return [*src, angles], {**found, "interleaved": interleaved}
+        return [*src, angles], {**attributes, "interleaved": interleaved}
 
     return make
 
@@ -269,6 +269,6 @@ for _dtype in ("f32", "f16"):
     store_k_rope.case(_store_case(_dtype, 8, interleaved=True))
     store_k_rope.case(_store_case(_dtype, 11, interleaved=False))
 for _types, _size in (("f32/f32", 11), ("f16/f16", 64), ("f16/f32", 32)):
-    attention_rope.case(_turned_case(_types, _size, interleaved=_size == 64))
-    attention_sinks_rope.case(_turned_case(_types, _size, interleaved=_size != 64, sinks=True))
-attention_rope.case(_turned_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))
+    attention_rope.case(_rotated_case(_types, _size, interleaved=_size == 64))
+    attention_sinks_rope.case(_rotated_case(_types, _size, interleaved=_size != 64, sinks=True))
+attention_rope.case(_rotated_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))

@@ -51,19 +51,19 @@ def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
     y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the
     oldest first.
     """
-    return _convolved(x, w, states, begin, np.full(len(x), -1))
+    return _convolve(x, w, states, begin, np.full(len(x), -1))
 
 
-def _convolved(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+def _convolve(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     y = np.zeros_like(x)
     k = w.shape[2]
     for first, stop, state in _spans(begin):
-        seen = np.concatenate([states[state], x[first:stop]])
+        rows = np.concatenate([states[state], x[first:stop]])
         for t in range(first, stop):
             at = t - first
-            y[t] = (seen[at : at + k] * w[:, 0].T).sum(0)
+            y[t] = (rows[at : at + k] * w[:, 0].T).sum(0)
             if end[t] >= 0:
-                states[end[t]] = seen[at + 1 : at + k]
+                states[end[t]] = rows[at + 1 : at + k]
     return y
 
 
@@ -79,7 +79,7 @@ def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tupl
 @writing(2, returns_destination=False)
 def causal_conv_kept(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     """`causal_conv` that also writes the last K − 1 rows to states."""
-    return _convolved(x, w, states, begin, end)
+    return _convolve(x, w, states, begin, end)
 
 
 causal_conv_kept.shape(causal_conv.shape_rule)
@@ -98,9 +98,9 @@ def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) 
     """The gradients of x, then of w as its bytes: (T + K, C)."""
     dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[2]
     for first, stop, state in _spans(begin):
-        seen = np.concatenate([states[state], x[first:stop]])
+        rows = np.concatenate([states[state], x[first:stop]])
         for t in range(first, stop):
-            dw[:, 0] += g[t][:, None] * seen[t - first : t - first + k].T
+            dw[:, 0] += g[t][:, None] * rows[t - first : t - first + k].T
             for j in range(max(0, k - 1 - (t - first)), k):
                 dx[t - k + 1 + j] += g[t] * w[:, 0, j]
     return np.concatenate([dx, dw.reshape(k, -1)])
@@ -137,10 +137,10 @@ def linear_attention(
     H_k), those that share them side by side.
     """
     src = q, k, v, decay, beta, states, begin
-    return _recalled(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
+    return _attend(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 
 
-def _recalled(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
+def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
     """`src`: q to begin; S after row t goes to row end[t] of the states, unless that is -1."""
     q, k, v, decay, beta, states, begin = src
     y = np.zeros_like(v)
@@ -170,7 +170,7 @@ def linear_attention_kept(
     grouped: bool,
 ) -> Array:
     """`linear_attention` that also writes S to states."""
-    return _recalled((q, k, v, decay, beta, states, begin), end, scale=scale, delta=delta, grouped=grouped)
+    return _attend((q, k, v, decay, beta, states, begin), end, scale=scale, delta=delta, grouped=grouped)
 
 
 def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
@@ -182,9 +182,9 @@ def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
 def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array, delta: bool) -> Array:
     """Advance S by one token in place; returns the correction (H, E)."""
     s *= decay[:, None, None]
-    missing = v - np.einsum("hde,hd->he", s, k) if delta else v
-    s += np.einsum("hd,he->hde", k, beta[:, None] * missing)
-    return missing
+    correction = v - np.einsum("hde,hd->he", s, k) if delta else v
+    s += np.einsum("hd,he->hde", k, beta[:, None] * correction)
+    return correction
 
 
 def _check(name: str, *src: Tensor) -> None:
@@ -209,13 +209,13 @@ linear_attention_kept.shape(linear_attention.shape_rule)
 
 @linear_attention.vjp
 def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Tensor | None, ...]:
-    found, start = [], 0
-    together = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
+    gradients, start = [], 0
+    joined = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
     for t in src[:5]:
         size = int(np.prod(t.shape))
-        found.append(reshape(slice_rows(together, start=start, stop=start + size), shape=t.shape))
+        gradients.append(reshape(slice_rows(joined, start=start, stop=start + size), shape=t.shape))
         start += size
-    return (*found, None, None)
+    return (*gradients, None, None)
 
 
 @op
@@ -237,24 +237,24 @@ def linear_attention_back(
     dq, dk, dv, dd, db = (np.zeros_like(x) for x in (q, k, v, decay, beta))
     for first, stop, state in _spans(begin):
         s = states[state].copy()
-        before, missed = [], []
+        before, corrections = [], []
         for t in range(first, stop):
             before.append(s.copy())
-            missed.append(_advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta))
+            corrections.append(_advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta))
         ds = np.zeros_like(s)
         for t in reversed(range(first, stop)):
-            old, missing = before[t - first], missed[t - first]
+            old, correction = before[t - first], corrections[t - first]
             kt, qt = (_of_heads(x[t], s, grouped) for x in (k, q))
-            faded = decay[t][:, None, None] * old
-            new = faded + np.einsum("hd,he->hde", kt, beta[t][:, None] * missing)
+            decayed = decay[t][:, None, None] * old
+            new = decayed + np.einsum("hd,he->hde", kt, beta[t][:, None] * correction)
             _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]), grouped)
             ds += scale * np.einsum("hd,he->hde", qt, g[t])
             of_sum = np.einsum("hde,hd->he", ds, kt)
-            db[t] = (of_sum * missing).sum(-1)
+            db[t] = (of_sum * correction).sum(-1)
             dv[t] = beta[t][:, None] * of_sum
-            _add_heads(dk[t], np.einsum("hde,he->hd", ds, beta[t][:, None] * missing), grouped)
+            _add_heads(dk[t], np.einsum("hde,he->hd", ds, beta[t][:, None] * correction), grouped)
             if delta:
-                _add_heads(dk[t], -np.einsum("hde,he->hd", faded, dv[t]), grouped)
+                _add_heads(dk[t], -np.einsum("hde,he->hd", decayed, dv[t]), grouped)
                 ds -= np.einsum("hd,he->hde", kt, dv[t])
             dd[t] = (ds * old).sum((1, 2))
             ds *= decay[t][:, None, None]
@@ -295,9 +295,9 @@ def _attention_case(
         q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
         k /= np.sqrt((k * k).sum(-1, keepdims=True))
         v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
-        taken = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
+        sources = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
         before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
-        return [*before, *taken, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
+        return [*before, *sources, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
 
     return make
 

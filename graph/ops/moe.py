@@ -262,8 +262,8 @@ def expert_linear_act(xp: Array, w: Array, order: Array, *, n: int) -> Array:
 
 @expert_linear_act.shape
 def _(xp: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
-    wanted = {"q8_act"} if DTYPES[w.dtype].quantised else {"f32_act"} | ({"bf16_act"} if w.dtype == "bf16" else set())
-    require(xp.dtype in wanted, "expert_linear_act", f"x must be {' or '.join(sorted(wanted))}", xp, w)
+    types = {"q8_act"} if DTYPES[w.dtype].quantised else {"f32_act"} | ({"bf16_act"} if w.dtype == "bf16" else set())
+    require(xp.dtype in types, "expert_linear_act", f"x must be {' or '.join(sorted(types))}", xp, w)
     return (xp.shape[0], w.shape[0] // n), "f32"
 
 
@@ -272,8 +272,8 @@ def _is_order(t: Tensor) -> bool:
 
 
 def _ordered(ids: list[list[int]]) -> np.ndarray:
-    found: np.ndarray = expert_order.reference(np.array(ids), n=5).astype(np.int32)
-    return found
+    order: np.ndarray = expert_order.reference(np.array(ids), n=5).astype(np.int32)
+    return order
 
 
 _FEW = [[3, 0], [0, 3], [3, 1], [0, 2], [3, 2]]  # of 5: one has four rows, one none

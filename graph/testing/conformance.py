@@ -198,16 +198,16 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     return replace(outcome, error=worst)
 
 
-def difference(wanted: Array, found: Array) -> tuple[float, str]:
+def difference(reference: Array, values: Array) -> tuple[float, str]:
     """The largest difference relative to the largest magnitude, and its position as text.
 
     inf where only one of both is not finite.
     """
-    if wanted.shape != found.shape:
-        return np.inf, f"shape {found.shape}, expected {wanted.shape}"
-    if wanted.size == 0:
+    if reference.shape != values.shape:
+        return np.inf, f"shape {values.shape}, expected {reference.shape}"
+    if reference.size == 0:
         return 0.0, ""
-    w, f = wanted.astype(np.float64), found.astype(np.float64)
+    w, f = reference.astype(np.float64), values.astype(np.float64)
     finite = np.isfinite(w)
     same = np.where(finite, np.isfinite(f), (w == f) | (np.isnan(w) & np.isnan(f)))
     if not same.all():
@@ -216,7 +216,7 @@ def difference(wanted: Array, found: Array) -> tuple[float, str]:
     if not finite.any():
         return 0.0, ""
     gap = np.where(finite, np.abs(np.where(finite, f, 0) - np.where(finite, w, 0)), 0)
-    scale = 1.0 if found.dtype.kind != "f" else max(float(np.abs(w[finite]).max()), 1e-30)
+    scale = 1.0 if values.dtype.kind != "f" else max(float(np.abs(w[finite]).max()), 1e-30)
     at = tuple(int(i) for i in np.unravel_index(int(gap.argmax()), gap.shape))
     return float(gap[at]) / scale, f"at {at}: {f[at]}, expected {w[at]}"
 
@@ -260,10 +260,10 @@ class Guarded(Backend):
         return self.inner.load(t, raw)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
-        made = GuardedBuffer(self.inner.alloc(nbytes + 2 * GUARD, feeds=feeds), nbytes)
-        self.inner.upload(Location(made.inner), np.full(nbytes + 2 * GUARD, FILL, np.uint8))
-        self._buffers.append(made)
-        return made
+        buffer = GuardedBuffer(self.inner.alloc(nbytes + 2 * GUARD, feeds=feeds), nbytes)
+        self.inner.upload(Location(buffer.inner), np.full(nbytes + 2 * GUARD, FILL, np.uint8))
+        self._buffers.append(buffer)
+        return buffer
 
     def damage(self) -> str:
         """Describe a write beside a buffer; "" when there was none."""

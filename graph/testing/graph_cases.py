@@ -24,16 +24,16 @@ def graph_problems(
     of other nodes and floating variables are random normal numbers; integer variables are 0, 1,
     2...
     """
-    seen: set[tuple[Any, ...]] = set()
+    known: set[tuple[Any, ...]] = set()
     for node in toposort(roots):
         if node.is_leaf or node.op in ALIASES:
             continue
         sources = tuple((s.dtype, s.shape, _kind(s)) for s in node.src)
         key = (node.op, sources, repr(sorted(node.attrs.items())))
-        if key in seen:
+        if key in known:
             continue
-        seen.add(key)
-        rng = np.random.default_rng([seed, len(seen)])
+        known.add(key)
+        rng = np.random.default_rng([seed, len(known)])
         rule = OPS[node.op]
         quantised = any(DTYPES[s.dtype].quantised for s in node.src)
         tolerance = max(rule.tolerance, rule.tolerance_quantised) if quantised else rule.tolerance

@@ -29,7 +29,7 @@ def again() -> isa.Host:
     return isa.host()
 
 
-def test_the_answer_is_kept(asked: list[int]) -> None:
+def test_processor_is_cached(asked: list[int]) -> None:
     first = isa.host()
     assert (first.name, first.attributes) == (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     assert again() == first
@@ -38,7 +38,9 @@ def test_the_answer_is_kept(asked: list[int]) -> None:
         assert first.has(feature) == present
 
 
-def test_another_processor_is_asked_anew(asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_cache_misses_after_a_change(
+    asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Path("/proc/cpuinfo").read_text()
     told = tmp_path / "cpuinfo"
     real = open
@@ -61,7 +63,7 @@ def test_another_processor_is_asked_anew(asked: list[int], tmp_path: Path, monke
     assert len(asked) == 4
 
 
-def test_a_damaged_answer_is_asked_for_again(asked: list[int], tmp_path: Path) -> None:
+def test_damaged_processor_cache_is_rebuilt(asked: list[int], tmp_path: Path) -> None:
     first = isa.host()
     (kept,) = (tmp_path / "cpu").iterdir()
     kept.write_bytes(kept.read_bytes()[:20])
@@ -70,7 +72,7 @@ def test_a_damaged_answer_is_asked_for_again(asked: list[int], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("variant", ["avx_vnni", "avx2"])
-def test_a_variant_that_is_asked_for_is_all_that_kernels_use(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_isa_limits_what_kernels_use(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = isa.Host("sapphirerapids", "+avx,+avx2,+fma,+avxvnni,+avx512f,+avx512vl,+avx512bw,+avx512vnni,+amx-int8")
     monkeypatch.setattr(isa, "host", lambda: machine)
     monkeypatch.setattr(isa, "isa", lambda: "avx512_vnni")
@@ -89,7 +91,7 @@ def test_a_variant_that_is_asked_for_is_all_that_kernels_use(variant: str, monke
     assert isa.compiled_for.__wrapped__() == older
 
 
-def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_sizes_come_from_sysfs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the system tells them; without a system that does, small ones."""
 
     def tell(index: int, level: int, kind: str, size: str) -> None:
@@ -111,7 +113,7 @@ def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dots", [True, False])
-def test_arm_says_for_itself_that_it_has_dots(
+def test_arm_dot_product_is_detected(
     asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dots: bool
 ) -> None:
     told, real = tmp_path / "cpuinfo", open
@@ -123,7 +125,7 @@ def test_arm_says_for_itself_that_it_has_dots(
 
 
 @pytest.mark.parametrize(("machine", "best"), [("arm64", "neon_dot"), ("x86_64", "plain")])
-def test_apple_has_dots_that_llvm_does_not_see(
+def test_apple_dot_product_is_assumed(
     asked: list[int], monkeypatch: pytest.MonkeyPatch, machine: str, best: str
 ) -> None:
     real = open

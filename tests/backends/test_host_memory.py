@@ -9,7 +9,7 @@ from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, Slabs
 MOST_SHARED = STATES_SLAB // 4
 
 
-def test_weights_are_zeroed_aligned_and_their_own():
+def test_slab_memory_is_zeroed_aligned_and_disjoint():
     slabs, rng = Slabs(STATES_SLAB), np.random.default_rng(1)
     sizes = [*rng.integers(1, 1 << 16, 50).tolist(), MOST_SHARED, MOST_SHARED - 1, MOST_SHARED + 1, 1, 3 << 20]
     taken = [slabs.take(size) for size in sizes]
@@ -21,7 +21,7 @@ def test_weights_are_zeroed_aligned_and_their_own():
     assert all((t == i + 1).all() for i, t in enumerate(taken))
 
 
-def test_a_slab_goes_with_the_last_weight_in_it():
+def test_slab_is_freed_with_its_last_piece():
     slabs = Slabs(STATES_SLAB)
     first, second = slabs.take(100), slabs.take(100)
     slab = weakref.ref(first.base)
@@ -35,7 +35,7 @@ def test_a_slab_goes_with_the_last_weight_in_it():
     assert slab() is None
 
 
-def test_the_end_of_a_slab_is_filled_with_what_fits():
+def test_slab_ends_are_filled_with_smaller_pieces():
     slabs = Slabs(STATES_SLAB)
     most = [slabs.take(MOST_SHARED - ALIGNMENT) for _ in range(STATES_SLAB // MOST_SHARED)]
     other = slabs.take(MOST_SHARED)

@@ -54,7 +54,7 @@ def arena(session: Session, n_layers: int, segment: int | None, *, last_first: b
 
 
 @pytest.mark.parametrize("segment", [0, 1, 3, 8])
-def test_the_same_bits(segment: int) -> None:
+def test_recomputed_gradients_keep_their_bits(segment: int) -> None:
     """Every gradient is read after the run."""
     backend = CPUBackend(2)
     session = Session([backend])
@@ -79,7 +79,7 @@ def test_memory_grows_with_the_root_of_the_layers() -> None:
 
 # with 18 it says 1.5 layers, and which whole number is better packing decides
 @pytest.mark.parametrize("n", [16, 32])
-def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
+def test_chosen_segment_needs_the_least_memory(n: int) -> None:
     session = Session([CPUBackend(1)])
     loss, weights = network(n)
     gradients = backward(loss, weights)
@@ -95,7 +95,7 @@ def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
     assert arena(session, n, None) > 4 * sizes[segment]
 
 
-def test_gradients_of_the_last_layers_first_save_memory() -> None:
+def test_optimizer_steps_of_last_layers_first_need_less_memory() -> None:
     """llama.cpp saves 13 % at 16 layers; ours saves 11 % with packed products, most of it with
     checkpoints.
     """
@@ -104,7 +104,7 @@ def test_gradients_of_the_last_layers_first_save_memory() -> None:
         assert arena(session, n, segment) < part * arena(session, n, segment, last_first=False)
 
 
-def test_a_large_head_does_not_lie_beside_the_last_layers() -> None:
+def test_large_head_adds_a_last_checkpoint() -> None:
     """Logits a hundred times as wide as a layer: its activations are computed again too."""
     x, weights = feed("x", (ROWS, WIDTH)), []
     for i in range(4):
@@ -138,7 +138,7 @@ def test_without_checkpoints_nothing_changes() -> None:
     assert recompute(loss, plain, []) == plain
 
 
-def test_what_writes_cannot_run_twice() -> None:
+def test_recompute_of_a_writing_node_is_refused() -> None:
     from logitless.graph.ops.training.optimizer import accumulate
     from logitless.graph.tensor import variable
 

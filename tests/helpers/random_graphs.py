@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
 from logitless.graph.op import OPS
+from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, glu, mul, scale, silu, sum_to
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
 from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, const, feed
+
+PAIRS = np.array([[0, 1]], np.int32)  # the feed of `overwritten`
+
+
+def overwritten(t: Tensor, name: str = "pairs") -> Tensor:
+    """t with row 0 copied over row 1 in place."""
+    return copy_pages(t, feed(name, (1, 2), "i32"))
+
 
 ROWS, COLUMNS = 6, 8
 Feeds = Mapping[str, np.ndarray[Any, Any]]

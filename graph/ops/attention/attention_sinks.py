@@ -12,7 +12,7 @@ import numpy as np
 
 from logitless.graph.op import Array, Case, op, require
 from logitless.graph.ops.attention.causal_attention import causal_attention
-from logitless.graph.ops.attention.paged_attention import attention, attention_case, seen_by_heads
+from logitless.graph.ops.attention.paged_attention import attention, attention_case, visible_cells
 from logitless.graph.ops.shape import parts
 from logitless.graph.tensor import Shape, Tensor
 
@@ -32,7 +32,7 @@ def attention_sinks(
 ) -> Array:
     """`attention` where exp(sinks), sinks (H,), is added to each head's sum of weights."""
     out = np.empty_like(q)
-    for t, h, keys, values in seen_by_heads(q, k, v, tables, slot, pos, window):
+    for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
         s = keys @ q[t, h] * scale
         top = max(s.max(), sinks[h])
         e = np.exp(s - top)
@@ -64,10 +64,10 @@ def _windows(
     for i in range(0, len(q), length):
         rows = slice(i, i + length)
         first = np.maximum(start[rows], at - window + 1) if window else start[rows]
-        seen = (at >= first[:, None]) & (at <= at[:, None])
+        visible = (at >= first[:, None]) & (at <= at[:, None])
         for h in range(q.shape[1]):
             of = h * k.shape[1] // q.shape[1]
-            s = np.where(seen, q[rows, h] @ k[rows, of].T * scale, -np.inf)
+            s = np.where(visible, q[rows, h] @ k[rows, of].T * scale, -np.inf)
             top = np.maximum(s.max(-1), sinks[h])
             e, rest = np.exp(s - top[:, None]), np.exp(sinks[h] - top)
             total = e.sum(-1) + rest
@@ -141,13 +141,13 @@ def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, 
 def sinks_case(make: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
     """A case of attention with sinks: one takes next to nothing, one takes all of its head."""
 
-    def made(r: np.random.Generator) -> Case:
+    def make_with_sinks(r: np.random.Generator) -> Case:
         sources, attrs = make(r)
         sinks = r.normal(size=sources[0].shape[1]) * 3
         sinks[:2] = -200, 150
         return [*sources, sinks], attrs
 
-    return made
+    return make_with_sinks
 
 
 for _types, _heads, _kv_heads, _size, _attrs in (

@@ -21,8 +21,8 @@ def _weights(q: Array, k: Array, start: Array, scale: float, window: int, cap: f
         s, slope = cap * bounded, scale * (1 - bounded**2)
     at = np.arange(len(q))
     first = np.maximum(start, at - window + 1) if window else start
-    seen = (at >= first[:, None]) & (at <= at[:, None])
-    s = np.where(seen, s, -np.inf)
+    visible = (at >= first[:, None]) & (at <= at[:, None])
+    s = np.where(visible, s, -np.inf)
     e = np.exp(s - s.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True), slope
 

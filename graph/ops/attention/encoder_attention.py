@@ -21,14 +21,14 @@ def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, s
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for w, n in enumerate(count):
-        rows, seen = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
-        s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[seen], group, 1)) * scale
+        rows, text = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
+        s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[text], group, 1)) * scale
         if reach >= 0:
             s = np.where(np.abs(np.arange(length)[:, None] - np.arange(int(n))) <= reach, s, -np.inf)
         top = s.max(-1, keepdims=True)
         e = np.exp(s - np.where(np.isfinite(top), top, 0))
         total = e.sum(-1, keepdims=True)
-        out[rows] = np.einsum("hts,shd->thd", e / np.where(total, total, 1), np.repeat(v[seen], group, 1))
+        out[rows] = np.einsum("hts,shd->thd", e / np.where(total, total, 1), np.repeat(v[text], group, 1))
     return out
 
 

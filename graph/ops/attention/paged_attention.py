@@ -152,7 +152,7 @@ def attention(
     bounds the scores (Gemma 2).
     """
     out = np.empty_like(q)
-    for t, h, keys, values in seen_by_heads(q, k, v, tables, slot, pos, window):
+    for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
         s = keys @ q[t, h] * scale
         s = cap * np.tanh(s / cap) if cap else s
         e = np.exp(s - s.max())
@@ -160,7 +160,7 @@ def attention(
     return out
 
 
-def seen_by_heads(
+def visible_cells(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
 ) -> Iterator[tuple[int, int, Array, Array]]:
     """For each token and query head: the visible keys and values of its sequence, (n, D) each."""
@@ -321,8 +321,8 @@ def _(
 
 def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        src, found = attention_case(*case, **attrs)(r)  # type: ignore[arg-type]
-        return [r.normal(size=src[0].shape), *src], found
+        src, attributes = attention_case(*case, **attrs)(r)  # type: ignore[arg-type]
+        return [r.normal(size=src[0].shape), *src], attributes
 
     return make
 

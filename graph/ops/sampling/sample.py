@@ -126,7 +126,7 @@ def _(
 ) -> tuple[Shape, str]:
     src = (logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot)
     rows = logits.shape[0]
-    wanted: list[tuple[Tensor, str, Shape]] = [
+    expected: list[tuple[Tensor, str, Shape]] = [
         (logits, "f32", (rows, logits.shape[-1])),
         (state, "f32", (state.shape[0], s.N_STATE)),
         (params, "f32", (rows, s.N_PARAMS)),
@@ -140,11 +140,11 @@ def _(
     ]
     require((mask is None) == (mask_row is None), "sample", "wants both mask and mask_row, or none", *src)
     if mask is not None and mask_row is not None:
-        wanted += [
+        expected += [
             (mask, "u32", (mask.shape[0], -(-logits.shape[-1] // 32))),
             (mask_row, "i32", (rows,)),
         ]
-    for t, dtype, shape in wanted:
+    for t, dtype, shape in expected:
         require(t.dtype == dtype and t.shape == shape, "sample", f"wants a source of {dtype}{list(shape)}", t)
     require(n_probs >= 0, "sample", "n_probs must not be negative", *src)
     return (rows, 1 if n_probs == 0 else 3 + 2 * n_probs), "i32"

@@ -69,7 +69,7 @@ def lend() -> Iterator[Callable[..., Lender]]:
 
 
 @pytest.mark.parametrize("n_layers", [None, 3], ids=["all", "some"])
-def test_a_text_of_llama_cpp_and_a_server_that_dies(
+def test_rpc_device_matches_llama_cpp_and_falls_back_when_the_server_dies(
     lend: Callable[..., Lender], shared_data: Path, n_layers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ran fails; what comes next is done by the devices that are left."""
@@ -101,7 +101,7 @@ def test_a_text_of_llama_cpp_and_a_server_that_dies(
     engine.close()
 
 
-def test_a_lent_device_is_tried_where_it_is(lend: Callable[..., Lender]) -> None:
+def test_rpc_device_is_self_tested_on_the_server(lend: Callable[..., Lender]) -> None:
     backend, tried = RemoteBackend(lend(lambda: Wrong("silu")).name), nodes()
     assert all(map(backend.supports, tried))
     why = self_test.run_self_test(backend, tried)
@@ -112,7 +112,7 @@ def test_a_lent_device_is_tried_where_it_is(lend: Callable[..., Lender]) -> None
 
 
 @pytest.mark.parametrize("op", ["linear_parts", "attention", "store_k", "slice_rows", "adamw_step"])
-def test_ops_there_are_those_of_here(op: str, lend: Callable[..., Lender]) -> None:
+def test_ops_on_the_server_match_the_reference(op: str, lend: Callable[..., Lender]) -> None:
     """The cases of conformance, with guarded memory on the server."""
     backend = RemoteBackend(lend().name)
     outcomes = [run(problem, [backend]) for problem in problems(op)]
@@ -121,7 +121,7 @@ def test_ops_there_are_those_of_here(op: str, lend: Callable[..., Lender]) -> No
     backend.close()
 
 
-def test_a_server_has_only_so_much_memory_and_gets_it_back(lend: Callable[..., Lender]) -> None:
+def test_server_memory_is_limited_and_freed(lend: Callable[..., Lender]) -> None:
     lender = lend(NumpyBackend, nbytes=MIB)
     first, second = RemoteBackend(lender.name), RemoteBackend(lender.name)
     assert first.memory_bytes == MIB
@@ -200,7 +200,7 @@ def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
         (HELLO + frame({"do": "compile", "id": 1, "graph": 3, "nodes": []}), "'compile': KeyError"),
     ],
 )
-def test_what_is_not_of_the_protocol_ends_the_connection(
+def test_bad_messages_end_the_connection(
     sent: bytes, line: str, lend: Callable[..., Lender], caplog: pytest.LogCaptureFixture
 ) -> None:
     lender = lend(NumpyBackend, nbytes=MIB)
@@ -243,14 +243,14 @@ def test_damaged_messages_do_no_harm(lend: Callable[..., Lender]) -> None:
     last.close()
 
 
-def test_nobody_is_there() -> None:
+def test_no_server_is_an_error_of_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     with pytest.raises(DeviceError, match=f"^device 'rpc:127.0.0.1:{port}' is not available: Connection refused$"):
         RemoteBackend(f"rpc:127.0.0.1:{port}")
 
 
-def test_who_is_there_is_not_one_of_us(lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_of_another_version_is_refused(lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch) -> None:
     lender = lend(NumpyBackend)
     monkeypatch.setattr("logitless.backends.rpc.backend.version", lambda: "another")
     with pytest.raises(DeviceError, match=r"is not available: the server is another version of logitless$"):

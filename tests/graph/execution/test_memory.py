@@ -43,7 +43,7 @@ def holes(a: Allocator, *wanted: int) -> None:
 # --- best fit -------------------------------------------------------------------------------------
 
 
-def test_a_trace_worked_by_hand() -> None:
+def test_allocator_follows_a_trace_worked_by_hand() -> None:
     a = Allocator(16, 1024)
     assert [a.allocate(n) for n in (64, 32, 128, 16, 48)] == [0, 64, 96, 224, 240]
     a.free(0, 64)
@@ -140,7 +140,7 @@ def play(a: Allocator, seed: int, n: int) -> list[int]:
 
 
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 120))
-def test_exactly_the_measured_bytes_are_enough_and_give_the_same_offsets(seed: int, n: int) -> None:
+def test_measured_size_gives_the_same_offsets(seed: int, n: int) -> None:
     measured = Allocator(16)
     offsets = play(measured, seed, n)
     exact = Allocator(16, measured.max_size)
@@ -172,7 +172,7 @@ def test_freed_memory_is_never_read(roots: list[Tensor]) -> None:
             assert np.asarray(e, np.float32).tobytes() == got.tobytes()
 
 
-def test_one_consumer_fewer_needs_no_more() -> None:
+def test_one_reader_fewer_needs_no_more_memory() -> None:
     x = feed("x", (4, 16))
     early = silu(x)
     late = scale(sum_to(silu(pad_rows(early, before=0, after=4)), shape=(1, 16)), factor=2.0)
@@ -221,7 +221,7 @@ def produced(*shape: int) -> Tensor:
     return pad_rows(feed("x", (shape[0] - 1, *shape[1:])), before=1, after=0)
 
 
-def test_every_op_that_declares_it_takes_over() -> None:
+def test_inplace_ops_take_over_their_source() -> None:
     """The ops that compute element by element; masks and softmax are part of attention here."""
     declared = {name for name, o in OPS.items() if o.inplace}
     assert declared >= {"add", "mul", "scale", "silu", "gelu", "softcap", "glu", "rms_norm", "rope"}
@@ -233,7 +233,7 @@ def test_every_op_that_declares_it_takes_over() -> None:
     assert shares(add(feed("a", (16,)), p), p)  # where the first is broadcast
 
 
-def test_not_when_somebody_else_reads_the_source() -> None:
+def test_inplace_op_keeps_a_source_with_other_readers() -> None:
     p = produced(4, 16)
     y = silu(p)
     assert not shares(y, p, add(y, p))
@@ -243,7 +243,7 @@ def test_not_when_somebody_else_reads_the_source() -> None:
     assert not shares(mul(p, p), p)  # twice by the same node
 
 
-def test_not_when_sizes_types_or_ops_differ() -> None:
+def test_inplace_op_keeps_a_source_of_another_size_or_type() -> None:
     one, p = produced(1, 16), produced(4, 16)
     assert not shares(add(one, feed("a", (4, 16))), one)
     assert not shares(sum_to(p, shape=(4, 1)), p)
@@ -253,7 +253,7 @@ def test_not_when_sizes_types_or_ops_differ() -> None:
     assert not shares(halves, p)
 
 
-def test_through_an_alias_only_from_its_first_byte_and_whole() -> None:
+def test_inplace_op_takes_over_whole_aliases_only() -> None:
     p = produced(4, 16)
     flat = reshape(p, shape=(-1,))
     assert shares(silu(flat), p)
@@ -265,7 +265,7 @@ def test_through_an_alias_only_from_its_first_byte_and_whole() -> None:
 # --- what is not ours -----------------------------------------------------------------------------
 
 
-def test_feeds_and_states_have_no_place_in_an_arena() -> None:
+def test_feeds_and_variables_are_outside_of_arenas() -> None:
     x, kv = feed("x", (4, 16)), variable("kv", (4, 16))
     y = add(silu(x), copy_pages(kv, feed("pairs", (1, 2), "i32")))
     order, plan = lay_out([y])
@@ -296,7 +296,7 @@ def test_every_node_lands_in_its_own_arena() -> None:
 # --- order of evaluation --------------------------------------------------------------------------
 
 
-def test_visiting_sources_from_the_other_side_can_need_less() -> None:
+def test_reverse_order_can_need_less_memory() -> None:
     """add(small, big): the small result waits while the big one is made, or the other way round."""
     x = feed("x", (4, 16))
     wide = pad_rows(x, before=0, after=60)
@@ -315,7 +315,7 @@ def test_visiting_sources_from_the_other_side_can_need_less() -> None:
 # --- the message ----------------------------------------------------------------------------------
 
 
-def test_failure_names_both_sizes() -> None:
+def test_out_of_arena_names_both_sizes() -> None:
     a = Allocator(16, 256)
     holes(a, 64)
     with pytest.raises(OutOfArena, match=r"208 bytes needed.* has 176"):

@@ -44,7 +44,7 @@ def values(session: Session, *roots: Tensor) -> list[Any]:
 # --- fallback and splits --------------------------------------------------------------------------
 
 
-def test_an_op_that_is_refused_runs_on_the_next() -> None:
+def test_refused_op_runs_on_the_next_backend() -> None:
     x = feed("x", (3, 4))
     y = add(silu(scale(x, factor=2.0)), x)
     alone, pair = [NumpyBackend()], two("silu")
@@ -59,7 +59,7 @@ def test_an_op_that_is_refused_runs_on_the_next() -> None:
     assert [(t.src[0].op, t.attrs["to"]) for t in placement.transfers] == [("scale", 1), ("silu", 0)]
 
 
-def test_a_late_feed_is_asked_for_when_the_rest_has_run() -> None:
+def test_deferred_feed_is_requested_after_the_nodes_before_it() -> None:
     backend = NumpyBackend()
     x, late = feed("x", (3, 4)), feed("late", (3, 4), deferred=True)
     y = add(mul(silu(x), late), late)
@@ -79,13 +79,13 @@ def test_a_late_feed_is_asked_for_when_the_rest_has_run() -> None:
         plan.run(X)
 
 
-def test_nobody_runs_it() -> None:
+def test_op_without_a_backend_is_named() -> None:
     y = silu(feed("x", (3, 4)))
     with pytest.raises(ValueError, match=r"no device runs <silu f32\[3, 4\]>: tried first, second"):
         partition([y], [NumpyBackend("first", ("silu",)), NumpyBackend("second", ("silu",))])
 
 
-def test_one_copy_serves_all_readers() -> None:
+def test_one_transfer_serves_all_readers() -> None:
     x = feed("x", (3, 4))
     s = silu(x)
     y = add(add(scale(s, factor=2.0), scale(s, factor=3.0)), reshape(s, shape=(3, 4)))
@@ -93,7 +93,7 @@ def test_one_copy_serves_all_readers() -> None:
     assert sum(t.src[0].op == "silu" for t in placement.transfers) == 1
 
 
-def test_feeds_and_their_aliases_are_copied_by_nobody() -> None:
+def test_feeds_and_their_aliases_need_no_transfer() -> None:
     """They are uploaded to every backend that reads them."""
     pair = two("silu")
     x = feed("x", (3, 4))
@@ -108,7 +108,7 @@ def test_feeds_and_their_aliases_are_copied_by_nobody() -> None:
     assert [backend.uploads for backend in pair] == [1, 1]
 
 
-def test_an_alias_of_a_node_goes_where_its_reader_is() -> None:
+def test_alias_of_a_node_is_transferred_to_its_reader() -> None:
     x = feed("x", (3, 4))
     row = slice_rows(silu(x), start=1, stop=3)
     y, z = scale(row, factor=2.0), add(row, row)
@@ -117,7 +117,7 @@ def test_an_alias_of_a_node_goes_where_its_reader_is() -> None:
         assert got.tobytes() == e.tobytes()
 
 
-def test_a_leaf_after_a_node_waits_for_the_node_that_runs() -> None:
+def test_leaf_after_a_node_waits_for_it() -> None:
     pair, x = two("silu"), feed("x", (3, 4))
     doubled = scale(silu(x), factor=2.0)
     y = scale(after(slice_rows(x, start=1, stop=3), doubled), factor=3.0)
@@ -130,7 +130,7 @@ def test_a_leaf_after_a_node_waits_for_the_node_that_runs() -> None:
 # --- planning and running change nothing ----------------------------------------------------------
 
 
-def test_a_second_evaluation_after_a_split_is_right() -> None:
+def test_partition_leaves_the_graph_unchanged() -> None:
     x = feed("x", (3, 4))
     y = mul(silu(add(x, x)), scale(silu(x), factor=0.5))
     before, nodes = dump([y]), [(t, hash(t), t.src, t.attrs) for t in toposort([y])]
@@ -164,7 +164,7 @@ def test_random_graphs_on_random_backends_keep_their_bits(roots: list[Tensor], r
 # --- states ---------------------------------------------------------------------------------------
 
 
-def test_a_state_that_both_sides_touch_stays_in_one_home() -> None:
+def test_variable_of_several_nodes_stays_on_one_backend() -> None:
     pair = two("copy_pages")
     session = Session(pair)
     kv = session.define("kv", (3, 4))
@@ -187,7 +187,7 @@ def test_a_state_that_both_sides_touch_stays_in_one_home() -> None:
     assert set(pair[0].ran) == {"add"}
 
 
-def test_a_home_is_kept_by_later_plans() -> None:
+def test_variable_keeps_its_backend_in_later_plans() -> None:
     session = Session(two("copy_pages"))
     kv = session.define("kv", (3, 4))
     write = session.plan(lambda: [copy_pages(kv, feed("pairs", (1, 2), "i32"))])
@@ -199,7 +199,7 @@ def test_a_home_is_kept_by_later_plans() -> None:
     assert y[2, 3] > 0
 
 
-def test_states_that_cannot_meet_are_named() -> None:
+def test_variables_on_different_backends_that_meet_are_named() -> None:
     a, b = variable("a", (3, 4)), variable("b", (3, 4))
     with pytest.raises(ValueError, match="variables 'a', 'b' meet in a node but are on different devices"):
         partition([add(a, b)], two(), {"a": 0, "b": 1})
@@ -209,7 +209,7 @@ def test_states_that_cannot_meet_are_named() -> None:
         partition([mul(silu(a), a)], [NumpyBackend("first", ("silu",)), NumpyBackend("second", ("mul",))])
 
 
-def test_constants_are_on_every_backend_that_reads_them() -> None:
+def test_constants_are_loaded_on_every_backend_that_reads_them() -> None:
     pair = two("silu")
     session = Session(pair)
     w = session.define("w", (3, 4), source=lambda: X["x"].reshape(-1).view(np.uint8), constant=True)
@@ -222,7 +222,7 @@ def test_constants_are_on_every_backend_that_reads_them() -> None:
 # --- measuring allocates nothing ------------------------------------------------------------------
 
 
-def test_measuring_reports_sizes_and_allocates_nothing() -> None:
+def test_measure_reports_sizes_and_allocates_nothing() -> None:
     pair = two("silu")
     session = Session(pair)
     kv = session.define("kv", (3, 4))
@@ -239,7 +239,7 @@ def test_measuring_reports_sizes_and_allocates_nothing() -> None:
         assert sum(backend.allocated) == d.weights + d.variables + d.feeds + d.arena
 
 
-def test_a_plan_as_text() -> None:
+def test_describe_formats_a_measured_graph() -> None:
     session = Session(two("silu"))
     kv = session.define("kv", (3, 4))
     y = add(silu(feed("x", (3, 4))), scale(copy_pages(kv, feed("pairs", (1, 2), "i32")), factor=2.0))
@@ -257,7 +257,7 @@ def test_a_plan_as_text() -> None:
     ]
 
 
-def test_running_allocates_nothing_more() -> None:
+def test_run_allocates_nothing() -> None:
     backend = NumpyBackend()
     session = Session([backend])
     for i in range(3):
@@ -265,7 +265,7 @@ def test_running_allocates_nothing_more() -> None:
         assert (i, session.n_plans_built, len(backend.allocated)) == (i, 1, 2)
 
 
-def test_order_of_evaluation_is_chosen_by_size() -> None:
+def test_auto_order_needs_the_least_memory() -> None:
     x = feed("x", (4, 16))
 
     def narrow(t: Tensor) -> Tensor:
@@ -316,7 +316,9 @@ class Refusing:
 
 @given(refused=st.lists(st.sets(st.sampled_from(LLAMA_OPS)), min_size=2, max_size=2))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_llama_in_pieces(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend, refused: list[set[str]]) -> None:
+def test_llama_on_any_split_keeps_its_bits(
+    tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend, refused: list[set[str]]
+) -> None:
     """The same kernels in any number of pieces give the same bits, and those are near the oracle's
     values.
     """
@@ -329,14 +331,14 @@ def test_a_llama_in_pieces(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBac
         assert pieces.tobytes() == whole.tobytes()
 
 
-def test_a_llama_on_cpu_and_numpy(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend) -> None:
+def test_llama_on_cpu_and_numpy_matches_the_oracle(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend) -> None:
     first = NumpyBackend("other", ("linear", "attention"))
     logits = Tiny.open(tiny, [first, cpu]).logits()
     assert {"rms_norm", "rope", "silu"} <= set(first.ran)
     np.testing.assert_allclose(logits, oracle, atol=2e-5 * np.abs(oracle).max())
 
 
-def test_an_arena_full_of_nan_changes_nothing(tiny: Path, cpu: CPUBackend) -> None:
+def test_nan_in_the_arena_changes_no_result(tiny: Path, cpu: CPUBackend) -> None:
     """Nothing is read from the arena before it is written."""
     clean = Tiny.open(tiny, [cpu])
     expected = clean.logits()
@@ -361,7 +363,7 @@ def layers(backends: list[NumpyBackend], n: int) -> tuple[Session, Tensor]:
     return session, x
 
 
-def test_a_layer_stays_together_where_its_weights_are_wanted() -> None:
+def test_hint_keeps_a_layer_on_one_backend() -> None:
     """One copy where the layers change places: what has no weight goes with its sources, the sum
     with the new layer.
     """
@@ -374,7 +376,7 @@ def test_a_layer_stays_together_where_its_weights_are_wanted() -> None:
     assert values(session, y)[0].tobytes() == values(alone, same)[0].tobytes()
 
 
-def test_a_weight_that_is_elsewhere_leaves_its_layer_where_it_is() -> None:
+def test_hint_for_one_weight_leaves_its_layer_in_place() -> None:
     session, y = layers(two(), 3)
     session.hint_of = lambda _, s: (1, 0) if s.name == "w1" else (0, 0)
     placement = session.place([y])
@@ -383,13 +385,13 @@ def test_a_weight_that_is_elsewhere_leaves_its_layer_where_it_is() -> None:
     assert [t.attrs["to"] for t in placement.transfers] == [1, 0]
 
 
-def test_a_device_that_lacks_an_op_is_not_made_to_run_it() -> None:
+def test_hint_for_an_unsupported_op_is_ignored() -> None:
     session, y = layers([NumpyBackend("first"), NumpyBackend("second", ("mul",))], 2)
     session.hint_of = lambda _, s: (1, 1)
     assert [s.backend for s in session.place([y]).segments] == [0]
 
 
-def test_a_cache_lives_where_it_is_wanted() -> None:
+def test_hint_places_a_cache() -> None:
     session = Session(two())
     cache = session.define("cache", (5, 4))
     session.hint_of = lambda _, s: (1, 1)
@@ -399,7 +401,7 @@ def test_a_cache_lives_where_it_is_wanted() -> None:
     assert session.place([rows]).variable_backend == {"cache": 0}
 
 
-def test_what_only_the_host_writes_is_wherever_it_is_read() -> None:
+def test_host_written_variable_is_on_every_backend_that_reads_it() -> None:
     session = Session(two("silu"))
     table = session.define("table", (2, 3), host_written=True)
     session.write("table", np.ones((2, 3), np.float32))

@@ -21,7 +21,7 @@ from tests.helpers.numpy_backend import NumpyBackend
 
 
 @pytest.mark.parametrize("make", [NumpyBackend, lambda: CPUBackend(1)], ids=["numpy", "cpu"])
-def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> None:
+def test_preemptible_plan_can_stop_at_every_part(make: Callable[[], Backend]) -> None:
     """Whatever else runs in between; their memory goes with their states."""
     session = Session([make()])
     x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -49,7 +49,7 @@ def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> N
 
 
 @pytest.mark.parametrize(("most", "n_parts"), [(1e-7, (45, 2000)), (60.0, (1, 1))])
-def test_parts_are_cut_anew_by_what_they_took(
+def test_parts_are_cut_by_their_duration(
     monkeypatch: pytest.MonkeyPatch, most: float, n_parts: tuple[int, int]
 ) -> None:
     """In the middle of a node where one takes too long, to the same bits; short ones are joined."""
@@ -77,7 +77,7 @@ def test_parts_are_cut_anew_by_what_they_took(
     backend.close()
 
 
-def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_core_leaves_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is none that the backend leaves anyway; to the same bits."""
     x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
 
@@ -105,7 +105,7 @@ def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) 
         backend.close()
 
 
-def test_runs_that_are_left_for_good_count_for_nothing() -> None:
+def test_abandoned_runs_do_not_count() -> None:
     """Neither what they found out nor what they left undone disturbs the next one, however often
     that happens.
     """
@@ -137,7 +137,7 @@ def test_runs_that_are_left_for_good_count_for_nothing() -> None:
     backend.close()
 
 
-def test_what_threads_share_is_not_left_in_the_middle() -> None:
+def test_tasks_with_shared_memory_are_not_cut() -> None:
     """Attention of few tokens puts down what it made of each span, and the next instruction joins
     it.
     """

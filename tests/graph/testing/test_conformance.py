@@ -101,7 +101,7 @@ def far_beside(result: np.ndarray, memory: np.ndarray) -> None:
         (far_beside, WRONG, "written after a buffer"),
     ],
 )
-def test_faults_are_seen(fault: Fault | None, status: str, detail: str) -> None:
+def test_conformance_run_finds_faults(fault: Fault | None, status: str, detail: str) -> None:
     outcomes = [run(problem, [FaultyBackend(fault)]) for problem in problems("add")]  # type: ignore[list-item]
     assert {o.status for o in outcomes} == {status}
     assert all(detail in o.detail for o in outcomes[:1])
@@ -118,7 +118,7 @@ class SpoilsSource(FaultyBackend):
         return SimpleNamespace(run=execute)
 
 
-def test_changed_inputs_are_seen() -> None:
+def test_conformance_run_finds_changed_inputs() -> None:
     outcome = run(next(problems("add")), [SpoilsSource()])
     assert (outcome.status, outcome.detail) == (WRONG, "the input s0 was modified")
 
@@ -128,7 +128,7 @@ def test_refused_ops_are_not_counted_as_passed() -> None:
     assert {o.status for o in outcomes} == {UNSUPPORTED}
 
 
-def test_odd_offsets_are_among_the_problems() -> None:
+def test_problems_include_odd_offsets() -> None:
     labels = [p.label for p in problems("add")]
     assert any(label.endswith("at odd offsets") for label in labels)
 
