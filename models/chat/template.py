@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from logitless.models.chat import tool_results
 from logitless.models.chat.builtins import BUILTINS, CHATML
 from logitless.models.chat.jinja import ChatTemplateError, Renderer
+from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reasoning_tags
 from logitless.models.tokenizer import Tokenizer
 
@@ -60,8 +61,8 @@ class ChatTemplate:
         self.source = BUILTINS.get(source, source)
         self.bos_token = bos_token
         self.eos_token = eos_token
-        self._renderer = Renderer(self.source)
-        self._tool_renderer = Renderer(tool_use) if tool_use else self._renderer
+        self._renderer = _renderer(self.source)
+        self._tool_renderer = _renderer(tool_use) if tool_use else self._renderer
         probe = _Probe(self._render)
         self.caps: dict[str, bool] = probe.caps()
         self._results_within = probe.reads_results_within_turns() and not probe.shows_results()
@@ -186,6 +187,11 @@ class ChatTemplate:
         elif not self.caps["supports_object_arguments"] and isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
         return call | {"function": function | {"arguments": arguments}}
+
+
+def _renderer(source: str) -> Callable[[dict[str, Any]], str]:
+    """In this process for our own templates, in a sandbox for those of model files."""
+    return Renderer(source) if source in BUILTINS.values() else SandboxedRenderer(source)
 
 
 class _Probe:

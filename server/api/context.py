@@ -25,7 +25,8 @@ from logitless.server.unpack import content
 
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
-_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u")  # may ask for a grammar, which is to be compiled
+# Words of bodies that may compile a grammar, or render a chat template in another process.
+_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u", b"messages", b"input")
 
 CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
 
