@@ -198,10 +198,14 @@ def http() -> str:
                 fields_at[id(body)] = f"{method.upper()} {path}"
                 needed = body.get("required", ())
                 rows = [
-                    (f"`{name}`" + (" (required)" if name in needed else ""), _type(schema), _limits(schema))
+                    (
+                        f"`{name}`" + (" (required)" if name in needed else ""),
+                        _type(schema),
+                        "; ".join(part for part in (_plain(schema.get("description", "")), _limits(schema)) if part),
+                    )
                     for name, schema in properties.items()
                 ]
-                parts.append(table(("field", "type", "limits"), rows))
+                parts.append(table(("field", "type", "meaning and limits"), rows))
     return "\n".join(parts)
 
 
