@@ -19,8 +19,12 @@ from logitless.models.hparams.hparams import Hparams, read_hparams
 from logitless.models.weights.weights import Weights, check_weights, load_weights
 
 FORWARD = {
-    name: encoder.forward if kind.after_sum else gemma3n.forward if kind.altup else decoder.forward
-    for name, kind in ARCHITECTURES.items()
+    name: encoder.forward
+    if architecture.norm.post_residual
+    else gemma3n.forward
+    if architecture.altup
+    else decoder.forward
+    for name, architecture in ARCHITECTURES.items()
 }
 
 
@@ -85,13 +89,13 @@ class Model:
         """(R, n) f32: what the head says of hidden states (R, n_embd) of these rows; the first column is the
         relevance."""
         w = self.weights.of_rows(out)
-        kind = self.hparams.kind
+        architecture = self.hparams.architecture
         if "cls" in w:
             x = w.linear("cls", x)
-            x = feed_forward.activated(self.hparams, x) if kind.head_of_mean else softcap(x, cap=1.0)  # tanh
+            x = feed_forward.activated(self.hparams, x) if architecture.ranking.of_mean else softcap(x, cap=1.0)  # tanh
         x = w.norm("cls.norm", x, self.hparams)
         x = w.linear("cls.output", x) if "cls.output" in w else x
-        return softmax(x) if kind.head_softmax else x
+        return softmax(x) if architecture.ranking.softmax else x
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:
@@ -121,7 +125,7 @@ def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int,
     """Define the weights on a session (bytes are read at first use), with `nextn` those of
     models/architectures/mtp.py, too.
     ModelFileError names what is wrong."""
-    if hparams.kind.learned_positions and n_ctx > hparams.n_ctx_train:
+    if hparams.architecture.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     weights, block = load_weights(session, gguf, hparams, nextn=nextn).apart(hparams.n_layer)
     return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if nextn else None)

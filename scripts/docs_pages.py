@@ -244,10 +244,10 @@ def models() -> str:
         raise ValueError(f"scripts/docs_pages.py: EXAMPLES and the registry of architectures differ in {missing}")
     rows = []
     for name in sorted(ARCHITECTURES):
-        use = "text" if ARCHITECTURES[name].causal else "embeddings, reranking"
+        use = "text" if ARCHITECTURES[name].attention.causal else "embeddings, reranking"
         if name in TEXT_OF_VISION:
             use = "text (the text part of a vision model)"
-        rows.append((f"`{name}`", EXAMPLES[name], use, "yes" if ARCHITECTURES[name].causal else "no"))
+        rows.append((f"`{name}`", EXAMPLES[name], use, "yes" if ARCHITECTURES[name].attention.causal else "no"))
     return f"{len(rows)} architectures.\n\n" + table(("architecture", "example models", "served for", "training"), rows)
 
 

@@ -95,7 +95,7 @@ def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> N
     if NEXTN not in model_kinds(options):
         return
     if not can_guess(gguf, hparams):
-        known = ", ".join(name for name, kind in ARCHITECTURES.items() if kind.nextn)
+        known = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.mtp.enabled)
         raise OptionConflict(
             f"--spec-type {NEXTN}: the model has no block that predicts one token more (files of {known} may)"
         )

@@ -32,7 +32,7 @@ class Embedder:
         self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
         self.causal = h.causal
-        self._of_mean = ("mean", "rank") if h.kind.head_of_mean else ("mean",)
+        self._of_mean = ("mean", "rank") if h.architecture.ranking.of_mean else ("mean",)
         self.ranks = tuned(BASE).model(0).ranks
         self._tuned = tuned  # where the model is now: a device may be lost
         self._n_ubatch = n_ubatch

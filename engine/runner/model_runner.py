@@ -102,7 +102,7 @@ class Engine:
             raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
         share = 1 if options.unified else options.n_slots
         self.n_ctx = options.n_ctx or h.n_ctx_train * share
-        most = h.n_ctx_train if h.kind.learned_positions else self.n_ctx
+        most = h.n_ctx_train if h.architecture.learned_positions else self.n_ctx
         self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx, most)
         if self.n_ctx_slot < 1:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")

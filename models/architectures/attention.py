@@ -14,6 +14,7 @@ from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import take_block
 from logitless.graph.tensor import Tensor, const
+from logitless.models.architectures.architecture import OutputGate, QKNorm
 from logitless.models.batch import Memory, Weighing
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.weights import Weights
@@ -41,7 +42,7 @@ def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
     x = seen.b.linear("attn_k", seen.x)
     values = seen.b.linear("attn_v", seen.x) if "attn_v" in seen.b else x
     v = reshape(values, shape=(-1, size.n_head_kv, size.head_dim))
-    if h.kind.value_norm:
+    if h.architecture.attention.value_norm:
         v = rms_norm(v, const(1.0), eps=h.eps)
     return _turned(seen, "attn_k", x, h, layer), v
 
@@ -49,12 +50,12 @@ def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
 def self_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
     x, gate = asking.b.linear("attn_q", asking.x), None
-    if h.kind.gate_of_input:
+    if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         gate = asking.b.linear("attn_gate", asking.x)
-    elif h.kind.gated_attention:
+    elif h.architecture.attention.gate is OutputGate.WITH_QUERY:
         x, gate = _taken_apart(x, h)
     q = _turned(asking, "attn_q", x, h, layer)
-    if h.kind.norm_after_rope:  # both weights are the queries', so that keys may be turned further
+    if h.architecture.attention.qk_norm_after_rope:  # both weights are the queries', so that keys may be turned further
         q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
@@ -78,13 +79,15 @@ def _turned(side: Side, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
 
 
 def _normed(side: Side, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
-    weight, kind = side.b.get(f"{name}_norm"), h.kind
-    if weight is not None and kind.row_norm:
+    weight, attention = side.b.get(f"{name}_norm"), h.architecture.attention
+    if weight is not None and attention.qk_norm is QKNorm.ALL_HEADS:
         x = rms_norm(x, weight, eps=h.eps)
     x = reshape(x, shape=(x.shape[0], -1, head_dim))
-    if weight is None or kind.row_norm:
+    if weight is None or attention.qk_norm is QKNorm.ALL_HEADS:
         return x
-    if kind.norm_for_head:
+    if attention.qk_norm is QKNorm.CENTRED:
         flat = reshape(rms_norm(centred(x), const(1.0), eps=h.eps), shape=(x.shape[0], -1))
         return reshape(mul(flat, weight), shape=x.shape)
-    return rms_norm(x, const(1.0) if kind.norm_after_rope else weight, eps=h.eps)  # turning leaves lengths alone
+    return rms_norm(
+        x, const(1.0) if attention.qk_norm_after_rope else weight, eps=h.eps
+    )  # turning leaves lengths alone

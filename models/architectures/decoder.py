@@ -33,9 +33,9 @@ Attention = Callable[[Side, KeysValues, Hparams, Memory, int], Tensor]
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
-    if h.kind.embedding_norm:
+    if h.architecture.norm.embedding:
         x = w.norm("token_embd_norm", x, h)
-    if h.kind.learned_positions:
+    if h.architecture.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     inputs = layer_inputs(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
@@ -63,7 +63,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         elif "attn_output" in b:  # one matrix in its place
             mixed = b.linear("attn_output", y)
         if recalled is not None:
-            recalled = b.linear(OUTPUT[h.kind.recurrent], recalled)
+            recalled = b.linear(OUTPUT[h.architecture.states.kind], recalled)
             mixed = recalled if mixed is None else add(mixed, recalled)
         x = added(b, h, layer, x, y, mixed)
         if inputs is not None:
@@ -87,7 +87,7 @@ def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tenso
         attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
     if not h.feeds(layer):
         return attended
-    if "ffn_norm" not in b and (mixed is None or h.kind.parallel):
+    if "ffn_norm" not in b and (mixed is None or h.architecture.ffn.parallel):
         fed = y
     else:
         fed = b.norm("ffn_norm", x if h.parallel else attended, h)

@@ -23,7 +23,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     x = w.embedding(rows.tokens)  # (T, n_embd)
     if "token_types" in w:
         x = add(x, get_rows(w["token_types"], rows.types))
-    if h.kind.learned_positions:
+    if h.architecture.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     x = w.norm("token_embd_norm", x, h)
     angles, _ = rotary.angles(rows.pos)

@@ -17,6 +17,7 @@ from logitless.graph.ops.pointwise import elu, exp, neg, relu, sigmoid, softplus
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
+from logitless.models.architectures.architecture import Activation, RouterScore
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.moe import Experts
 from logitless.models.weights.weights import Weights
@@ -32,7 +33,7 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) 
     experts = h.experts_of(layer)
     if not experts:
         return dense(b, h, x, layer=layer)
-    if not h.kind.experts_beside:
+    if not h.architecture.moe.parallel_dense:
         return mixture(b, h, experts, x, x)
     chosen_by = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)
     y = mixture(b, h, experts, b.norm("pre_ffw_norm_2", before, h), chosen_by)
@@ -41,7 +42,7 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) 
 
 def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
     """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
-    if h.kind.gated:
+    if h.architecture.ffn.glu:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
         return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
     up = b.linear(f"ffn_up{which}", x)
@@ -49,9 +50,9 @@ def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) ->
 
 
 def activated(h: Hparams, x: Tensor) -> Tensor:
-    if h.kind.activation == "relu2":
+    if h.architecture.ffn.activation is Activation.RELU2:
         return square(relu(x))
-    return gelu(x) if h.kind.activation == "gelu" else silu(x)
+    return gelu(x) if h.architecture.ffn.activation is Activation.GELU else silu(x)
 
 
 def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
@@ -67,10 +68,10 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) ->
     order = expert_order(ids, n=e.n)
     rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)  # (T · n_used, n_embd)
     inner = b.experts("ffn_up_exps", rows, order, e.n)
-    if not h.kind.gated:
+    if not h.architecture.ffn.glu:
         inner = activated(h, inner)
     else:
-        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n), h.kind.glu_limit
+        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n), h.architecture.ffn.glu_limit
         inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), inner)
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n), weights, order)
     y = b.linear("ffn_latent_up", y) if e.n_latent else y
@@ -80,16 +81,16 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) ->
     if "ffn_gate_inp_shexp" in b:  # Qwen's
         shared = mul(shared, sigmoid(b.linear("ffn_gate_inp_shexp", x)))
     y = add(y, shared)
-    return scale(y, factor=0.5) if h.kind.mean_with_shared else y
+    return scale(y, factor=0.5) if h.architecture.moe.average_shared else y
 
 
 def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     """(T, n_used) each: the experts of each row, and what they count. By softmax (Mixtral: Jiang et al., 2024) or
     sigmoids, whose choice a bias may balance (DeepSeek-AI, 2024)."""
     logits = b.linear("ffn_gate_inp", x)  # (T, n)
-    if e.gating == "sigmoid":
+    if e.router is RouterScore.SIGMOID:
         logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
-    balance, chances = b.bias("exp_probs_b"), exp(logits) if e.gating == "sigmoid" else softmax(logits)
+    balance, chances = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
     liked = add(chances, balance) if balance is not None else logits if e.n_groups == 1 else chances
     ids = top_experts(liked if e.n_groups == 1 else of_best_groups(e, liked), n=e.n_used)
     weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)

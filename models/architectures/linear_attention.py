@@ -9,18 +9,23 @@ from logitless.graph.ops.pointwise import exp, sigmoid, softplus
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import take_block, take_columns
 from logitless.graph.tensor import Tensor, const
+from logitless.models.architectures.architecture import StateKind
 from logitless.models.batch import Memory, Recalling, States
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.ssm import Recurrent
 from logitless.models.weights.weights import Weights
 
-OUTPUT = {"conv": "shortconv.out_proj", "delta": "ssm_out", "mamba": "ssm_out"}  # what the layer ends with
+OUTPUT = {  # the output projection
+    StateKind.SHORT_CONV: "shortconv.out_proj",
+    StateKind.GATED_DELTA: "ssm_out",
+    StateKind.MAMBA2: "ssm_out",
+}
 
 
 def recurrent(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: Memory) -> Tensor:
     """Rows x (T, n_embd), normalised, as the layer's last product takes them."""
     assert isinstance(memory, States)  # no model that sees texts as a whole has such layers
-    return LAYERS[h.kind.recurrent](b, h, r, layer, x, memory)
+    return LAYERS[h.architecture.states.kind](b, h, r, layer, x, memory)
 
 
 def short_conv(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
@@ -37,13 +42,15 @@ def delta_net(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memor
     n_keys = r.n_key_heads * r.size
     q, k = (_unit(take_columns(mixed, i * n_keys, n_keys), r, h.eps) for i in range(2))
     v = reshape(take_columns(mixed, 2 * n_keys, r.n_heads * r.size), shape=(-1, r.n_heads, r.size))
-    if h.kind.heads_by_group:  # of each group first how much its heads learn, then how they fade
+    if h.architecture.states.grouped_heads:  # of each group first how much its heads learn, then how they fade
         both = reshape(b.linear("ssm_ba", x), shape=(-1, r.n_key_heads, 2, r.n_heads // r.n_key_heads))
         learned, steps = (_half(both, i) for i in range(2))
     else:
         learned, steps = b.linear("ssm_beta", x), b.linear("ssm_alpha", x)  # (T, n_heads)
     learned, decay = sigmoid(learned), exp(mul(_steps(b, steps), b.tensors[f"{b.prefix}ssm_a"]))
-    y = memory.recall(layer, q, k, v, decay, learned, Recalling(r.size**-0.5, True, h.kind.heads_by_group))
+    y = memory.recall(
+        layer, q, k, v, decay, learned, Recalling(r.size**-0.5, True, h.architecture.states.grouped_heads)
+    )
     gate = reshape(b.linear("attn_gate", x), shape=y.shape)
     y = mul(rms_norm(y, b["ssm_norm"], eps=h.eps), silu(gate))
     return reshape(y, shape=(-1, r.n_heads * r.size))
@@ -70,7 +77,7 @@ def mamba(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: S
     return mul(reshape(rms_norm(groups, const(1.0), eps=h.eps), shape=y.shape), b["ssm_norm"])
 
 
-LAYERS = {"conv": short_conv, "delta": delta_net, "mamba": mamba}
+LAYERS = {StateKind.SHORT_CONV: short_conv, StateKind.GATED_DELTA: delta_net, StateKind.MAMBA2: mamba}
 
 
 def _steps(b: Weights, x: Tensor) -> Tensor:

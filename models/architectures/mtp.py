@@ -31,7 +31,7 @@ from logitless.models.weights.weights import Weights
 
 def can_guess(gguf: GGUFFile, h: Hparams) -> bool:
     """Whether a file has such a block, of an architecture whose block is known."""
-    return h.kind.nextn and h.n_nextn > 0 and f"blk.{h.n_layer}.nextn.eh_proj.weight" in gguf.tensors
+    return h.architecture.mtp.enabled and h.n_nextn > 0 and f"blk.{h.n_layer}.nextn.eh_proj.weight" in gguf.tensors
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,6 @@ def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Side]:
 
 def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:
     name, h = "nextn.shared_head_norm", model.hparams
-    if h.kind.nextn_layer_norm:
+    if h.architecture.mtp.layer_norm:
         return rms_norm(centred(x), b[name], eps=h.nextn_eps)
     return b.norm(name, x, h) if name in b else model.weights.norm("output_norm", x, h)

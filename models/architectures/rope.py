@@ -16,6 +16,7 @@ from logitless.graph.tensor import Tensor
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.rope_scaling import RopeScalingType
 from logitless.models.weights.weights import vector
 
 
@@ -78,10 +79,10 @@ def frequencies(
     extrapolated = base ** (-2.0 * index / rope_dim)
     if factors is not None:
         extrapolated = extrapolated / factors.astype(np.float64)
-    factor = 1.0 if local or scaling.kind == "none" else scaling.factor
+    factor = 1.0 if local or scaling.kind is RopeScalingType.NONE else scaling.factor
     interpolated = extrapolated / factor
     magnitude = scaling.attn_factor
-    if scaling.kind != "yarn" or local:
+    if scaling.kind is not RopeScalingType.YARN or local:
         return interpolated.astype(np.float32), magnitude
 
     def pair_at(rotations: float) -> float:
@@ -94,7 +95,7 @@ def frequencies(
     high = min(rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
     keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
     mixed = interpolated * (1 - keep) + extrapolated * keep
-    taken = 1.0 if h.kind.yarn_softmax and scaling.log_multiplier else scaling.log_multiplier
+    taken = 1.0 if h.architecture.rope.yarn_scales_scores and scaling.log_multiplier else scaling.log_multiplier
     more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, taken))
     return mixed.astype(np.float32), magnitude * more / less
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from logitless.models.architectures.registry import ARCHITECTURES, MUST, Architecture
+from logitless.models.architectures.architecture import REQUIRED_KEY, Activation, Architecture
+from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.errors import ModelFileError
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
 from logitless.models.hparams.mla import Latent, read_latent
 from logitless.models.hparams.moe import Experts, read_experts
-from logitless.models.hparams.rope_scaling import RopeScaling
+from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 from logitless.models.hparams.ssm import Recurrent, read_recurrent
 
-ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_STREAMS = 64
 MAX_LAYERS = 512  # llama.cpp's limit too
@@ -72,24 +72,24 @@ class Hparams:
     rotary: bool = True  # queries and keys are turned by their positions
 
     @property
-    def kind(self) -> Architecture:
+    def architecture(self) -> Architecture:
         return ARCHITECTURES[self.arch]
 
     @property
     def causal(self) -> bool:
-        return self.kind.causal
+        return self.architecture.attention.causal
 
     def has_rope(self, layer: int) -> bool:
-        period = self.kind.nope_period
-        if self.kind.learned_positions or not self.rotary:
+        period = self.architecture.rope.nope_period
+        if self.architecture.learned_positions or not self.rotary:
             return False
         if layer >= self.n_layer:
             return True
         if period and (layer + 1) % period == 0:
             return False
-        if self.kind.dense_turn and self.experts_of(layer) is None:
+        if self.architecture.rope.dense_layers and self.experts_of(layer) is None:
             return True
-        return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
+        return self.is_local(layer) or not (self.window and self.architecture.rope.local_only)
 
     def recurrent_of(self, layer: int) -> Recurrent | None:
         """None: it keeps no state."""
@@ -108,7 +108,7 @@ class Hparams:
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
-        return self.window > 0 and layer < self.n_layer and is_local(self.kind, self.window_period, layer)
+        return self.window > 0 and layer < self.n_layer and is_local(self.architecture, self.window_period, layer)
 
     def keeps(self, layer: int) -> bool:
         """Whether the keys and values that it sees are its own."""
@@ -137,9 +137,9 @@ class Hparams:
         return max(i for i in range(self.n_kept) if self.is_local(i) == self.is_local(layer))
 
 
-def is_local(kind: Architecture, period: int, layer: int) -> bool:
+def is_local(architecture: Architecture, period: int, layer: int) -> bool:
     """Whether a layer has the window, in a model that has one."""
-    at = layer if kind.first_sees_all else layer + 1
+    at = layer if architecture.attention.full_first else layer + 1
     return period == 0 or at % period != 0
 
 
@@ -148,7 +148,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
-    kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
+    architecture, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
     n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
@@ -159,15 +159,18 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("nextn_predict_layers", f"is {n_nextn}, of {n_blocks} blocks")
     n_layer = n_blocks - n_nextn
     window = 0
-    if kind.window is not None:
-        window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
+    if architecture.attention.window is not None:
+        window = keys.count_or_none(
+            "attention.sliding_window",
+            None if architecture.attention.window == REQUIRED_KEY else architecture.attention.window,
+        )
     period = _window_period(keys, n_layer) if window else 0
-    local = [window > 0 and is_local(kind, period, layer) for layer in range(n_layer)]
-    latent = read_latent(keys, n_embd // n_head) if kind.latent else None
+    local = [window > 0 and is_local(architecture, period, layer) for layer in range(n_layer)]
+    latent = read_latent(keys, n_embd // n_head) if architecture.attention.mla else None
     near = [*local, *[False] * n_nextn]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, latent)
-    temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
-    eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
+    temperature = keys.at_least_0("attention.temperature_scale") if architecture.attention.temperature else 0.0
+    eps_key = "attention.layer_norm_epsilon" if architecture.norm.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
     if eps < 0:
         raise keys.error(eps_key, f"is {eps:g}, which is negative")
@@ -175,7 +178,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if pooling not in range(len(POOLINGS)):
         raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     rope_base = keys.positive("rope.freq_base", 10000.0)
-    if kind.base_by_alpha and most.head_dim > 2:  # as if positions were turned in a longer context
+    if architecture.rope.ntk_alpha and most.head_dim > 2:  # as if positions were turned in a longer context
         rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
@@ -193,36 +196,46 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_base=rope_base,
         rope_scaling=scaling,
         attention_scale=latent.yarn_scale(scaling)
-        if latent and kind.yarn_softmax
-        else _attention_scale(kind, arch, n_layer, n_embd // max(1, n_head), latent.size if latent else most.head_dim),
+        if latent and architecture.rope.yarn_scales_scores
+        else _attention_scale(
+            architecture, arch, n_layer, n_embd // max(1, n_head), latent.size if latent else most.head_dim
+        ),
         window=window,
         window_period=period,
         rope_base_local=0.0
-        if kind.local_base is None
-        else keys.positive("rope.freq_base_swa", kind.local_base or rope_base),
-        attn_softcap=_softcap(keys, "attn_logit_softcapping", kind.attn_softcap),
-        final_softcap=_softcap(keys, "final_logit_softcapping", kind.final_softcap),
-        embedding_scale=float(n_embd) ** 0.5 if kind.embedding_by_root else 1.0,
-        logit_scale=keys.factor("logit_scale") if kind.multiplied_logits else 1.0,
+        if architecture.rope.local_base is None
+        else keys.positive("rope.freq_base_swa", architecture.rope.local_base or rope_base),
+        attn_softcap=_softcap(keys, "attn_logit_softcapping", architecture.attention.softcap),
+        final_softcap=_softcap(keys, "final_logit_softcapping", architecture.scales.final_softcap),
+        embedding_scale=float(n_embd) ** 0.5 if architecture.scales.root_of_embedding else 1.0,
+        logit_scale=keys.factor("logit_scale") if architecture.scales.logits_multiplied else 1.0,
         pooling=POOLINGS[int(pooling)],
         experts=experts,
         latent=latent,
         n_nextn=n_nextn,
-        nextn_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if kind.nextn_layer_norm else eps,
+        nextn_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
         temperature=temperature,
         temperature_length=keys.count("attention.temperature_length", scaling.original_context),
-        xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
-        n_shared=_n_idle(keys, layers or (most,)) if kind.skips else _n_shared(keys, local) if kind.shares_keys else 0,
-        n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
-        n_streams=_n_streams(keys) if kind.altup else 1,
-        sparsity=_sparsity(keys, n_layer) if kind.altup else (),
+        xielu=_xielu(keys, n_layer) if architecture.ffn.activation is Activation.XIELU else (),
+        n_shared=_n_idle(keys, layers or (most,))
+        if architecture.attention.optional
+        else _n_shared(keys, local)
+        if architecture.attention.kv_sharing
+        else 0,
+        n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input")
+        if architecture.per_layer_embeddings
+        else 0,
+        n_streams=_n_streams(keys) if architecture.altup else 1,
+        sparsity=_sparsity(keys, n_layer) if architecture.altup else (),
         layers=layers,
-        parallel=kind.second_norm or (kind.may_be_parallel and keys.flag("use_parallel_residual")),
-        interleaved=kind.interleaved and not _of_several_positions(keys),
+        parallel=architecture.norm.parallel_attention
+        or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
+        interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd, n_nextn),
-        rotary=kind.rotary and not (kind.may_do_without_rotary and not keys.flag("rope.scaling.finetuned", True)),
+        rotary=architecture.rope.enabled
+        and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
     )
-    return _with_scales(h, keys) if kind.scales else h
+    return _with_scales(h, keys) if architecture.scales.from_file else h
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
@@ -267,9 +280,9 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
     return 0.0 if default is None else float(keys.number(key, default))
 
 
-def _attention_scale(kind: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
+def _attention_scale(architecture: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
     """1/√d; the 27B Gemmas use the embedding's share of a head for d (llama.cpp tells them by their depth)."""
-    if kind.unscaled or not kind.attends:
+    if architecture.attention.unscaled or not architecture.attention.enabled:
         return 1.0
     if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
         return float(per_head**-0.5)
@@ -316,10 +329,10 @@ def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
 def _window_period(keys: Keys, n_layer: int) -> int:
     """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
     key = "attention.sliding_window_pattern"
-    value = keys.get(key, ARCHITECTURES[keys.arch].window_period)
+    value = keys.get(key, ARCHITECTURES[keys.arch].attention.window_period)
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
         local = value.astype(bool)
-        index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].first_sees_all)
+        index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].attention.full_first)
         periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index >= 0))
         value = next(periods, None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -329,15 +342,15 @@ def _window_period(keys: Keys, n_layer: int) -> int:
 
 def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
     kind = keys.get("rope.scaling.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
-    if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
-        raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(ROPE_SCALINGS)}")
+    if not isinstance(kind, str) or kind not in list(RopeScalingType):
+        raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(RopeScalingType)}")
     multiplier = keys.at_least_0("rope.scaling.yarn_log_multiplier")
-    if ARCHITECTURES[keys.arch].yarn_softmax:
+    if ARCHITECTURES[keys.arch].rope.yarn_scales_scores:
         multiplier *= 10  # such files have a tenth of it
-    elif not ARCHITECTURES[keys.arch].attention_temperature:
+    elif not ARCHITECTURES[keys.arch].attention.temperature:
         multiplier = 0.0
     return RopeScaling(
-        kind,
+        RopeScalingType(kind),
         keys.factor("rope.scaling.factor" if "rope.scaling.factor" in keys else "rope.scale_linear"),
         keys.count("rope.scaling.original_context_length", n_ctx_train),
         keys.positive("rope.scaling.attn_factor", 1.0),

@@ -23,10 +23,10 @@ class LayerSizes:
 
 def read_n_head(keys: Keys) -> int:
     """Heads of queries, in all layers that attend; 0: none does."""
-    kind, key = ARCHITECTURES[keys.arch], "attention.head_count"
-    if not kind.attends:
+    architecture, key = ARCHITECTURES[keys.arch], "attention.head_count"
+    if not architecture.attention.enabled:
         return 0
-    return keys.count_of_some(key) if kind.skips else keys.count(key)
+    return keys.count_of_some(key) if architecture.attention.optional else keys.count(key)
 
 
 def read_layer_sizes(
@@ -38,16 +38,21 @@ def read_layer_sizes(
     `n_ff`: where the file does not say; `is_local`: which layers have the sliding window, whose heads may have a size
     of their own (gemma4); `latent`: then of keys there is the row that is kept. ModelFileError names the key at fault.
     """
-    kind = ARCHITECTURES[keys.arch]
-    if not kind.attends:
+    architecture = ARCHITECTURES[keys.arch]
+    if not architecture.attention.enabled:
         return LayerSizes(0, 0, 0, 0), ()
     n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
-    widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart or kind.skips)
+    widths = keys.counts(
+        "feed_forward_length",
+        n_blocks,
+        n_ff,
+        or_none=architecture.states.one_sublayer or architecture.attention.optional,
+    )
     if latent is not None:
         layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
     n_head_kv = _n_head_kv(keys, n_blocks, n_head)
-    if kind.skips and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
+    if architecture.attention.optional and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
         raise keys.error("feed_forward_length", "is 0 where a layer attends")
     for n in n_head_kv:
         if n and n_head % n:
@@ -65,12 +70,12 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
     """Layers that keep a state instead may have none: then they count as the others."""
     key = "attention.head_count_kv"
     given = keys.get(key)
-    if ARCHITECTURES[keys.arch].recurrent and isinstance(given, np.ndarray) and given.shape == (n_blocks,):
+    if ARCHITECTURES[keys.arch].states.kind and isinstance(given, np.ndarray) and given.shape == (n_blocks,):
         some = set(given[given != 0].tolist())
         if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
             raise keys.error(key, "is not one number for all layers that attend")
         return (n,) * n_blocks
-    return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].skips)
+    return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].attention.optional)
 
 
 def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:
@@ -78,7 +83,7 @@ def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, i
     head_dim = keys.count(f"attention.key_length{which}", size)
     if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
         raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")
-    if not ARCHITECTURES[keys.arch].rotary:  # files of Nemotron H say how much would turn, and mean nothing by it
+    if not ARCHITECTURES[keys.arch].rope.enabled:  # files of Nemotron H say how much would turn, and mean nothing by it
         return head_dim, head_dim
     rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
     if rope_dim % 2 or rope_dim > head_dim:

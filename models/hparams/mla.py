@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from logitless.models.hparams.keys import Keys
-
-if TYPE_CHECKING:
-    from logitless.models.hparams.rope_scaling import RopeScaling
+from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,9 @@ class Latent:
 
     def yarn_scale(self, scaling: RopeScaling) -> float:
         """1/√d, and what a longer context than the trained one makes of it (llama.cpp's deepseek2.cpp)."""
-        stretch = math.log(scaling.factor) if scaling.kind != "none" else 0.0
+        stretch = math.log(scaling.factor) if scaling.kind is not RopeScalingType.NONE else 0.0
         turned = scaling.attn_factor
-        if scaling.kind != "yarn" or not scaling.log_multiplier:
+        if scaling.kind is not RopeScalingType.YARN or not scaling.log_multiplier:
             turned *= 1 + 0.1 * stretch
         grown = turned * (1 + 0.1 * scaling.log_multiplier * stretch)
         return float(grown**2 * self.size**-0.5)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from logitless.models.architectures.architecture import Presence, RouterScore
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.hparams.keys import Keys
 
-GATINGS = {1: "softmax", 2: "sigmoid"}  # by GGUF's numbers
+ROUTERS = {1: RouterScore.SOFTMAX, 2: RouterScore.SIGMOID}  # by expert_gating_func
 GLM_VOCAB = 154880  # tokens
 
 
@@ -19,7 +20,7 @@ class Experts:
     n_ff_shared: int = 0  # of the one that every row has besides
     n_dense: int = 0  # so many of the first layers have none
     period: int = 0  # the second of each so many layers has some; 0: all have
-    gating: str = "softmax"  # one of GATINGS: what becomes of a row's logits
+    router: RouterScore = RouterScore.SOFTMAX
     weights_norm: bool = True  # what a row's experts count is divided by their sum
     scale: float = 1.0  # and multiplied by this
     n_groups: int = 1  # of experts
@@ -32,12 +33,16 @@ class Experts:
 
 def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
     """None where layers have none. ModelFileError names the key at fault."""
-    kind = ARCHITECTURES[keys.arch]
-    n = keys.count("expert_count") if kind.experts else keys.count_or_none("expert_count")
+    architecture = ARCHITECTURES[keys.arch]
+    n = (
+        keys.count("expert_count")
+        if architecture.moe.presence is Presence.REQUIRED
+        else keys.count_or_none("expert_count")
+    )
     if not n:
         return None
-    if kind.experts is None:
-        known = ", ".join(name for name, k in ARCHITECTURES.items() if k.experts is not None)
+    if architecture.moe.presence is Presence.ABSENT:
+        known = ", ".join(name for name, other in ARCHITECTURES.items() if other.moe.presence is not Presence.ABSENT)
         raise keys.error("expert_count", f"is {n}: experts are supported in {known}")
     n_used = keys.count("expert_used_count")
     if n_used > n:
@@ -48,16 +53,18 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         shared = keys.count("feed_forward_length")
         default = max(1, shared // n_used)
     n_ff = (
-        keys.count("expert_feed_forward_length", default) if kind.n_ff_of_expert else keys.count("feed_forward_length")
+        keys.count("expert_feed_forward_length", default)
+        if architecture.moe.own_width
+        else keys.count("feed_forward_length")
     )
     shared = keys.count_or_none("expert_shared_count") * n_ff or shared
     named = "expert_shared_feed_forward_length" in keys
-    times = keys.count("expert_shared_count") if kind.several_shared and named else 1
-    gating = keys.number("expert_gating_func", 0 if kind.gating else None)
+    times = keys.count("expert_shared_count") if architecture.moe.shared_width_each and named else 1
+    gating = keys.number("expert_gating_func", 0 if architecture.moe.router else None)
     if not gating and keys.arch == "deepseek2" and n_vocab == GLM_VOCAB and keys.count("block_count") in (47, 48):
         gating = 2  # the first files of GLM 4.7 Flash do not say it
-    if gating and gating not in GATINGS:
-        raise keys.error("expert_gating_func", f"is {gating:g}; supported are {', '.join(map(str, GATINGS))}")
+    if gating and gating not in ROUTERS:
+        raise keys.error("expert_gating_func", f"is {gating:g}; supported are {', '.join(map(str, ROUTERS))}")
     return Experts(
         n,
         n_used,
@@ -65,8 +72,8 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         keys.count_or_none("expert_shared_feed_forward_length", shared) * times,
         keys.count_or_none("leading_dense_block_count"),
         keys.count_or_none("moe_every_n_layers"),
-        GATINGS[int(gating)] if gating else kind.gating or "softmax",
-        keys.flag("expert_weights_norm", False) if kind.weights_norm is None else kind.weights_norm,
+        ROUTERS[int(gating)] if gating else architecture.moe.router or RouterScore.SOFTMAX,
+        keys.flag("expert_weights_norm", False) if architecture.moe.normalize is None else architecture.moe.normalize,
         keys.factor("expert_weights_scale"),
         n_groups,
         n_groups_used,

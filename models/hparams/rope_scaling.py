@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RopeScalingType(StrEnum):
+    """Values of rope.scaling.type."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    YARN = "yarn"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
     """How positions beyond the training context are handled (`rope.scaling.*`)."""
 
-    kind: str = "none"  # one of ROPE_SCALINGS; factors of each frequency are tensors, whatever the kind
+    kind: RopeScalingType = RopeScalingType.NONE  # per-frequency factors are tensors, whatever the type
     factor: float = 1.0
     original_context: int = 0
     attn_factor: float = 1.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from logitless.models.architectures.architecture import StateKind
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.hparams.keys import Keys
 
@@ -45,21 +46,21 @@ class Recurrent:
 
 def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> Recurrent | None:
     """None where no layer keeps a state. ModelFileError names the key at fault."""
-    kind = ARCHITECTURES[keys.arch].recurrent
+    kind = ARCHITECTURES[keys.arch].states.kind
     found = _read(keys, n_layer, n_embd, kind) if kind else None
     if found is None:
         return None
     return replace(found, layers=found.layers + (False,) * n_nextn, attending=found.attending + (True,) * n_nextn)
 
 
-def _read(keys: Keys, n_layer: int, n_embd: int, kind: str) -> Recurrent | None:
-    if kind == "mamba":
+def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> Recurrent | None:
+    if kind is StateKind.MAMBA2:
         return _mamba(keys, n_layer)
-    layers = _without_heads(keys, n_layer) if kind == "conv" else _but_every(keys, n_layer)
+    layers = _without_heads(keys, n_layer) if kind is StateKind.SHORT_CONV else _but_every(keys, n_layer)
     if not any(layers):
         return None
     attending = tuple(not keeps for keeps in layers)
-    if kind == "conv":
+    if kind is StateKind.SHORT_CONV:
         n_taps = keys.count("shortconv.l_cache")
         _check_taps(keys, "shortconv.l_cache", n_taps)
         return Recurrent(layers, attending, n_taps, n_embd)
@@ -82,12 +83,12 @@ def _mamba(keys: Keys, n_layer: int) -> Recurrent:
 
 def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Which keep a state, and which attend."""
-    kind = ARCHITECTURES[keys.arch]
-    if kind.all_recurrent:
-        return (True,) * n_layer, (kind.attends,) * n_layer
+    architecture = ARCHITECTURES[keys.arch]
+    if architecture.states.every_layer:
+        return (True,) * n_layer, (architecture.attention.enabled,) * n_layer
     attending = tuple(not without for without in _without_heads(keys, n_layer))
     layers = tuple(not attends for attends in attending)
-    if kind.sublayers_apart:  # what has neither heads nor a width keeps a state
+    if architecture.states.one_sublayer:  # what has neither heads nor a width keeps a state
         widths = keys.counts("feed_forward_length", keys.count("block_count"), or_none=True)
         feeding = tuple(n > 0 for n in widths[:n_layer])
         if any(map(operator.and_, attending, feeding)):

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from logitless.models.architectures.architecture import OutputGate, QKNorm, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import Latent
@@ -71,15 +72,15 @@ class Part:
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
-    if h.kind.after_sum:
+    if h.architecture.norm.post_residual:
         yield from _bert_parts(h, present)
         return
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
-    if h.kind.learned_positions:
+    if h.architecture.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
-    if h.kind.embedding_norm:
+    if h.architecture.norm.embedding:
         yield from _norm("token_embd_norm", h)
-    yield from _norm("output_norm", h, h.kind.output_norm)
+    yield from _norm("output_norm", h, h.architecture.norm.output_name)
     yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
@@ -90,7 +91,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield from _one("per_layer_model_proj.weight", n * h.n_layer, h.n_embd)
         yield from _one("per_layer_proj_norm.weight", n)
     n = h.n_streams - 1
-    if h.kind.altup:
+    if h.architecture.altup:
         yield "altup_proj.weight", Part("altup_proj.weight", (n * h.n_embd, h.n_embd), stacked=True)
     for i in range(n):
         part = Part("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
@@ -106,35 +107,35 @@ def nextn_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
     yield from _norm(b + "enorm", h)
     yield from _norm(b + "hnorm", h)
-    yield from _norm(b + "shared_head_norm", h, required=h.kind.nextn_layer_norm)
+    yield from _norm(b + "shared_head_norm", h, required=h.architecture.mtp.layer_norm)
     yield from _one(b + "embed_tokens.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
 
 
 def _layer_parts(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     b = f"blk.{i}."
-    second = h.kind.second_norm and b + "attn_norm_2.weight" in present
-    if h.kind.before:
+    second = h.architecture.norm.parallel_attention and b + "attn_norm_2.weight" in present
+    if h.architecture.norm.pre:
         source = b + "attn_norm_2" if second else ""
-        required = h.attends(i) or not h.kind.skips
-        yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.kind.embedding_norm))
+        required = h.attends(i) or not h.architecture.attention.optional
+        yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.architecture.norm.embedding))
     recurrent = h.recurrent_of(i)
     if recurrent:
         yield from _recurrent_parts(h, b, recurrent)
     if h.attends(i):
         yield from _attention_parts(h, i, present)
-    elif h.kind.skips:
+    elif h.architecture.attention.optional:
         yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
-    if h.kind.after:
+    if h.architecture.norm.post:
         yield from _norm(b + "post_attention_norm", h)
-    if h.kind.before and h.feeds(i) and (recurrent or h.attends(i) or not h.kind.sublayers_apart):
+    if h.architecture.norm.pre and h.feeds(i) and (recurrent or h.attends(i) or not h.architecture.states.one_sublayer):
         if b + "ffn_norm" in present:  # as Falcon H1's files have it
             yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
         else:
-            name = "post_attention_norm" if h.kind.sublayers_apart else h.kind.ffn_norm
+            name = "post_attention_norm" if h.architecture.states.one_sublayer else h.architecture.norm.ffn_name
             source = b + ("attn_norm" if second else name)
-            yield from _norm(b + "ffn_norm", h, source, required=not h.kind.parallel)
-    if h.kind.after:
+            yield from _norm(b + "ffn_norm", h, source, required=not h.architecture.ffn.parallel)
+    if h.architecture.norm.post:
         yield from _norm(b + "post_ffw_norm", h)
     if h.feeds(i):
         yield from _feed_forward_parts(h, i, present)
@@ -142,9 +143,9 @@ def _layer_parts(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Itera
         yield from _one(b + "inp_gate.weight", n, h.n_embd)
         yield from _one(b + "proj.weight", h.n_embd, n)
         yield from _norm(b + "post_norm", h)
-    if h.kind.altup:
+    if h.architecture.altup:
         yield from _altup_parts(h, b, present)
-    elif h.kind.inputs_of_layers:
+    elif h.architecture.per_layer_embeddings:
         yield from _one(b + "layer_output_scale.weight", 1, required=False)
 
 
@@ -155,7 +156,7 @@ def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, P
 def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, Part]]:
     """`source`: as the file calls it, where it is not the same."""
     yield f"{name}.weight", Part(f"{source or name}.weight", (h.n_embd,), required=required)
-    if h.kind.layer_norm:
+    if h.architecture.norm.layer_norm:
         yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
 
 
@@ -187,24 +188,25 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
         return
     attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
-    n_query = attn * 2 if h.kind.gated_attention and not h.kind.gate_of_input else attn
+    n_query = attn * 2 if h.architecture.attention.gate is OutputGate.WITH_QUERY else attn
     heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if h.keeps(layer) else 1]
     for name, rows in (("attn_q", n_query), *heads[1:]):
         source = b + ("attn_qkv" if fused else name)
-        required = name != "attn_v" or not h.kind.keys_as_values
+        required = name != "attn_v" or not h.architecture.attention.k_as_v
         yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start, required)
         yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
-    for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if h.kind.head_norm is not False):
-        of_all, source = h.kind.row_norm or h.kind.norm_for_head, f"{b}{name}.weight"
-        in_file = (rows // size.head_dim, size.head_dim) if h.kind.norm_for_head else ()
-        must = h.kind.row_norm or bool(h.kind.head_norm)
+    qk_norm = h.architecture.attention.qk_norm
+    for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm is not QKNorm.NONE):
+        of_all, source = qk_norm in (QKNorm.ALL_HEADS, QKNorm.CENTRED), f"{b}{name}.weight"
+        in_file = (rows // size.head_dim, size.head_dim) if qk_norm is QKNorm.CENTRED else ()
+        must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD)
         yield source, Part(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
     yield from _one(b + "attn_output.weight", h.n_embd, attn)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
-    if h.kind.gate_of_input:
+    if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         yield from _one(b + "attn_gate.weight", attn, h.n_embd)
-    if h.kind.sinks:
+    if h.architecture.attention.sinks:
         yield from _one(b + "attn_sinks.weight", h.n_head)
 
 
@@ -215,14 +217,14 @@ def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Pa
         yield from _one(b + "shortconv.in_proj.weight", 3 * r.n_columns, h.n_embd)
         yield from _one(b + "shortconv.out_proj.weight", h.n_embd, r.n_columns)
         return
-    if h.kind.recurrent == "mamba":
+    if h.architecture.states.kind is StateKind.MAMBA2:
         yield from _mamba_parts(h, b, r)
         return
     name, n_values = f"{b}ssm_conv1d.weight", r.n_heads * r.size
     yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
     yield from _one(b + "attn_qkv.weight", r.n_columns, h.n_embd)
     yield from _one(b + "attn_gate.weight", n_values, h.n_embd)
-    if h.kind.heads_by_group:
+    if h.architecture.states.grouped_heads:
         yield from _one(b + "ssm_ba.weight", 2 * r.n_heads, h.n_embd)
     else:
         yield from _one(b + "ssm_alpha.weight", r.n_heads, h.n_embd)
@@ -250,17 +252,19 @@ def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_parts(h, b, experts, present)
-    if n_ff and (not experts or h.kind.experts_beside):
+    if n_ff and (not experts or h.architecture.moe.parallel_dense):
         yield from _dense_parts(h, b, n_ff, present)
-    if experts and h.kind.experts_beside:
+    if experts and h.architecture.moe.parallel_dense:
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
             yield from _norm(b + name, h)
 
 
 def _dense_parts(h: Hparams, b: str, n_ff: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     up = present.get(b + "ffn_up.weight")
-    fused = h.kind.gated and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * n_ff
-    for start, name in enumerate(("ffn_gate", "ffn_up")[not h.kind.gated :]):
+    fused = (
+        h.architecture.ffn.glu and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * n_ff
+    )
+    for start, name in enumerate(("ffn_gate", "ffn_up")[not h.architecture.ffn.glu :]):
         source, at = (b + "ffn_up", start * n_ff) if fused else (b + name, 0)
         yield f"{b}{name}.weight", Part(f"{source}.weight", (n_ff, h.n_embd), at)
         yield f"{b}{name}.bias", Part(f"{source}.bias", (n_ff,), at, required=False)
@@ -273,7 +277,7 @@ def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorIn
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
     balance = b + "exp_probs_b"
     yield balance + ".bias", Part(balance if balance in present else balance + ".bias", (e.n,), required=False)
-    if h.kind.experts_beside:
+    if h.architecture.moe.parallel_dense:
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)
     fused = b + "ffn_gate_up_exps.weight" in present
@@ -281,7 +285,7 @@ def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorIn
     if e.n_latent:
         yield from _one(b + "ffn_latent_down.weight", e.n_latent, h.n_embd)
         yield from _one(b + "ffn_latent_up.weight", h.n_embd, e.n_latent)
-    for name in ("gate", "up", "down")[not h.kind.gated :]:
+    for name in ("gate", "up", "down")[not h.architecture.ffn.glu :]:
         n_out, n_in = (n_row, e.n_ff) if name == "down" else (e.n_ff, n_row)
         source, start = f"ffn_{name}_exps", 0
         if fused and name != "down":
@@ -334,7 +338,7 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd, required=False)
-    if h.kind.learned_positions:
+    if h.architecture.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from pair("token_embd_norm", h.n_embd)
     yield from _head_parts(h, present)

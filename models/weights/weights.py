@@ -92,13 +92,15 @@ class Weights:
         """x (T, n), normalised as the architecture does it; x itself where the file has no such norm."""
         if name not in self:
             return x
-        if h.kind.layer_norm:
+        if h.architecture.norm.layer_norm:
             y = layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=h.eps)
         else:
             y = rms_norm(x, self[name], eps=h.eps)
         if self.low_rank is None:
             return y
-        return self.low_rank.normed(f"{self.prefix}{name}.weight", x, y, h.eps, layer_norm=h.kind.layer_norm)
+        return self.low_rank.normed(
+            f"{self.prefix}{name}.weight", x, y, h.eps, layer_norm=h.architecture.norm.layer_norm
+        )
 
     def embedding(self, tokens: Tensor) -> Tensor:
         """The rows (T, n_embd) of these tokens."""
@@ -154,7 +156,7 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = 
             "weights of type %s are held as %s, in %.1f times the memory", dtype, held_as(dtype), after / before
         )
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
-    if h.kind.layer_norm:  # some have no biases
+    if h.architecture.norm.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
         norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]
         biases = [name.replace(".weight", ".bias") for name in norms]

@@ -72,7 +72,7 @@ def test_the_first_files_of_glm_4_7_flash_do_not_say_how_experts_are_chosen(
     said = {"expert_count": 64, "expert_used_count": 4, "expert_feed_forward_length": 1536, "block_count": n_layer}
     experts = read_experts(Keys({f"deepseek2.{key}": value for key, value in said.items()}, "deepseek2", "f"), n_vocab)
     assert experts is not None
-    assert experts.gating == gating
+    assert experts.router == gating
 
 
 @pytest.mark.parametrize("patterns", [("*",), ("*.attn_v_b.weight",)])

@@ -1,0 +1,189 @@
+"""Architecture traits: how models of one architecture differ from a plain pre-norm decoder, by part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+REQUIRED_KEY = -1  # a number that has no default: the file must have its key
+
+
+class Activation(StrEnum):
+    """The activation function of feed-forward blocks."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    RELU2 = "relu2"  # squared ReLU
+    XIELU = "xielu"  # Hparams.xielu has its parameters
+
+
+class QKNorm(Enum):
+    """Norms of queries and keys before RoPE."""
+
+    NONE = "none"
+    OPTIONAL = "optional"  # per head, where the file has the weight
+    PER_HEAD = "per head"
+    ALL_HEADS = "all heads"  # one norm over all heads together
+    CENTRED = "centred"  # optional; each head has its own weights, and its mean is subtracted
+
+
+class OutputGate(Enum):
+    """The sigmoid gate on the attention output."""
+
+    NONE = "none"
+    WITH_QUERY = "with query"  # attn_q has a gate behind each head's query
+    OWN_WEIGHT = "own weight"  # attn_gate
+
+
+class Presence(Enum):
+    """Presence of a part in models of an architecture."""
+
+    ABSENT = "absent"
+    OPTIONAL = "optional"  # where the file has it
+    REQUIRED = "required"
+
+
+class RouterScore(StrEnum):
+    """Router logits to expert probabilities."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+class StateKind(StrEnum):
+    """Kinds of layers with a recurrent state (models/architectures/linear_attention.py)."""
+
+    NONE = ""
+    SHORT_CONV = "conv"  # LFM 2
+    GATED_DELTA = "delta"  # Qwen 3.5, Qwen 3 Next
+    MAMBA2 = "mamba"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Normalisation of the residual stream. The names are the file's."""
+
+    layer_norm: bool = False  # LayerNorm with optional bias (Ba et al., 2016); else RMSNorm
+    pre: bool = True  # pre_norm: the input of attention and of the feed-forward block
+    post: bool = False  # post_norm: their output, before the residual sum
+    post_residual: bool = False  # post-LN: the residual sum instead (BERT)
+    embedding: bool = False  # token embeddings; the first layer then has no attention norm
+    ffn_name: str = "ffn_norm"  # pre-norm of the feed-forward block
+    output_name: str = "output_norm"  # final norm
+    parallel_attention: bool = False  # attn_norm_2 may exist: attention's own pre-norm (Falcon 40B)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding."""
+
+    enabled: bool = True
+    optional: bool = False  # rope.scaling.finetuned = false disables it
+    interleaved: bool = False  # pairs are neighbours ("normal" in llama.cpp); else halves of a head ("neox")
+    local_base: float | None = None  # default base of sliding-window layers, unscaled; 0: that of the others
+    local_only: bool = False  # full-attention layers have no RoPE (NoPE), if the model has sliding-window layers
+    dense_layers: bool = False  # despite `local_only`, leading layers without experts have it
+    nope_period: int = 0  # every n-th layer has no RoPE; 0: none
+    ntk_alpha: bool = False  # dynamic NTK: the base grows by rope.scaling.alpha
+    yarn_scales_scores: bool = False  # YaRN's magnitude goes to the attention scale, not to cos and sin (DeepSeek)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self-attention and its masks."""
+
+    enabled: bool = True  # False: no layer attends, or has a feed-forward block (Mamba 2)
+    optional: bool = False  # a layer may have no attention, one matrix instead, or nothing at all (Deci)
+    causal: bool = True  # False: bidirectional; the model makes embeddings, not text
+    mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
+    qk_norm: QKNorm = QKNorm.OPTIONAL
+    qk_norm_after_rope: bool = False
+    value_norm: bool = False  # RMSNorm of each value head, without a weight
+    gate: OutputGate = OutputGate.NONE
+    window: int | None = None  # default sliding window (REQUIRED_KEY: the file has it); None: no such layers
+    window_period: int = 0  # every n-th layer attends fully, where the file does not say; 0: none does
+    full_first: bool = False  # of each period the first layer attends fully, not the last
+    softcap: float | None = None  # default soft-cap of attention scores; None: none
+    sinks: bool = False  # attention sinks (gpt-oss)
+    unscaled: bool = False  # scores are not divided by the root of the head size
+    temperature: bool = False  # queries may grow with their position beyond the original context (Llama 4)
+    k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values
+    kv_sharing: bool = False  # the last layers may use the keys and values of an earlier layer
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """Dense feed-forward blocks; experts have the same activation and gating."""
+
+    glu: bool = True  # gated linear unit: SwiGLU, GeGLU; else up, activation, down
+    activation: Activation = Activation.SILU
+    glu_limit: float = 0.0  # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
+    parallel: bool = False  # a block without its own pre-norm runs parallel to attention
+    may_be_parallel: bool = False  # use_parallel_residual may make one with its own pre-norm parallel, too
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """Mixture of experts."""
+
+    presence: Presence = Presence.ABSENT
+    own_width: bool = True  # expert_feed_forward_length is an expert's width; else feed_forward_length
+    router: RouterScore | None = RouterScore.SOFTMAX  # default; None: the file has expert_gating_func
+    normalize: bool | None = True  # weights of a token's experts sum to 1; None: expert_weights_norm says so
+    shared_width_each: bool = False  # expert_shared_feed_forward_length is the width of one of several shared experts
+    average_shared: bool = False  # the output is the mean of routed and shared experts, not their sum
+    parallel_dense: bool = False  # MoE in parallel with the dense FFN (Gemma 4); router input has its own norm
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Layers with a recurrent state: SSM, gated delta rule, short convolution."""
+
+    kind: StateKind = StateKind.NONE
+    every_layer: bool = False  # else the layers that the file says
+    grouped_heads: bool = False  # gated delta rule: heads of one key head are neighbours (Qwen 3 Next)
+    one_sublayer: bool = False  # a layer is either a state layer, attention, or a feed-forward block (Nemotron H)
+
+
+@dataclass(frozen=True, slots=True)
+class MTP:
+    """Multi-token prediction block (models/architectures/mtp.py)."""
+
+    enabled: bool = False  # files may have one
+    layer_norm: bool = False  # its last norm is a LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Constant factors along the residual stream and of logits."""
+
+    from_file: bool = False  # keys of embedding, residual, attention and logit scales (Granite, MiniCPM)
+    root_of_embedding: bool = False  # embeddings are multiplied by √n_embd (Gemma)
+    logits_multiplied: bool = False  # logit_scale multiplies logits (Cohere); with `from_file` it divides them
+    final_softcap: float | None = None  # default soft-cap of logits; None: none
+
+
+@dataclass(frozen=True, slots=True)
+class RankingHead:
+    """Classification head of rerankers."""
+
+    of_mean: bool = False  # its input is the mean over tokens, its activation that of the feed-forward blocks
+    softmax: bool = False  # scores are class probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture; defaults are a Qwen 2-like pre-norm decoder."""
+
+    norm: Norm = Norm()
+    rope: Rope = Rope()
+    attention: Attention = Attention()
+    ffn: FeedForward = FeedForward()
+    moe: MoE = MoE()
+    states: States = States()
+    mtp: MTP = MTP()
+    scales: Scales = Scales()
+    ranking: RankingHead = RankingHead()
+    learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE
+    per_layer_embeddings: bool = False  # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
+    altup: bool = False  # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)
