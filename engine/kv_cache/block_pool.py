@@ -1,4 +1,4 @@
-"""Who owns which page of the KV cache: a free list and reference counts, no tensors."""
+"""Block pool: free list and reference counts of KV blocks. It holds no tensors."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from logitless.engine.batch import APART, PAGE
 
 
 def n_pages_for(n_tokens: int) -> int:
-    """The pages that hold so many tokens of one sequence."""
+    """Number of KV blocks that hold `n_tokens` tokens of one sequence."""
     return -(-n_tokens // PAGE)
 
 
 def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
-    """The pages of a cache of n_ctx cells. The engine has one more, with this id, for rows that pad a batch."""
+    """Number of KV blocks for `n_ctx` tokens.
+
+    The model runner allocates one block more. Its id is this number, and padding tokens write to it.
+    """
     if unified:
         return n_pages_for(n_ctx)
     return n_slots * n_pages_for(n_ctx // n_slots)
 
 
 def window_pages(n: int, window: int) -> range:
-    """Which pages of a sequence are read to go on after n tokens, where layers see the last `window` positions."""
+    """Block indices that a sliding window of `window` positions covers after `n` tokens."""
     return range(max(0, n - window + 1) // PAGE, n_pages_for(n))
 
 
 def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *, more_here: bool) -> tuple[int, int]:
-    """(whole pages, tokens after them) after which one can go on: after n tokens it takes something of the pages
-    seen(n); `here` says which of a prefix's have it, and `more_here` the page of n_more tokens that follow it."""
-    first: list[int] = [0]  # after i pages: of those before it that all have it
+    """Usable prefix length as (full blocks, tokens after them).
+
+    Resuming after n tokens needs the auxiliary state (window blocks, recurrent state) of the blocks
+    in `seen(n)`. `here[i]` is True if block i of the prefix has that state. `more_here` says the
+    same of the partial block of `n_more` tokens after the prefix.
+    """
+    first: list[int] = [0]  # first[i]: start of the run of blocks with state that ends at block i
     for i, is_here in enumerate(here):
         first.append(first[-1] if is_here else i + 1)
     n = len(here)
@@ -39,39 +46,45 @@ def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *
 
 
 def near_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
-    """The pages of layers with a window, so that no step is without: what slots see, what a step writes, and one that
-    it interrupts, and `n_kept` windows of what is known."""
+    """Number of blocks of the sliding-window KV group, enough for every step.
+
+    It counts the windows of all slots, the tokens of one step and of one preempted prefill chunk, and
+    `n_kept` windows of cached prefixes.
+    """
     seen = -(-(window - 1) // PAGE) + 1
     written = n_pages_for(n_ubatch) + n_pages_for(min(n_ubatch, APART[0]))
-    return n_slots * (seen + 2) + written + n_kept * seen  # 2: a step begins a page, and one is copied
+    return n_slots * (seen + 2) + written + n_kept * seen  # 2: one block begun, one copied
 
 
 class Pages:
-    """A pool of pages. A page is free, or has a reference from each table, cache node and copy that needs it."""
+    """Reference-counted pool of KV blocks.
+
+    A block is free, or it has one reference from each block table, radix node and pending copy.
+    """
 
     __slots__ = ("free", "n_pages", "refs")
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages
         self.refs = [0] * n_pages
-        self.free = list(range(n_pages - 1, -1, -1))  # a stack: allocation is deterministic and prefers warm pages
+        self.free = list(range(n_pages - 1, -1, -1))  # a stack: deterministic, prefers recently used blocks
 
     @property
     def n_used(self) -> int:
         return self.n_pages - len(self.free)
 
     def take(self) -> int:
-        """A free page, with one reference."""
+        """Take a free block; it has one reference."""
         page = self.free.pop()
         self.refs[page] = 1
         return page
 
     def share(self, page: int) -> None:
-        """One more owner."""
+        """Add a reference."""
         self.refs[page] += 1
 
     def drop(self, page: int) -> int:
-        """One owner less; the references that are left. Without any the page is free."""
+        """Drop a reference and return the number of remaining ones. At 0 the block is free."""
         left = self.refs[page] - 1
         self.refs[page] = left
         if left == 0:

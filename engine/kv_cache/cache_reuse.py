@@ -1,13 +1,12 @@
-"""Cache reuse: chunks of a slot's old tokens that a new prompt has further to the front, moved there, not computed.
+"""Cache reuse: move the KV entries of token chunks that a new prompt repeats at other positions.
 
-The semantics are llama-server's `--cache-reuse N`: after the common prefix, wherever at least N of the old tokens are
-the prompt's next ones, their values go to the new places and their keys are turned to the new positions. A client that
-drops the oldest part of a long prompt computes only what is new.
+The semantics are llama-server's `--cache-reuse N`. After the common prefix, every chunk of at least
+N old tokens that continues the prompt is moved: values are copied, keys are rotated (RoPE) to their
+new positions. A client that drops the oldest part of a long prompt computes only the new tokens.
 
-What such cells hold depends on the text that was before them when they were computed, so the answer is not quite the
-one that the prompt gets alone. They are therefore known under another name than their tokens' own
-(logitless.engine.kv_cache.prefix_cache), and
-only requests that ask for reuse find them; all others keep the exact bits.
+Moved KV entries depend on the text that preceded them when they were computed, so the result differs
+slightly from a full prefill. The prefix cache therefore stores them under a separate key (INEXACT).
+Only requests that ask for reuse match them; all others keep the exact bits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger("logitless.scheduler")
 
 
 def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: int) -> Iterator[tuple[int, int]]:
-    """(place in `old`, length) of what follows in `new` from `new_at` on, chunk by chunk, each found after the last."""
+    """Yield (index in `old`, length) of the chunks that continue `new` from `new_at` on, in order."""
     while new_at < len(new):
         try:
             old_at = old.index(new[new_at], old_at)
@@ -42,9 +41,9 @@ def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: in
 
 
 def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> int:
-    """Move what the slot's last sequence has in common with the next tokens of this one, `limit` of them at most.
+    """Reuse chunks of the slot's last sequence for the next tokens of `seq`, at most `limit` of them.
 
-    Returns the number of tokens that are computed now.
+    Returns the number of tokens that need no prefill any more.
     """
     old = slot.cached
     if slot.choice != seq.choice:  # computed with other adapters
@@ -57,7 +56,7 @@ def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Seque
     source = [node.page for node in known.path] + ([known.page] if known.n_more else [])
     n_known = len(known.path) * PAGE + known.n_more
     for page in source:
-        cache.prefixes.acquire(page)  # room for the copies must not be made of what is copied
+        cache.prefixes.acquire(page)  # the copies must not evict their source
     try:
         return _move(cache, move_cells, seq, source, n_known, found, limit)
     finally:
@@ -75,18 +74,18 @@ def _move(
     limit: int,
 ) -> int:
     start = end = seq.n_computed
-    places: list[int] = []  # in the old sequence, of the tokens from `start` on
+    places: list[int] = []  # positions in the old sequence of the tokens from `start` on
     for at, n in found:
         n_usable = min(n, n_known - at, limit - end)
         places += range(at, at + max(0, n_usable))
         end = start + len(places)
-        if n_usable < n:  # the rest is not there any more, or not wanted: what comes after it has no place
+        if n_usable < n:  # the rest is evicted or beyond the limit: later chunks cannot follow
             break
     places = places[: cache.grow(seq, len(places))]
     if not places:
         return 0
     moves: Moves = []
-    if seq.kv.copy is not None:  # its page is due to be copied whole in the next step, over what is moved now
+    if seq.kv.copy is not None:  # the pending block copy would overwrite the moves: do it here
         first, to = seq.kv.copy
         moves += [(first * PAGE + i, to * PAGE + i, 0) for i in range(start % PAGE)]
     for position, at in enumerate(places, start):
@@ -94,8 +93,8 @@ def _move(
         moves.append((cell, seq.kv.blocks[position // PAGE] * PAGE + position % PAGE, position - at))
     try:
         move_cells(moves)
-    except Exception as error:  # then it computes them
-        log.warning("cells could not be reused: %s", " ".join(str(error).split()) or type(error).__name__)
+    except Exception as error:  # fall back to prefill
+        log.warning("cache reuse failed: %s", " ".join(str(error).split()) or type(error).__name__)
         return 0
     cache.copied(seq)
     seq.kv.shifted, seq.kv.uploaded = True, False

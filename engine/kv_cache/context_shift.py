@@ -1,13 +1,12 @@
-"""Context shift: a sequence that has filled its context forgets a part in the middle, and what follows moves up.
+"""Context shift: drop tokens from the middle of a full context and move the later KV entries up.
 
-The semantics are llama-server's: the first n_keep tokens stay, the next n_discard go (half of the rest by default), the
-keys of those after them are turned back. What such a sequence has in its cells depends on what it has forgotten, so
-from there on they are nobody else's: they are no known prefix, and when it is paused its pages go to host memory whole.
+The semantics are llama-server's. The first n_keep tokens stay, the next n_discard tokens (half of
+the rest by default) are dropped, and the keys after them are rotated back by n_discard positions.
+Shifted KV entries depend on dropped tokens, so they belong to this sequence alone: the prefix cache
+does not contain them, and preemption swaps them out to host memory as they are.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from logitless.engine.batch import PAGE
 from logitless.engine.kv_cache.block_pool import n_pages_for
@@ -15,19 +14,16 @@ from logitless.engine.kv_cache.host_cache import Bytes
 from logitless.engine.kv_cache.manager import KvCache
 from logitless.engine.sequence import Sequence, Slot
 
-if TYPE_CHECKING:
-    pass
-
-Moves = list[tuple[int, int, int]]  # (from cell, to cell, positions further on)
+Moves = list[tuple[int, int, int]]  # (source token slot, target token slot, change of position)
 
 
 def is_full(seq: Sequence) -> bool:
-    """Whether a running sequence has no room for its next token and the one after that."""
+    """True if the context of a running sequence has no room for two more tokens."""
     return seq.slot is not None and seq.n_computed + 1 >= seq.slot.n_ctx
 
 
 def kept_and_discarded(seq: Sequence, *, add_bos: bool) -> tuple[int, int]:
-    """n_keep and n_discard as they apply to a full sequence."""
+    """Effective (n_keep, n_discard) of a full sequence."""
     assert seq.slot is not None
     request = seq.request
     n_keep = (seq.n_prompt if request.n_keep < 0 else request.n_keep) + add_bos
@@ -37,28 +33,30 @@ def kept_and_discarded(seq: Sequence, *, add_bos: bool) -> tuple[int, int]:
 
 
 class Shift:
-    """What has to be done to one sequence. Nothing has been done before `apply`."""
+    """Context shift of one sequence, planned. Nothing changes before `apply`."""
 
     def __init__(self, cache: KvCache, seq: Sequence, n_keep: int, n_discard: int) -> None:
         self.cache, self.seq, self.n_keep, self.n_discard = cache, seq, n_keep, n_discard
-        self.first = n_keep // PAGE  # the pages before this one stay as they are
+        self.first = n_keep // PAGE  # blocks before this index stay as they are
         self.n_pages = n_pages_for(seq.n_computed - n_discard)
         self._own: set[int] = set()
 
     @property
     def n_missing(self) -> int:
-        """Pages that it needs because others have a share in its own."""
+        """Number of new blocks that the shift needs in place of shared ones."""
         self._own = self._own_pages()
         return sum(page not in self._own for page in self.seq.kv.blocks[self.first : self.n_pages])
 
     def forget_others(self) -> bool:
-        """Forget known prefixes that go on from this sequence's pages and that no sequence needs: whether there were
-        any. Without them these pages may be its own."""
+        """Evict idle cached prefixes that continue the sequence's blocks, so that these become its own.
+
+        Returns True if any were evicted.
+        """
         table = set(self.seq.kv.blocks[self.first :])
         return self.cache.prefixes.forget_after(table)
 
     def _own_pages(self) -> set[int]:
-        """Pages that nobody needs but this sequence: unknown ones, and known ones with nothing known after them."""
+        """Blocks that only this sequence uses: uncached ones, and cached ones without cached children."""
         pages, prefixes = self.cache.pages, self.cache.prefixes
         own: set[int] = set()
         for page in reversed(self.seq.kv.blocks[self.first :]):
@@ -72,8 +70,10 @@ class Shift:
         return own
 
     def apply(self) -> Moves:
-        """Bring the book-keeping up to date; returns the device's moves, in order. The caller then discards the
-        tokens."""
+        """Update the block table and return the device's moves, in order.
+
+        The caller then drops the tokens (Sequence.discard).
+        """
         seq, prefixes = self.seq, self.cache.prefixes
         self._own = self._own_pages()
         while seq.kv.n_committed > self.first * PAGE:
@@ -81,7 +81,7 @@ class Shift:
             seq.kv.node = seq.kv.node.parent
             seq.kv.n_committed -= PAGE
         source = list(seq.kv.blocks)
-        if seq.kv.copy is not None:  # not done yet: read where it would be copied from
+        if seq.kv.copy is not None:  # pending copy: read its source
             source[source.index(seq.kv.copy[1])] = seq.kv.copy[0]
         for page in reversed(seq.kv.blocks):
             if page in self._own:
@@ -109,18 +109,23 @@ class Shift:
 
 
 def park(cache: KvCache, seq: Sequence) -> None:
-    """Take a copy of the pages of a sequence that cannot compute them again. MemoryError, OSError: there is none."""
+    """Swap out the blocks of a sequence that cannot recompute them.
+
+    Raises MemoryError or OSError if the device cannot be read; nothing has changed then.
+    """
     source = list(seq.kv.blocks[: n_pages_for(seq.n_computed)])
-    if seq.kv.copy is not None:  # not done yet
+    if seq.kv.copy is not None:  # pending copy: read its source
         source[source.index(seq.kv.copy[1])] = seq.kv.copy[0]
     pages: list[Bytes] = [cache.store.read(page) for page in source]
     seq.kv.swapped, seq.kv.n_swapped = pages, seq.n_computed
 
 
 def unpark(cache: KvCache, seq: Sequence, slot: Slot) -> int:
-    """Bring them back, where there is room. MemoryError, OSError: they are lost.
+    """Swap the blocks of a sequence in again and return its number of computed tokens.
 
-    Returns the number of computed tokens."""
+    The caller has checked that enough blocks are available. Raises MemoryError or OSError if the
+    device cannot be written; the blocks are lost then.
+    """
     prefixes = cache.prefixes
     try:
         for data in seq.kv.swapped:

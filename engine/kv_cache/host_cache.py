@@ -1,4 +1,4 @@
-"""Pages of the KV cache in host memory: what the device had to give up, until somebody asks for it again."""
+"""Host cache: evicted KV blocks in host memory, by content, until a request needs them again."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Store(Protocol):
-    """What the device keeps by number (pages, states), as bytes. Between two steps only. MemoryError and OSError: the
-    device could not."""
+    """Numbered device memory (KV blocks or recurrent states), read and written as bytes between steps.
+
+    Both raise MemoryError or OSError if the device cannot.
+    """
 
     @property
     def n(self) -> int:
-        """Numbers are below it."""
+        """Number of entries."""
 
     @property
     def nbytes(self) -> int:
-        """Of one."""
+        """Bytes of one entry."""
 
     def read(self, i: int, /) -> Bytes: ...
 
@@ -31,25 +33,26 @@ class Store(Protocol):
 
 
 def chain_key(parent: bytes, tokens: tuple[int, ...]) -> bytes:
-    """The name of a page's content: its tokens after those of the pages before it."""
+    """Hash key of a block's content: its tokens and the key of the block before it."""
     return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
 class HostCache:
-    """Bytes of pages by the name of their content, up to a limit; what was not used for longest goes first.
+    """LRU cache of block contents by hash key, limited in bytes.
 
-    K and V depend on nothing but the tokens up to their own, so a page that comes back has the bits that it had.
+    Keys and values depend only on the tokens up to their own position, so a restored block has the
+    same bits as a recomputed one.
     """
 
     __slots__ = ("_pages", "limit", "n_restored", "n_saved", "nbytes")
 
     def __init__(self, limit: int | None) -> None:
-        """`limit` in bytes; None: as much as there is."""
+        """`limit`: bytes; None: unlimited."""
         self.limit = limit
         self.nbytes = 0
         self.n_saved = 0
         self.n_restored = 0
-        self._pages: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (a bit for each slot that had it, bytes)
+        self._pages: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (bit mask of slots, bytes)
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -58,7 +61,7 @@ class HostCache:
         return key in self._pages
 
     def add_owners(self, key: bytes, owners: int) -> bool:
-        """Whether the page is here; then these slots have had it too, and it was used just now."""
+        """Mark a block as used by these slots (bit mask); False if it is not cached."""
         known = self._pages.get(key)
         if known is None:
             return False
@@ -67,11 +70,11 @@ class HostCache:
         return True
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so much more is within the limit, so that nothing has to go."""
+        """True if `nbytes` more fit without an eviction."""
         return self.limit is None or self.nbytes + nbytes <= self.limit
 
     def put(self, key: bytes, owners: int, data: Bytes) -> None:
-        """Keep a page's bytes, if they are within the limit."""
+        """Store a block. A block larger than the limit is ignored."""
         if self.limit is not None and data.nbytes > self.limit:
             return
         self._pages[key] = owners, data
@@ -82,16 +85,16 @@ class HostCache:
             self.nbytes -= oldest.nbytes
 
     def get(self, key: bytes, owners: int) -> Bytes | None:
-        """A page's bytes. They stay here: the device may have to give the page up again."""
+        """Bytes of a block, or None. They stay cached, for the device may evict the block again."""
         return self._pages[key][1] if self.add_owners(key, owners) else None
 
     def clear(self) -> None:
-        """Forget everything: another device would have computed other bits."""
+        """Drop everything: another device computes other bits."""
         self._pages.clear()
         self.nbytes = 0
 
     def forget(self, owner: int) -> None:
-        """Drop what only this slot's sequences have had."""
+        """Drop blocks that only this slot's sequences have used."""
         for key, (owners, data) in list(self._pages.items()):
             if owners & ~owner:
                 self._pages[key] = owners & ~owner, data

@@ -1,4 +1,4 @@
-"""The KV cache as sequences see it: attach a known prefix, grow, let go."""
+"""KV cache manager: match a cached prefix, allocate blocks, cache full blocks, free."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from logitless.engine.kv_cache.recurrent_state import NOTHING, States
 from logitless.engine.kv_cache.sliding_window import NearStore, Windows
 from logitless.engine.sequence import Sequence, Slot
 
-NEAR_END = 8  # tokens before a prompt's end, which templates write another time (a thought that begins)
-MARK_EVERY = 4096  # tokens of a prompt: somewhere in it others may part from it
-AHEAD = (
-    64 << 20
-)  # bytes of pages that go to host memory before others take their place (see logitless.engine.runner.prefault)
+NEAR_END = 8  # tokens before a prompt's end that the next chat turn may render differently (an opened <think>)
+MARK_EVERY = 4096  # tokens of a prompt between checkpoints of recurrent state
+AHEAD = 64 << 20  # bytes of idle blocks that are offloaded before they must be evicted
 
 
 class _Found(NamedTuple):
-    """What a sequence begins with: nodes of full pages, then n_more tokens that `page` begins with."""
+    """Cached prefix of a sequence: radix nodes of full blocks, then the first `n_more` tokens of `page`."""
 
     path: list[Node]
     n_more: int
     page: int
-    inexact: bool  # some of it
-    n_known: int  # tokens of full pages that are known, if not to go on from
-    beside: int  # the row of states, or what layers with a window have of `page`
+    inexact: bool  # part of it is moved KV (cache_reuse.py)
+    n_known: int  # tokens of cached full blocks, usable or not
+    beside: int  # row of the recurrent state, or sliding-window block of `page`
 
 
 class KvCache:
-    """Gives sequences their pages and keeps what they leave behind."""
+    """Allocates KV blocks to sequences and caches the blocks of finished ones."""
 
     __slots__ = ("beside", "host", "keep_idle", "offload", "pages", "prefixes", "states", "store", "windows")
 
@@ -48,9 +46,11 @@ class KvCache:
         states: Store | None = None,
         near: NearStore | None = None,
     ) -> None:
-        """`host` keeps what the device has no room for: paused sequences, and with `keep_idle` known prefixes too.
-        `states`: rows of such, where the model has them; `near`: of layers with a window, where these have pages of
-        their own. No model has both."""
+        """`host`: host memory for preempted sequences and, with `keep_idle`, for evicted prefixes.
+
+        `states`: rows of recurrent state, for models that have it. `near`: blocks of the
+        sliding-window KV group, if it is separate. No model has both.
+        """
         self.pages = Pages(n_pages)
         self.prefixes = PrefixCache(self.pages)
         self.prefixes.by_ends = states is not None
@@ -59,7 +59,7 @@ class KvCache:
         self.keep_idle = keep_idle
         self.states = States(states, n_slots) if states is not None else None
         self.windows = Windows(near) if near is not None else None
-        self.beside: States | Windows | None = self.states or self.windows  # what is kept beside sequences' pages
+        self.beside: States | Windows | None = self.states or self.windows  # auxiliary per-block state
         if self.beside is not None:
             self.prefixes.on_forget = self.beside.forget
         self.offload = Offload(self.prefixes, store, self.beside, host)
@@ -70,11 +70,14 @@ class KvCache:
 
     @property
     def n_available(self) -> int:
-        """Pages that can be had without taking any from a sequence."""
+        """Number of free and evictable blocks."""
         return self.prefixes.n_available
 
     def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> int:
-        """Start an empty table with the cached prefix of the sequence's first `limit` tokens; returns its length."""
+        """Fill an empty block table with the longest cached prefix of the first `limit` tokens.
+
+        `tails`: partial blocks that running sequences still write. Returns the number of cached tokens.
+        """
         prefixes, tails = self.prefixes, list(tails)
         found = self._match(seq, limit, tails)
         if self.host is not None and len(self.host):
@@ -98,17 +101,17 @@ class KvCache:
         n_computed = seq.kv.n_committed + n_more
         seq.kv.shifted = seq.kv.shifted or found.inexact
         seq.kv.uploaded = False
-        if self.beside is not None:  # next time more can be gone on from: where what is known ended, and a prompt
+        if self.beside is not None:  # keep state where cached prefixes ended and near the prompt's end
             seq.kv.marks.clear()
             seq.kv.mark(found.n_known, n_computed)
             seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
-        if self.states is not None and self.host is not None and self.keep_idle:  # which takes those that give way
+        if self.states is not None and self.host is not None and self.keep_idle:  # which offloads evicted states
             for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
                 seq.kv.mark(position, n_computed)
         return n_computed
 
     def _match(self, seq: Sequence, limit: int, tails: list[Tail]) -> _Found:
-        """What one can go on from of what is known."""
+        """Longest cached prefix whose auxiliary state is cached too."""
         path, n_more, page, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.kv.root, seq.takes_inexact)
         n_known, beside = len(path) * PAGE, NOTHING
         if self.states is not None:
@@ -122,13 +125,16 @@ class KvCache:
         return _Found(path, n_more, page, inexact, n_known, beside)
 
     def _near_of(self, windows: Windows, page: int, tails: list[Tail]) -> int | None:
-        """What layers with a window have of a page that is known in part, or being written."""
+        """Sliding-window block of a partially matched block, cached or being written."""
         node = self.prefixes.node_of(page)
         return windows.of(node) if node is not None else next(tail.near for tail in tails if tail.page == page)
 
     def _begin_page(self, seq: Sequence, source: int, near: int) -> bool:
-        """Go on in a page that another one begins like, `source`, and in `near` of layers with a window: a copy of it,
-        or the page itself. False: there is no room."""
+        """Continue in the partially matched block `source` (sliding window: `near`): copy on write.
+
+        Without a free block the sequence takes over the block itself if nobody else uses it.
+        Returns False if neither is possible.
+        """
         prefixes, windows, node = self.prefixes, self.windows, self.prefixes.node_of(source)
         prefixes.acquire(source)
         if windows is not None:
@@ -139,7 +145,7 @@ class KvCache:
             if windows is not None:
                 seq.kv.window_blocks.append(windows.take())
                 seq.kv.window_copy = near, seq.kv.window_blocks[-1]
-        elif prefixes.claim(source):  # nobody else needs it: write on where the match ends
+        elif prefixes.claim(source):  # nobody else uses it: continue where the match ends
             seq.kv.blocks.append(source)
             if windows is not None:
                 seq.kv.window_blocks.append(near)
@@ -151,7 +157,7 @@ class KvCache:
         return True
 
     def grow(self, seq: Sequence, n: int) -> int:
-        """Find cells for the next n tokens; returns for how many there are some."""
+        """Allocate blocks for the next `n` tokens; returns the number of tokens that have a token slot."""
         missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
         if missing > 0:
             for _ in range(min(missing, self.prefixes.n_available)):
@@ -160,12 +166,12 @@ class KvCache:
         return min(n, len(seq.kv.blocks) * PAGE - seq.n_computed)
 
     def trim(self, seq: Sequence) -> None:
-        """Give back the pages in which only rejected drafts were."""
+        """Free blocks that only rejected draft tokens used."""
         while len(seq.kv.blocks) > n_pages_for(len(seq.tokens)):
             self.prefixes.release(seq.kv.blocks.pop())
 
     def pause(self, seq: Sequence, slot: Slot) -> None:
-        """Let go of all pages of a sequence that will go on later."""
+        """Free all blocks of a preempted sequence; without `keep_idle`, offload them first."""
         node: Node | None = self.release(seq, slot)
         if self.host is not None and not self.keep_idle:
             while node is not None and node.parent is not None:
@@ -173,35 +179,38 @@ class KvCache:
                 node = node.parent
 
     def forget(self, slot: Slot) -> None:
-        """Drop what only this slot's sequences have had."""
+        """Drop cached blocks that only this slot's sequences have used."""
         self.prefixes.forget(1 << slot.id)
         if self.host is not None:
             self.host.forget(1 << slot.id)
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
-        """Have known prefixes in host memory that sequences will soon take the place of, for no step to wait for it."""
-        nbytes = self.store.nbytes  # 0: all layers keep states
+        """Offload idle blocks that will be evicted soon, so that no step waits for it.
+
+        Stops when `wanted()` is True: a request waits.
+        """
+        nbytes = self.store.nbytes  # 0: all layers are recurrent
         n = AHEAD // nbytes - len(self.pages.free) if nbytes else 0
         if self.host is not None and self.keep_idle and n > 0:
             self.offload.save_ahead(list(islice(self.prefixes.idle, n)), wanted)
 
     def sleep(self) -> None:
-        """The device is about to forget its pages, and no sequence has any: keep in host memory what may be there."""
+        """Offload all cached blocks before the device frees its memory. No sequence may have blocks."""
         if self.prefixes.on_evict is not None:
             for node in list(self.prefixes.idle):
                 self.prefixes.on_evict(node)
         self.prefixes.clear()
 
     def wake(self) -> None:
-        """Nothing to do: what host memory has comes back when it is asked for."""
+        """Do nothing: offloaded blocks are restored when a request matches them."""
 
     def uploaded(self, seq: Sequence) -> None:
-        """The device has the sequence's block table and has done its copies."""
+        """Note that the device has the sequence's block table and has done its copies."""
         seq.kv.uploaded = True
         self.copied(seq)
 
     def copied(self, seq: Sequence) -> None:
-        """The device has done the sequence's copy."""
+        """Note that the device has done the sequence's copies."""
         if seq.kv.copy is not None:
             self.prefixes.release(seq.kv.copy[0])
             seq.kv.copy = None
@@ -210,13 +219,13 @@ class KvCache:
             seq.kv.window_copy = None
 
     def seal(self, seq: Sequence, slot: Slot) -> None:
-        """Make the pages known that have become full."""
+        """Commit full blocks to the prefix cache."""
         kv = seq.kv
         while kv.n_committed + PAGE <= seq.n_computed and not kv.n_dropped:
             i = kv.n_committed // PAGE
             tokens = kv.content(seq.tokens, kv.n_committed + PAGE)
             if kv.shifted and tokens in kv.node.children:
-                break  # known already, but with other bits
+                break  # cached already, with other bits
             kv.node = self.prefixes.seal(kv.node, tokens, kv.blocks[i], 1 << slot.id)
             if kv.node.page != kv.blocks[i]:  # another sequence was faster: share its block, the bits are the same
                 kv.blocks[i] = kv.node.page
@@ -226,10 +235,13 @@ class KvCache:
             kv.n_committed += PAGE
 
     def release(self, seq: Sequence, slot: Slot) -> Node:
-        """Let go of all pages. What they hold stays known until the pages are needed: up to this one."""
+        """Free all blocks and return the radix node at which the sequence ends.
+
+        Their content stays cached until the blocks are needed.
+        """
         end = seq.kv.node
         known: Node | None = seq.kv.node if seq.n_computed == seq.kv.n_committed else None
-        if seq.kv.copy is not None:  # then the last page has no content yet
+        if seq.kv.copy is not None:  # the last block has no content yet
             self.copied(seq)
         elif seq.kv.n_committed < seq.n_computed < seq.kv.n_committed + PAGE and not seq.kv.n_dropped:
             page = seq.kv.blocks[seq.kv.n_committed // PAGE]
@@ -238,7 +250,7 @@ class KvCache:
         return known or end
 
     def _let_go(self, seq: Sequence, known: Node | None = None) -> None:
-        """Of all pages; `known`: what they hold is, under this name."""
+        """Drop the references to all blocks. `known`: radix node of their content, if it is cached."""
         if self.beside is not None:
             self.beside.leave(seq, known)
         for page in reversed(seq.kv.blocks):

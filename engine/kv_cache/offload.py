@@ -1,4 +1,4 @@
-"""Known pages as bytes: in host memory, when others need their place on the device, and in the files of slots."""
+"""KV offload: copies cached blocks to host memory before eviction, restores them, exports slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from logitless.models.adapters.adapter_bank import Choice
 
 
 class Known(NamedTuple):
-    """A page that is known on the device, as `node`, or in host memory, as `key`."""
+    """Cached block: on the device (`node`) or in host memory (`key`)."""
 
     name: tuple[int, ...]
     key: bytes
@@ -23,28 +23,29 @@ class Known(NamedTuple):
 
 
 class Beside(Protocol):
-    """What else it takes to go on from known pages: logitless.engine.kv_cache.recurrent_state,
-    logitless.engine.kv_cache.sliding_window.
+    """Auxiliary per-block state that resuming from a cached prefix needs.
+
+    Implemented by recurrent_state.States and sliding_window.Windows.
     """
 
     @property
     def store(self) -> Store: ...
 
     def of(self, node: Node | None, /) -> int | None:
-        """The number of what the device has of a node."""
+        """Index of the node's state on the device; None: not there."""
 
     def is_wanted(self, node: Node, /) -> bool:
-        """Whether anybody will ask for that."""
+        """True if a sequence may resume from the node's state."""
 
     def seen(self, n: int, /) -> range:
-        """The pages that it takes to go on after n tokens."""
+        """Block indices whose state resuming after `n` tokens needs."""
 
     def put(self, nodes: list[Node], data: Mapping[Node, Bytes], /) -> None:
-        """Bring in what the device has not. MemoryError, OSError: it could not."""
+        """Write missing states to the device. Raises MemoryError or OSError if it cannot."""
 
 
 def _beside(key: bytes) -> bytes:
-    """The name of what there is beside a page."""
+    """Host cache key of the auxiliary state of the block with this key."""
     return b"beside" + key
 
 
@@ -53,27 +54,32 @@ def _beside_key(page: Known) -> bytes:
 
 
 class Offload:
-    """What is known of sequences beyond the pages that have it. `host` None: nothing is kept in host memory."""
+    """Moves cached blocks and their auxiliary state between device, host memory and slot files.
+
+    `host` None: nothing is kept in host memory.
+    """
 
     def __init__(self, prefixes: PrefixCache, store: Store, beside: Beside | None, host: HostCache | None) -> None:
         self.prefixes, self.store, self.beside, self.host = prefixes, store, beside, host
 
     def save(self, node: Node) -> None:
-        """Keep a page's bytes, and what there is beside it."""
+        """Copy a block and its auxiliary state to host memory."""
         if self._is_kept(node):
             self.save_beside(node)
             self._save_page(node)
 
     def _save_page(self, node: Node) -> None:
-        """A page that the device cannot read is computed again one day."""
+        """Copy a block to host memory. One that the device cannot read is recomputed when needed."""
         assert self.host is not None
         if not self.host.add_owners(node.key, node.owners):
             with suppress(MemoryError, OSError):
                 self.host.put(node.key, node.owners, self.store.read(node.page))
 
     def save_ahead(self, nodes: Iterable[Node], wanted: Callable[[], bool]) -> None:
-        """Keep the bytes of pages that will soon be saved, until somebody waits (`wanted`), or what others have left
-        would have to go for them."""
+        """Offload blocks before they are evicted.
+
+        Stops when `wanted()` is True (a request waits) or host memory is full.
+        """
         assert self.host is not None
         for node in nodes:
             if wanted() or not self.host.has_room(self.store.nbytes):
@@ -82,14 +88,14 @@ class Offload:
                 self._save_page(node)
 
     def _is_kept(self, node: Node) -> bool:
-        """Full pages are; of others, which may take as long to compute where one goes on from ends, such ends."""
+        """True for full blocks and, in recurrent models, for partial blocks that end a sequence."""
         assert self.host is not None
         if node.n_tokens == PAGE:
             return True
         return self.prefixes.by_ends and self._has_beside(Known(node.tokens, b"", node))
 
     def save_beside(self, node: Node) -> None:
-        """Keep what there is beside a page, if anybody will ask for that."""
+        """Copy a block's auxiliary state to host memory, if a sequence may resume from it."""
         assert self.host is not None
         if self.beside is None or not self._is_kept(node) or not self.beside.is_wanted(node):
             return
@@ -100,15 +106,17 @@ class Offload:
                 self.host.put(key, node.owners, self.beside.store.read(number))
 
     def restore(self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool) -> bool:
-        """Make those pages of tokens[:limit] known again that host memory has, as long as there is room; whether one
-        may go on from more than n_found tokens now."""
+        """Restore blocks of tokens[:limit] from host memory, as far as there are free blocks.
+
+        Returns True if the usable prefix may be longer than `n_found` tokens now.
+        """
         prefixes = self.prefixes
         known = self._known(root, tokens, limit, inexact=inexact)
         end = self._end(root, known, tokens[:limit]) if prefixes.by_ends else (None, 0)
         known, n_tokens = self._reached(known, *end)
         if n_tokens <= n_found:
             return False
-        nodes: list[Node] = []  # nothing of this path may be evicted meanwhile
+        nodes: list[Node] = []  # referenced, so that restoring evicts none of them
         for name, key, node in known:
             if node is None:
                 node = self._restored(nodes[-1] if nodes else root, name, key, owner)
@@ -124,7 +132,7 @@ class Offload:
         return True
 
     def _restored(self, parent: Node, name: tuple[int, ...], key: bytes, owner: int) -> Node | None:
-        """A page from host memory, with a reference; None: there is no room, or it is gone."""
+        """Restore one block, with a reference; None: no free block, or evicted from host memory."""
         prefixes, host = self.prefixes, self.host
         assert host is not None
         data = host.get(key, owner)
@@ -140,7 +148,7 @@ class Offload:
         return prefixes.insert(parent, name, page, owner)
 
     def _restore_beside(self, beside: Beside, nodes: list[Node], owner: int) -> None:
-        """What it takes to go on from the last of these pages, from host memory where it is there."""
+        """Restore the auxiliary state that resuming after the last of these blocks needs."""
         assert self.host is not None
         seen = [nodes[i] for i in beside.seen(len(nodes) * PAGE)]
         data: dict[Node, Bytes] = {}
@@ -154,8 +162,7 @@ class Offload:
             beside.put(seen, data)
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
-        """The leading tokens that one can go on from, on the device or in host memory; the bytes of their pages, and of
-        what it takes beside them."""
+        """Export a slot: (longest resumable prefix of `tokens`, its blocks, its auxiliary state)."""
         root, owner = self.prefixes.root_of(choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
         known, n_tokens = self._reached(known, *self._end(root, known, tokens))
@@ -165,8 +172,10 @@ class Offload:
         return tokens[:n_tokens], [self._read(page, owner) for page in known], others
 
     def _reached(self, known: list[Known], end: Known | None, n_more: int) -> tuple[list[Known], int]:
-        """Of known pages, and one that the n_more tokens after them begin: those that one can go on from, and after how
-        many tokens."""
+        """Usable part of cached blocks and the partial block `end` of `n_more` tokens.
+
+        Returns (blocks, number of tokens in them).
+        """
         n = len(known)
         if self.beside is not None:
             here = [self._has_beside(page) for page in known]
@@ -175,8 +184,11 @@ class Offload:
         return [*known[:n], *last], n * PAGE + n_more
 
     def _end(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Known | None, int]:
-        """A page that begins with tokens which follow known ones, and how many of them. Best one that ends with the
-        last of them; where one goes on from ends, the longest that these tokens are enough for, and that has one."""
+        """Partial block after `known` that holds the next tokens, and how many of them it holds.
+
+        In recurrent models its content must end there and have a state; the longest such block wins.
+        Otherwise an exact match wins, then the longest common prefix.
+        """
         node, key = (known[-1].node, known[-1].key) if known else (root, b"")
         rest = tuple(tokens[len(known) * PAGE :][: PAGE - 1])
         if self.prefixes.by_ends:
@@ -195,11 +207,11 @@ class Offload:
         return (None, 0) if last is None else (Known(last.tokens, b"", last), match.n_more)
 
     def copy_in(self, tokens: list[int], pages: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
-        """Make known what `copy_out` gave; False, and nothing done, when there is no room for pages that are not."""
+        """Import what `copy_out` returned; False without any change if there are too few free blocks."""
         prefixes, owner = self.prefixes, 1 << slot.id
         n_full = len(tokens) // PAGE
         node = prefixes.root_of(choice)
-        held: list[int] = []  # nothing of this path may be evicted meanwhile
+        held: list[int] = []  # referenced, so that allocation evicts none of them
         path: list[Node] = []
         try:
             for i in range(n_full):
@@ -232,7 +244,7 @@ class Offload:
                 prefixes.release(page)
 
     def share(self, source: Slot, slot: Slot) -> None:
-        """Count what is known of a slot's tokens as another one's too."""
+        """Add another slot as an owner of a slot's cached blocks."""
         tokens, root, owner = source.cached, self.prefixes.root_of(source.choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
         end, _ = self._end(root, known, tokens)
@@ -241,12 +253,14 @@ class Offload:
                 page.node.owners |= owner
             elif self.host is not None:
                 self.host.add_owners(page.key, owner)
-            if self.host is not None:  # what is beside a page may be there without it
+            if self.host is not None:  # the auxiliary state may be offloaded without the block
                 self.host.add_owners(_beside_key(page), owner)
 
     def _known(self, root: Node, tokens: list[int], limit: int, *, inexact: bool = False) -> list[Known]:
-        """The leading full pages of tokens[:limit] that are on the device or in host memory; `inexact`: such too, where
-        there is nothing exact."""
+        """Cached full blocks of tokens[:limit], on the device or in host memory.
+
+        `inexact`: accept moved KV where no exact block is cached.
+        """
         known: list[Known] = []
         node: Node | None = root
         for start in range(0, limit - PAGE + 1, PAGE):
@@ -259,7 +273,7 @@ class Offload:
         return known
 
     def _next(self, node: Node | None, key: bytes, part: tuple[int, ...], *, inexact: bool) -> Known | None:
-        """The page after a node, or after the one with this key in host memory. No node comes after what has none."""
+        """Cached block after `node`, or after the block `key` of host memory. The latter has no child nodes."""
         for name in (part, (INEXACT, *part)) if inexact else (part,):
             child = node.children.get(name) if node is not None else None
             if child is not None:
@@ -271,7 +285,7 @@ class Offload:
         return None
 
     def _has_beside(self, page: Known) -> bool:
-        """Whether there is what it has beside."""
+        """True if the block's auxiliary state is on the device or in host memory."""
         assert self.beside is not None
         if self.beside.of(page.node) is not None:
             return True

@@ -1,4 +1,4 @@
-"""Prefixes that the KV cache already holds, found by token content, whoever computed them."""
+"""Prefix cache: a radix tree of KV blocks by token content, shared by all sequences."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from logitless.engine.kv_cache.block_pool import Pages
 from logitless.engine.kv_cache.host_cache import chain_key
 from logitless.models.adapters.adapter_bank import BASE
 
-# before a page's tokens: its cells were moved there (cache_reuse.py), or computed after such cells
+# first item of a block's key if its KV entries were moved (cache_reuse.py) or follow moved ones
 INEXACT = -1
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many leading tokens are equal. Compares slices, so it runs at C speed."""
+    """Number of equal leading tokens. Compares slices, so it runs at C speed."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -40,9 +40,10 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 class Node:
-    """A page with known content: these tokens after those of its ancestors. Only a full page has children.
+    """Radix node: a cached block with these tokens, after those of its ancestors.
 
-    Inexact content has INEXACT before its tokens: nobody finds it who does not look for it.
+    Only full blocks have children. The key of inexact content begins with INEXACT, so that only
+    requests that accept it match it.
     """
 
     __slots__ = ("__weakref__", "_key", "children", "owners", "page", "parent", "tokens")
@@ -52,7 +53,7 @@ class Node:
         self.tokens = tokens
         self.page = page
         self.children: dict[tuple[int, ...], Node] = {}
-        self.owners = 0  # a bit for each slot whose sequences have had it
+        self.owners = 0  # bit mask of the slots whose sequences have used it
         self._key: bytes | None = root_key if parent is None else None
 
     @property
@@ -65,7 +66,7 @@ class Node:
 
     @property
     def key(self) -> bytes:
-        """The name of this content (see logitless.engine.kv_cache.host_cache)."""
+        """Hash key of the content (host_cache.chain_key)."""
         path = []
         node = self
         while node._key is None:
@@ -79,49 +80,49 @@ class Node:
 
 
 class Match(NamedTuple):
-    """What is known of a sequence of tokens: nodes of full pages, then n_more tokens that `page` begins with."""
+    """Cached prefix of a token sequence: nodes of full blocks, then the first `n_more` tokens of `page`."""
 
     path: list[Node]
     n_more: int
     page: int
-    inexact: bool  # some of it
+    inexact: bool  # part of it is moved KV
 
 
 class Tail(NamedTuple):
-    """A page that is still being written."""
+    """Partial block that a running sequence still writes."""
 
     parent: Node
     tokens: tuple[int, ...]
     page: int
-    near: int | None  # of layers with a window, where these have other pages
+    near: int | None  # its block in the sliding-window KV group, if that is separate
 
 
 class PrefixCache:
-    """A radix tree of pages over `Pages`. The tree holds one reference to each page in it.
+    """Radix tree over the block pool. The tree holds one reference to each of its blocks.
 
-    A page that nobody but the tree needs is *idle* and may be evicted. `idle` is ordered by last use, and owners let go
-    of their deepest page first, so a child always stands before its parent there: the oldest idle node is a leaf.
+    A block that only the tree references is *idle* and may be evicted. `idle` is in LRU order. Owners
+    release their deepest block first, so a child precedes its parent: the oldest idle node is a leaf.
     """
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
-        # one goes on after a page's last token only (recurrent_state.py), so ends of each other's stay
+        # sequences resume only at the end of a block (recurrent_state.py), so shorter partial blocks stay
         self.by_ends = False
         self.root = Node(None, (), -1)
-        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # pages and sequences hold theirs
+        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # children and sequences hold theirs
         self._roots[BASE] = self.root
         self.idle: OrderedDict[Node, None] = OrderedDict()
-        self.on_forget: Callable[[Node], None] | None = None  # told when content is no longer known
-        self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
+        self.on_forget: Callable[[Node], None] | None = None  # called when content leaves the cache
+        self.on_evict: Callable[[Node], None] | None = None  # called before a cached block is evicted
         self._node_of: list[Node | None] = [None] * pages.n_pages
 
     @property
     def n_available(self) -> int:
-        """Pages that `allocate` can give without taking any from a sequence."""
+        """Number of free and idle blocks."""
         return len(self.pages.free) + len(self.idle)
 
     def root_of(self, choice: Hashable) -> Node:
-        """Where the prefixes begin that were computed with these weights and adapters."""
+        """Root of the prefixes that were computed with these weights and adapters."""
         root = self._roots.get(choice)
         if root is None:
             root = self._roots[choice] = Node(None, (), -1, repr(choice).encode())
@@ -132,11 +133,11 @@ class PrefixCache:
         return [node for node in self._node_of if node is not None]
 
     def node_of(self, page: int) -> Node | None:
-        """The known content of a page."""
+        """Node of a cached block; None: the block is not cached."""
         return self._node_of[page]
 
     def allocate(self) -> int:
-        """A page for writing, with one reference: a free one, else that of the prefix not used for longest."""
+        """Take a free block, or evict the least recently used idle one. It has one reference."""
         if not self.pages.free:
             oldest = next(iter(self.idle))
             if self.on_evict is not None:
@@ -152,7 +153,11 @@ class PrefixCache:
         root: Node | None = None,
         inexact: bool = False,
     ) -> Match:
-        """The longest known prefix of tokens[:limit]; `inexact`: that too, where there is nothing exact."""
+        """Longest cached prefix of tokens[:limit].
+
+        `tails`: partial blocks of running sequences. `inexact`: accept moved KV where no exact block is
+        cached.
+        """
         node = root or self.root
         path: list[Node] = []
         while (len(path) + 1) * PAGE <= limit:
@@ -180,7 +185,7 @@ class PrefixCache:
         return Match(path, best, page, found_inexact)
 
     def acquire(self, page: int) -> None:
-        """One more owner of a page; it is not idle any more."""
+        """Add a reference to a block. An idle one is idle no longer."""
         if self.pages.refs[page] == 1:
             node = self._node_of[page]
             if node is not None:
@@ -188,14 +193,14 @@ class PrefixCache:
         self.pages.share(page)
 
     def release(self, page: int) -> None:
-        """One owner less. Owners of several pages of a sequence release the deepest first."""
+        """Drop a reference to a block. Release the deepest block of a sequence first."""
         if self.pages.drop(page) == 1:
             node = self._node_of[page]
             if node is not None:
                 self.idle[node] = None
 
     def claim(self, page: int) -> bool:
-        """Take a page away from the tree if the caller is its only other owner; it may then be written to."""
+        """Remove a block from the tree for writing, if the caller is its only other owner."""
         node = self._node_of[page]
         if node is None or node.children or self.pages.refs[page] != 2:
             return False
@@ -204,7 +209,7 @@ class PrefixCache:
         return True
 
     def seal(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
-        """Make the caller's full page known. If its content is known already the caller gets that page in its place."""
+        """Commit the caller's full block. If its content is cached already, the caller gets that block instead."""
         known = parent.children.get(tokens)
         if known is not None:
             self.acquire(known.page)
@@ -214,8 +219,11 @@ class PrefixCache:
         return self.insert(parent, tokens, page, owner)
 
     def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node | None:
-        """Make the last, partly filled page of a sequence that ends known, unless a known page does as well, one that
-        begins like it: the node that has these tokens and no more."""
+        """Cache the partial block at the end of a finished sequence.
+
+        A cached block that begins with the same tokens serves as well. Returns the node with exactly
+        these tokens, or None.
+        """
         n = len(tokens)
         for child in parent.children.values():
             if child.tokens == tokens or (child.tokens[:n] == tokens and not self.by_ends):
@@ -226,7 +234,7 @@ class PrefixCache:
         return self.insert(parent, tokens, page, owner)
 
     def forget_after(self, pages: set[int]) -> bool:
-        """Drop idle content that goes on from these pages and is not in them; whether there was any."""
+        """Evict idle descendants of these blocks; True if there were any."""
         found = False
         for node in list(self.idle):  # children come before their parents
             above = node.parent
@@ -238,7 +246,7 @@ class PrefixCache:
         return found
 
     def forget(self, owner: int) -> None:
-        """Drop what only this slot's sequences have had."""
+        """Drop blocks that only this slot's sequences have used."""
         for node in self.nodes:
             node.owners &= ~owner
         for node in list(self.idle):  # children come before their parents
@@ -246,14 +254,14 @@ class PrefixCache:
                 self._remove(node)
 
     def clear(self) -> None:
-        """Drop everything that no sequence uses: the pages' memory was lost."""
+        """Drop every idle block: the device has lost its memory."""
         for node in list(self.idle):  # children come before their parents
             self._remove(node)
 
     def insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
-        """Make the caller's page known; it keeps its own reference."""
+        """Add the caller's block to the tree. The caller keeps its reference."""
         for child in list(parent.children.values()) if not self.by_ends else ():
-            # Shorter pages with the same beginning are of no more use.
+            # Idle partial blocks with the same beginning have no further use.
             if child in self.idle and len(child.tokens) < len(tokens) and child.tokens == tokens[: len(child.tokens)]:
                 self._remove(child)
         node = Node(parent, tokens, page)

@@ -1,9 +1,9 @@
-"""Rows of the device's memory in which layers keep what a sequence leaves (graph/ops/linear_attention.py): who owns
-which.
+"""Recurrent state: allocates state rows to sequences and checkpoints states for prefix reuse.
 
-A step reads a sequence's row and writes other ones: what it started from stays as it was until the step counts, so one
-that fails, or guesses wrong, has lost nothing. A row may be kept for whoever goes on from the same tokens: after the
-last token of a sequence, near the end of its prompt, and where prompts part.
+A row holds the state of all linear-attention layers (graph/ops/linear_attention.py) after some tokens
+of a sequence. A step reads one row and writes others, so a failed step or a rejected draft loses
+nothing. Checkpoints are states that other sequences may resume from: at the end of a sequence, near
+the end of its prompt, and where prompts branch.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from logitless.engine.kv_cache.host_cache import Bytes, Store
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.sequence import Sequence
 
-NOTHING = 0  # the row of a sequence without tokens, which nobody writes
+NOTHING = 0  # row of the zero state, never written
 
 
 def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
-    """Rows of states: nothing's, for each slot one before a step, one after it and after each guess, and those that are
-    kept."""
+    """Number of state rows: the zero state and, for each slot, input, outputs (one and one for each
+    draft token) and checkpoints of a step.
+    """
     return 1 + n_slots * (2 + n_checkpoints + n_guesses)
 
 
 class States:
-    """Rows of the device, NOTHING's included; `n_slots` of them and as many again are never kept from sequences."""
+    """State rows of the device, with reference counts, and checkpoints by radix node.
+
+    Checkpoints are evicted for sequences: each of the `n_slots` slots can always have two rows.
+    """
 
     def __init__(self, store: Store, n_slots: int) -> None:
         self.store = store
-        self.on_evict: Callable[[Node], None] | None = None  # told before a kept row is given to somebody else
+        self.on_evict: Callable[[Node], None] | None = None  # called before a checkpoint is evicted
         self._n_slots = n_slots
         self._free = list(range(store.n - 1, NOTHING, -1))
         self._refs = [0] * store.n
-        self._kept: OrderedDict[Node, int] = OrderedDict()  # after known content; the one not used for longest first
+        self._kept: OrderedDict[Node, int] = OrderedDict()  # checkpoints in LRU order
 
     def of(self, node: Node | None) -> int | None:
-        """The row that is kept after known content."""
+        """Row of the checkpoint after a node; None: there is none."""
         return None if node is None else self._kept.get(node)
 
     def is_wanted(self, node: Node) -> bool:
-        """Whether somebody may go on from a node."""
+        """True if a node has a checkpoint."""
         return node in self._kept
 
     def seen(self, n: int) -> range:
-        """The pages that it takes to go on after n tokens: what the last one's tokens have left."""
+        """Block indices whose state resuming after `n` tokens needs: the last one."""
         return range(n_pages_for(n))[-1:]
 
     @property
     def n_spare(self) -> int:
-        """Rows that a step may write for guesses, which take none of what is kept for each slot, the last first."""
+        """Rows for draft tokens that leave each slot its latest checkpoint."""
         return max(0, self._n_available - self._n_slots - min(self._n_slots, self._n_idle))
 
     @property
@@ -60,14 +64,16 @@ class States:
 
     @property
     def _n_idle(self) -> int:
-        """Rows that are kept for whoever may go on from there."""
+        """Checkpoints that no sequence references."""
         return sum(self._refs[row] == 1 for row in self._kept.values())
 
     def match(
         self, tokens: list[int], limit: int, path: list[Node], root: Node
     ) -> tuple[list[Node], Node | None, int, int]:
-        """What of a path of known pages can be gone on from: the pages, a page that is known in part and all of whose
-        tokens are the next ones, so many tokens in it, and the row."""
+        """Longest prefix of a path of cached blocks that ends in a checkpoint.
+
+        Returns (full blocks, partial block after them or None, its number of tokens, state row).
+        """
         for n in range(len(path), -1, -1):
             node = path[n - 1] if n else root
             rest = tuple(tokens[n * PAGE : limit])
@@ -84,13 +90,16 @@ class States:
         return self._kept[node]
 
     def hold(self, seq: Sequence, row: int, n: int) -> None:
-        """The sequence goes on from this row, after its first n tokens."""
+        """Let the sequence continue from this row, which is the state after its first `n` tokens."""
         self.release(seq)
         seq.kv.state_row, seq.kv.state_at = self._share(row), n
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
-        """Rows for what the next n tokens of each sequence leave: after those that it owes, after each that is only a
-        guess (of which there are n_spare at most), and as there is room where some are to be kept on the way."""
+        """Allocate output rows for the next n tokens of each sequence.
+
+        A sequence gets a row after its uncomputed tokens and after each draft token (`n_spare` of them
+        at most), and, if there is room, one at each position marked for a checkpoint.
+        """
         for seq, n in plan:
             self._drop_ends(seq)
             n_sure = min(n, seq.owed)
@@ -101,12 +110,15 @@ class States:
                     seq.kv.state_writes[position] = self._take()
 
     def undo(self, plan: list[tuple[Sequence, int]]) -> None:
-        """The step does not count."""
+        """Free the output rows of a step that failed."""
         for seq, _ in plan:
             self._drop_ends(seq)
 
     def commit(self, seq: Sequence) -> None:
-        """The step counts: the sequence is at n_computed, and its full pages are known."""
+        """Adopt the state after n_computed tokens and keep marked states as checkpoints.
+
+        The step has succeeded, and the sequence's full blocks are cached.
+        """
         row = seq.kv.state_writes.pop(seq.n_computed, None)
         if row is not None:
             self._drop(seq.kv.state_row)
@@ -127,25 +139,25 @@ class States:
         return node
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
-        """The sequence ends; what it has computed is known under this name, if at all."""
+        """Free the rows of a finished sequence. Its state becomes the checkpoint of `node`, if given."""
         if node is not None and node.parent is not None and seq.kv.state_at == seq.n_computed:
             self._keep(node, seq.kv.state_row)
         self.release(seq)
 
     def release(self, seq: Sequence) -> None:
-        """The sequence has no tokens any more."""
+        """Free the rows of a sequence."""
         self._drop_ends(seq)
         self._drop(seq.kv.state_row)
         seq.kv.state_row, seq.kv.state_at = NOTHING, 0
 
     def forget(self, node: Node) -> None:
-        """Nothing is known of this content any more."""
+        """Drop the checkpoint of a node."""
         row = self._kept.pop(node, None)
         if row is not None:
             self._drop(row)
 
     def put(self, nodes: list[Node], data: Mapping[Node, Bytes]) -> None:
-        """Bring in what is not kept after these pages. MemoryError, OSError: the device could not."""
+        """Write missing checkpoints of these nodes. Raises MemoryError or OSError if the device cannot."""
         for node in nodes:
             if node not in self._kept and self._n_available:
                 row = self._take()
@@ -167,7 +179,7 @@ class States:
         seq.kv.state_writes = {}
 
     def _take(self) -> int:
-        """A row, with one reference; the one that was kept for longest gives way."""
+        """Take a free row, or evict the least recently used checkpoint. It has one reference."""
         while not self._free:
             node = next(iter(self._kept))
             if self.on_evict is not None:

@@ -1,8 +1,9 @@
-"""Pages of layers that see a window: who owns which, where such layers have fewer than the others.
+"""Sliding-window KV group: allocates the KV blocks of sliding-window layers, a smaller pool.
 
-A sequence holds those of its window and of what its step writes. What falls behind stays known, as long as nobody needs
-the page; what lies before a place where others may go on (the end of a sequence, near the end of its prompt, where
-prompts part) goes last, and then to host memory. A prefix is of use up to where its last window is known.
+A sequence holds the blocks of its window and of the tokens that its step writes. Blocks behind the
+window stay cached until they are needed. Blocks of a window that others may resume from (at the end of
+a sequence, near the end of its prompt, where prompts branch) are evicted last, to host memory. A cached
+prefix is usable up to the last position whose whole window is cached.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from logitless.engine.sequence import Sequence
 
 
 class NearStore(Store, Protocol):
-    """The device's pages of layers with a window, and one more that nobody has, with the number n."""
+    """Device blocks of the sliding-window group. Block number `n` is a spare that no sequence owns."""
 
     @property
     def window(self) -> int: ...
 
 
 class Windows:
-    """Nodes of known content may have a page here, too. One that only its node needs is idle: in `_behind`, whose
-    windows have passed, or in `_kept`; the one not used for longest first."""
+    """Block pool of the sliding-window group, with cached blocks by radix node.
+
+    A block that only its node references is idle: in `_behind` if the window has passed it, else in
+    `_kept`. Both are in LRU order, and `_behind` is evicted first.
+    """
 
     def __init__(self, store: NearStore) -> None:
         self.store = store
         self.window = store.window
-        self.on_evict: Callable[[Node], None] | None = None  # told before a kept page is given to somebody else
+        self.on_evict: Callable[[Node], None] | None = None  # called before a kept block is evicted
         self._pages = Pages(store.n)
         self._of: dict[Node, int] = {}
         self._nodes: list[Node | None] = [None] * store.n
@@ -41,38 +45,38 @@ class Windows:
         self._behind: OrderedDict[Node, None] = OrderedDict()
 
     def of(self, node: Node | None) -> int | None:
-        """The page of known content."""
+        """Block of a radix node; None: not cached."""
         return None if node is None else self._of.get(node)
 
     def is_wanted(self, node: Node) -> bool:
-        """Whether somebody sees a node's page, or may go on from where it is seen."""
+        """True if a node's block lies in a window, or in one that sequences may resume from."""
         return node in self._of and node not in self._behind
 
     def seen(self, n: int) -> range:
-        """The pages that it takes to go on after n tokens."""
+        """Block indices that the window covers after `n` tokens."""
         return window_pages(n, self.window)
 
     def attach(self, seq: Sequence, path: list[Node], n_more: int) -> None:
-        """Start a sequence's table with a path that can be gone on from, n_more tokens behind it."""
+        """Fill a block table with the window of a cached prefix: `path` and `n_more` tokens after it."""
         first = self.seen(len(path) * PAGE + n_more).start
         seq.kv.window_blocks, seq.kv.n_window_passed = [self.store.n] * first, first
         for node in path[first:]:
             seq.kv.window_blocks.append(self.acquire(node))
 
     def acquire(self, node: Node) -> int:
-        """A node's page, with one more owner."""
+        """Add a reference to a node's block and return it."""
         page = self._of[node]
         self._kept.pop(node, None)
         self._behind.pop(node, None)
         return self.share(page)
 
     def share(self, page: int) -> int:
-        """One more owner of a page that a sequence has."""
+        """Add a reference to a sequence's block and return it."""
         self._pages.share(page)
         return page
 
     def take(self) -> int:
-        """A page for writing, with one reference."""
+        """Take a free block, or evict the least recently used idle one. It has one reference."""
         if not self._pages.free:
             idle = self._behind or self._kept
             node = next(iter(idle))
@@ -82,26 +86,26 @@ class Windows:
         return self._pages.take()
 
     def release(self, page: int, *, behind: bool = False) -> None:
-        """One owner less."""
+        """Drop a reference. `behind`: the window has passed the block, so it is evicted early."""
         if page == self.store.n or self._pages.drop(page) != 1:
             return
         if node := self._nodes[page]:
             (self._behind if behind else self._kept)[node] = None
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
-        """Pages for the next n tokens of each sequence."""
+        """Allocate blocks for the next n tokens of each sequence."""
         for seq, n in plan:
             while len(seq.kv.window_blocks) < n_pages_for(seq.n_computed + n):
                 seq.kv.window_blocks.append(self.take())
                 seq.kv.uploaded = False
 
     def undo(self, plan: list[tuple[Sequence, int]]) -> None:
-        """The step does not count."""
+        """Free the blocks of a step that failed."""
         for seq, _ in plan:
             self._trim(seq)
 
     def seal(self, seq: Sequence, i: int) -> None:
-        """The sequence's page i has become known as seq.kv.node."""
+        """Cache the sequence's block `i` under seq.kv.node."""
         known = self._of.get(seq.kv.node)
         if known is None:
             self.learn(seq.kv.node, seq.kv.window_blocks[i])
@@ -111,13 +115,13 @@ class Windows:
             seq.kv.uploaded = False
 
     def learn(self, node: Node, page: int) -> None:
-        """The caller's page is the node's, too."""
+        """Add a reference from a node to the caller's block."""
         if node not in self._of:
             self._of[node], self._nodes[page] = page, node
             self._pages.share(page)
 
     def commit(self, seq: Sequence) -> None:
-        """The step counts: the sequence is at n_computed, and its full pages are known."""
+        """Release the blocks that the window has left. The step has succeeded; full blocks are cached."""
         self._trim(seq)
         first = self.seen(seq.n_computed).start
         for i in range(seq.kv.n_window_passed, first):
@@ -129,12 +133,12 @@ class Windows:
             seq.kv.marks -= {mark for mark in seq.kv.marks if mark <= first * PAGE}
 
     def _trim(self, seq: Sequence) -> None:
-        """Give back what was for tokens that do not count."""
+        """Free blocks of rejected or failed tokens."""
         while len(seq.kv.window_blocks) > n_pages_for(seq.n_computed):
             self.release(seq.kv.window_blocks.pop())
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
-        """The sequence ends; what it has computed is known under this name, if at all."""
+        """Free the blocks of a finished sequence. `node`: radix node of its end, if that is cached."""
         if node is not None and node.n_tokens and seq.n_computed > seq.kv.n_committed:
             self.learn(node, seq.kv.window_blocks[seq.kv.n_committed // PAGE])
         for page in reversed(seq.kv.window_blocks):
@@ -142,7 +146,7 @@ class Windows:
         seq.kv.window_blocks, seq.kv.n_window_passed = [], 0
 
     def forget(self, node: Node) -> None:
-        """Nothing is known of this content any more."""
+        """Drop the cached block of a node."""
         page = self._of.pop(node, None)
         if page is not None:
             self._nodes[page] = None
@@ -151,8 +155,8 @@ class Windows:
             self._pages.drop(page)
 
     def put(self, nodes: Listed[Node], data: Mapping[Node, Bytes]) -> None:
-        """Bring in what is missing of the window that these pages make. MemoryError, OSError: the device could not."""
-        held: list[int] = []  # nothing of it may give way meanwhile
+        """Write the missing blocks of a window. Raises MemoryError or OSError if the device cannot."""
+        held: list[int] = []  # referenced, so that allocation evicts none of them
         try:
             held += [self.acquire(node) for node in nodes if node in self._of]
             for node in nodes:

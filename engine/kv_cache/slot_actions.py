@@ -1,7 +1,7 @@
-"""What /slots does to a slot that no request uses: take its state out, put one in, copy it to another, forget it.
+"""Slot actions: save, restore, erase and fork the state of an idle slot (POST /slots).
 
-Everything here runs between two steps. What an idle slot holds is the tokens of its last sequence; their pages are
-known prefixes, on the device or in host memory, and may have been given up since.
+Everything here runs between two steps. An idle slot remembers the tokens of its last sequence. Their
+KV blocks are cached prefixes, on the device or in host memory, and may have been evicted since.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) -> SlotState:
-    """The slot's tokens as far as their cells are still known, exactly (logitless.engine.kv_cache.cache_reuse), and a
-    copy of these.
-    """
+    """Copy of a slot's tokens and KV blocks, as far as they are still cached with exact bits."""
     slot = idle_slot(scheduler, id)
     if adapters is None and slot.choice != BASE:
         raise NotSupported(f"slot {id} was computed with adapters that have no names")
@@ -35,7 +33,7 @@ def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) ->
 
 
 def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
-    """What the slot's last sequence had, with its last token, which is not in the cache."""
+    """Tokens of the slot's last sequence, including the last one, which is not in the KV cache."""
     slot = idle_slot(scheduler, id)
     known = slot.cached
     last = slot.sequence.tokens if slot.sequence is not None else []
@@ -43,7 +41,7 @@ def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
 
 
 def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None) -> None:
-    """Give a slot a saved state; on any error it keeps what it has."""
+    """Restore a saved state to a slot. On any error the slot stays as it is."""
     slot = idle_slot(scheduler, id)
     n_tokens = len(state.tokens)
     if n_tokens > slot.n_ctx:
@@ -59,14 +57,14 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
         raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
     if not fits:
         n_pages = n_pages_for(n_tokens)
-        raise Unavailable(f"the requests that run leave no room for the {n_pages} pages of the state; try again later")
+        raise Unavailable(f"running requests leave too few KV blocks: the state needs {n_pages}; try again later")
     slot.cached, slot.choice = list(state.tokens), choice
     scheduler.touch(slot)
     scheduler.count()
 
 
 def erase(scheduler: Scheduler, id: int) -> int:
-    """Forget the prompts of a slot; returns how many tokens its last sequence had in the cache."""
+    """Drop the cached tokens of a slot; returns how many tokens its last sequence had in the cache."""
     slot = idle_slot(scheduler, id)
     n_erased = len(slot.cached)
     slot.cached = []
@@ -76,7 +74,7 @@ def erase(scheduler: Scheduler, id: int) -> int:
 
 
 def fork(scheduler: Scheduler, id: int, to: int) -> int:
-    """Let another slot share a slot's pages, as if it had computed them; returns how many tokens that are."""
+    """Share a slot's cached tokens with another slot; returns the number of tokens."""
     slot, other = idle_slot(scheduler, id), idle_slot(scheduler, to)
     if slot is not other:
         scheduler.cache.offload.share(slot, other)
@@ -87,7 +85,7 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
 
 
 def idle_slot(scheduler: Scheduler, id: int) -> Slot:
-    """The slot, if it exists (400) and runs nothing (503)."""
+    """Slot by id. Raises InvalidRequest if it does not exist, Unavailable if a request runs in it."""
     if not 0 <= id < len(scheduler.slots):
         raise InvalidRequest(f"id_slot: must be below {len(scheduler.slots)}, not {id}")
     slot = scheduler.slots[id]

@@ -1,13 +1,12 @@
-"""Slots in files: written whole or not at all, and believed only when every byte is what was written.
+"""Slot files: saved KV cache of a slot, written atomically and verified by checksum.
 
 16 bytes    "logitless slot" and two zeros
-u32, u32    version of this format, bytes of the header
-header      JSON: what the cells were made by, with which adapters, and how many there are
-i32 × n     the tokens
-bytes       the pages, as the device keeps them
-bytes       what the next token takes besides: of layers with a window, where these have other pages, those that it
-            sees, or the states of layers that keep such
-32 bytes    BLAKE2b of all before
+u32, u32    format version, bytes of the header
+header      JSON: cache kind, adapters, number of tokens
+i32 × n     token ids
+bytes       KV blocks in the device's layout
+bytes       auxiliary state for the next token: blocks of the sliding-window KV group, or recurrent state
+32 bytes    BLAKE2b of everything before
 """
 
 from __future__ import annotations
@@ -34,40 +33,39 @@ from logitless.engine.errors import InvalidRequest, NotFound, ServerFault, unkep
 from logitless.engine.kv_cache.block_pool import n_pages_for, window_pages
 
 MAGIC = b"logitless slot\0\0"
-VERSION = 2  # 1 knew no adapters
+VERSION = 2  # version 1 had no adapters
 DIGEST = 32
 MAX_HEADER = 1 << 16
 MAX_TOKENS = 1 << 30
-TEMPORARY = ".slot-"  # what a file is called until it is whole
-STALE = 3600  # seconds after which such a file was left behind by a process that died
+TEMPORARY = ".slot-"  # prefix of files that are not complete
+STALE = 3600  # seconds after which such a file counts as left behind
 
 
 @dataclass(frozen=True)
 class CacheKind:
-    """What cells must have in common to be of use to each other."""
+    """Layout of KV blocks: files and caches of equal kind are interchangeable."""
 
     model: str  # see logitless.models.weights.fingerprint
     type_k: str
     type_v: str
-    page: int  # cells
+    page: int  # tokens of a block
     page_nbytes: int
-    beside_nbytes: int = 0  # of a page of layers with a window, where these have other pages, or of states
-    window: int = 0  # what such layers see; 0: it is states
+    beside_nbytes: int = 0  # of a block of the sliding-window KV group, or of a recurrent state
+    window: int = 0  # positions of the sliding window; 0: the auxiliary state is recurrent
 
     def n_beside(self, n_tokens: int) -> int:
-        """How many it takes to go on after n tokens."""
+        """Number of auxiliary entries that resuming after `n` tokens needs."""
         if not self.beside_nbytes:
             return 0
         return len(window_pages(n_tokens, self.window)) if self.window else min(1, n_tokens)
 
 
-AdapterNames = tuple[tuple[str, float], ...]  # (what its numbers hash to, its scale) of each
+AdapterNames = tuple[tuple[str, float], ...]  # (digest of the adapter's weights, scale)
 
 
 @dataclass(frozen=True)
 class SlotState:
-    """The leading tokens of a slot whose keys and values are known, the pages that hold them, and what there is
-    besides (logitless.engine.kv_cache.offload)."""
+    """Saved slot: tokens, their KV blocks, adapters, and auxiliary state (offload.py)."""
 
     tokens: list[int]
     pages: list[npt.NDArray[np.uint8]]
@@ -76,7 +74,7 @@ class SlotState:
 
 
 def file_name(name: str) -> str:
-    """A name inside the folder of slots, or 400."""
+    """File name inside the slot folder. Raises InvalidRequest if it is not a plain name."""
     bad = any(ord(c) < 32 or ord(c) == 127 or c in '/\\:*?"<>|' for c in name)
     if bad or not name or name.startswith(".") or name.endswith((" ", ".")) or len(os.fsencode(name)) > 255:
         raise InvalidRequest("field 'filename': must be the name of a file, without folders and special characters")
@@ -84,7 +82,7 @@ def file_name(name: str) -> str:
 
 
 def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
-    """Write a slot; returns the file's size. On any error the file that was there before is still there."""
+    """Write a slot file and return its size in bytes. On any error the previous file stays."""
     path = folder / file_name(name)
     temporary = ""
     try:
@@ -110,7 +108,7 @@ def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
 
 
 def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotState, int]:
-    """A slot that `save` wrote, and the file's size. Every reason not to believe it is a 4xx."""
+    """Read a slot file; returns (state, size in bytes). Every mismatch raises a 4xx RequestError."""
     path = folder / file_name(name)
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe has no end to wait for
@@ -169,7 +167,7 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
 
 
 def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:
-    """The number of tokens and the adapters, if the file's cells are of the server's own kind."""
+    """Number of tokens and adapters of a header. Raises InvalidRequest if the cache kind differs."""
     try:
         header = json.loads(raw) if len(raw) == n_header else None
     except (ValueError, RecursionError):
@@ -179,7 +177,7 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tupl
     if header.get("model") != kind.model:
         raise InvalidRequest(f"slot file '{name}' was saved with another model")
     for key in fields(kind):
-        found, wanted = header.get(key.name, 0), getattr(kind, key.name)  # older files name nothing besides
+        found, wanted = header.get(key.name, 0), getattr(kind, key.name)  # older files have no auxiliary state
         if found != wanted:
             raise InvalidRequest(
                 f"slot file '{name}' was saved with {key.name} {str(found)[:32]}, this server has {wanted}"
@@ -200,7 +198,7 @@ def _adapters(listed: object) -> AdapterNames | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a process left behind that died while it wrote."""
+    """Remove incomplete files of processes that died."""
     for path in folder.glob(f"{TEMPORARY}*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > STALE:
@@ -208,7 +206,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name durable too, where the system can."""
+    """Flush the folder, so that the new name is durable too, where the system can."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
