@@ -61,9 +61,6 @@ LAZY = {  # may be imported inside functions only
     "huggingface_hub": ("cli/hub/hub.py",),
     "PIL": ("training/reporting/plot.py",),
 }
-TYPE_CYCLES: set[tuple[str, str]] = {  # arrows of type checkers only that still close a cycle; to be mended
-    ("engine.runner.preemptible_prefill", "engine.runner.model_runner"),
-}
 NOT_NAMES = {"utils", "helpers", "common"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
@@ -136,26 +133,10 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def test_no_import_cycles() -> None:
-    arrows = {name: set(imported) for name, imported in import_graph().items()}
-    for name, imported in TYPE_CYCLES:
-        arrows[f"logitless.{name}"].discard(f"logitless.{imported}")
     try:
-        TopologicalSorter(arrows).prepare()
+        TopologicalSorter(import_graph()).prepare()
     except CycleError as error:
         pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
-
-
-@pytest.mark.parametrize(("name", "imported"), sorted(TYPE_CYCLES))
-def test_known_type_cycles_still_exist(name: str, imported: str) -> None:
-    """An exception that no import needs any more is taken off the list."""
-    reached, work = set[str](), [f"logitless.{imported}"]
-    while work:
-        module = work.pop()
-        if module not in reached:
-            reached.add(module)
-            work += import_graph()[module]
-    assert f"logitless.{imported}" in import_graph()[f"logitless.{name}"]
-    assert f"logitless.{name}" in reached
 
 
 def is_standard(module: str) -> bool:

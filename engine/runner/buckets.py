@@ -1,7 +1,7 @@
-"""Which plan a step needs: few enough that a server soon has all that its requests will ask for.
+"""Batch-size buckets: the shape of the plan that a step runs, and the shapes worth planning ahead.
 
-Making one takes tens of milliseconds, in which every stream waits. So what a step needs is rounded up to sizes that
-the next steps will need again.
+Making a plan takes tens of milliseconds, in which every sequence waits. So sizes are rounded up to
+few buckets, as with CUDA-graph sizes.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from typing import NamedTuple
 
 from logitless.engine.batch import LEAST_BESIDE, UBatch, bucket, power_of_two, size_beside
 
-MOST_BESIDE = 128  # tokens of a step with streams and prompts up to which it has one of the scheduler's sizes
-USUAL_STREAMS = 8  # whose steps alone are planned ahead, and half of them beside prompts
+MOST_BESIDE = 128  # tokens of a mixed batch up to which it has one of the scheduler's sizes (size_beside)
+USUAL_STREAMS = 8  # decoding sequences up to which plans are made ahead; half as many in mixed batches
 
 
 class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
-    """What a plan depends on: everything that is structure and not a value."""
+    """Key of a plan: everything that changes the graph's structure."""
 
     n_tokens: int
-    n_out: int  # 0: what the tokens leave in the cache is all that is wanted
-    whole: bool = False  # rows are all the tokens, in order
+    n_out: int  # sampled positions; 0: prefill only, no logits
+    whole: bool = False  # every token is a sampled position, in order
     n_list: int = 16  # entries of the sparse lists (biases, penalties)
     n_top: int = 0
     n_probs: int = 0
-    lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
-    n_masks: int = 0  # rows of the grammars' masks
-    weights: int = 0  # whose: see logitless.models.adapters.full_finetunes
-    guesses: bool = False  # of the block that guesses (models/architectures/mtp.py)
+    lora: int = 0  # generation of the adapter bank; 0: no row has an adapter
+    n_masks: int = 0  # rows with a token bitmask
+    weights: int = 0  # id of a full finetune (models/adapters/full_finetunes.py); 0: the base model
+    guesses: bool = False  # run the MTP head instead of the model (models/architectures/mtp.py)
 
 
 GUESS = Shape(1, 1, whole=True, guesses=True)
 
 
 def shape_of(batch: UBatch, lora: int = 0) -> Shape:
-    """`lora`: the generation of the adapters' stack, if the batch needs it."""
+    """Shape of the plan for a batch. `lora`: generation of the adapter bank, 0 if the batch needs none."""
     n_list = n_masks = 0
     for row in batch.rows:
         if row is not None:
@@ -55,9 +55,13 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
 
 
 def _size(batch: UBatch) -> tuple[int, int]:
-    """Tokens and rows. Beside streams a prompt's last step is as large as those before, and each has a row for all."""
+    """Rounded (tokens, sampled positions) of a batch.
+
+    A mixed batch has room for a sampled position of every sequence, so that the last chunk of a prompt
+    runs the same plan as the chunks before it.
+    """
     n, n_out = len(batch.tokens), len(batch.out)
-    if not batch.n_streams or n == n_out or n > MOST_BESIDE:  # without streams, or with these and drafts alone
+    if not batch.n_streams or n == n_out or n > MOST_BESIDE:  # prefill only, or decode only
         return bucket(n), bucket(n_out)
     n = size_beside(n)
     return n, min(n, max(_rows(batch.n_streams + 1), bucket(n_out)))
@@ -68,8 +72,11 @@ def _rows(n: int) -> int:
 
 
 def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_guesses: int = 0) -> list[Shape]:
-    """What most servers will need, first what is likelier: up to `most` streams, these with prompts, prompts alone.
-    `n_guesses`: tokens that are guessed for each stream at most; with steps that guess, and that verify it."""
+    """Warm-up set: shapes that most servers need, likelier ones first.
+
+    These are decode batches of up to `most` sequences, mixed batches and prefill batches. `n_guesses`:
+    draft tokens of each sequence at most; above 0, draft and verification batches are included.
+    """
     n_streams = min(n_slots, most)
     beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})

@@ -1,4 +1,4 @@
-"""Copying pages and moving cells of the cache, between two steps."""
+"""KV cache copies and moves: copies blocks (copy on write) and moves token slots, between steps."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ from logitless.models.kv_move import move_cells
 from logitless.models.kv_pool import PagePool
 from logitless.models.model import Model
 
-MOVES = 128  # cells that one run of the device moves
-COPIES = 8  # pages that one run copies
+MOVES = 128  # token slots that one device run moves
+COPIES = 8  # blocks that one device run copies
 
 
 class Cells:
-    """The last page of a pool is nobody's. `can_move` is known after `prepare_moves`."""
+    """Copies and moves KV entries on the device.
+
+    Padding uses the last block of a pool, which no sequence owns. `can_move` is set by `prepare_moves`.
+    """
 
     def __init__(self, session: Session, model: Model, memory: PagedMemory) -> None:
         self._session, self._model, self._memory = session, model, memory
         self.can_move = False
 
     def prepare_copies(self) -> None:
-        """Make the plans of `copy`."""
+        """Make the plans that `copy` runs."""
         for pool in self._memory.pools:
             self._session.cached_plan(("copies", pool.tables.name), partial(_copied, pool))
 
     def prepare_moves(self, load: Callable[[Sequence[Tensor]], None], *, soon: bool) -> str:
-        """Why cells cannot be moved; "": they can, and `load` has loaded what the CPU runs of it. `soon`: the plan is
-        made, too."""
+        """Prepare `move`; returns the reason why the device cannot move KV entries, or "".
+
+        `load` loads the kernels of the nodes that run on the CPU. `soon`: make the plan now.
+        """
         try:
             placement, _ = self._session.measure(self.moved)
         except ValueError as error:
@@ -45,11 +50,11 @@ class Cells:
         return ""
 
     def copied(self) -> list[Tensor]:
-        """The caches after `copy`."""
+        """Graph of `copy`: the caches after it."""
         return [cache for pool in self._memory.pools for cache in _copied(pool)]
 
     def copy(self, *pairs: Sequence[tuple[int, int]]) -> None:
-        """Pages (from, to) of each pool. None of them is both."""
+        """Copy blocks. `pairs`: (from, to) of each pool; no block is both source and target."""
         for pool, part in zip(self._memory.pools, pairs, strict=False):
             for start in range(0, len(part), COPIES):
                 piece = list(part[start : start + COPIES])
@@ -58,11 +63,11 @@ class Cells:
                 self._session.run(("copies", pool.tables.name), partial(_copied, pool), feeds, [0] * len(pool.caches))
 
     def moved(self) -> list[Tensor]:
-        """The caches after `move`."""
+        """Graph of `move`: the caches after it."""
         return move_cells(self._model.hparams, self._model.rotary, self._memory, MOVES)
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
+        """Move token slots: (source, target, change of position), ordered so that reads precede writes."""
         spare = (self._memory.far.n - 1) * PAGE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])

@@ -1,4 +1,4 @@
-"""Vectors of texts: the model's hidden states, as they are or made one by pooling. Runs on the engine's thread."""
+"""Embedder: embeddings and rerank scores of texts by pooling hidden states. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Tokens = Sequence[int]
 
 
 class Embedder:
-    """A text has windows of its own, so its vector is the same bits whatever is embedded beside it."""
+    """Embeds texts in batches. Texts do not attend to each other, so a result does not depend on its batch."""
 
     def __init__(
         self, tuned: Callable[[Choice], Tuned], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
     ) -> None:
-        """`template`: how the model wants a query and a document that it ranks; "": one after the other."""
+        """`template`: the model's rerank template for query and document; "": concatenate them."""
         self.template = template
         self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
         self.causal = h.causal
         self._of_mean = ("mean", "rank") if h.architecture.ranking.of_mean else ("mean",)
         self.ranks = tuned(BASE).model(0).ranks
-        self._tuned = tuned  # where the model is now: a device may be lost
+        self._tuned = tuned  # called for each run, for the model moves when a device is lost
         self._n_ubatch = n_ubatch
 
     def groups(self, texts: Sequence[Tokens]) -> Iterator[list[int]]:
-        """The texts (by index) that one run takes: as many of one size as fit a batch, a power of two of them."""
+        """Yield batches of text indices: a power of two of texts in one length bucket."""
         by_length: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
             by_length.setdefault(bucket(len(text)), []).append(i)
@@ -50,8 +50,11 @@ class Embedder:
                 indices = indices[n:]
 
     def embed(self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE) -> list[F32]:
-        """The vectors of a group, by these weights and adapters: (n_embd,) each, or (tokens, n_embd) for "none", or
-        the head's scores for "rank"."""
+        """Embed one group of texts, by these weights and adapters.
+
+        Returns (n_embd,) for each text, (n_tokens, n_embd) with pooling "none", or the scores of the
+        classification head with "rank".
+        """
         n, length = len(texts), bucket(len(texts[0]))
         tokens, pos = np.zeros((n, length), np.int32), np.zeros((n, length), np.int32)
         for i, text in enumerate(texts):
@@ -79,15 +82,15 @@ class Embedder:
         return [found[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
 
     def everything(self) -> list[Tensor]:
-        """Graphs that have every node that any run has."""
+        """Graphs that together contain every op of any run."""
         return [self.graph(1, 64, pooling) for pooling in ("mean", "rank" if self.ranks else "cls")]
 
     def load(self) -> None:
-        """Read the weights."""
+        """Load the weights by a run of one token."""
         self.embed([[0]], "rank" if self.ranks else "cls")
 
     def graph(self, n: int, length: int, pooling: str, choice: Choice = BASE) -> Tensor:
-        """The vectors of n texts, up to `length` tokens each."""
+        """Graph of the embeddings of n texts, up to `length` tokens each."""
         rows = Sequences.feeds(n, length) if self.causal else Texts.feeds(n, length)
         model = self._tuned(choice).model(n * length)
         x = model.hidden(rows, rows)

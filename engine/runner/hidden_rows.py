@@ -1,37 +1,35 @@
-"""Rows of the device's memory that hold what the last layer said of tokens (models/architectures/mtp.py): where a
-step puts them,
-and where later ones find them."""
+"""Last hidden states for the MTP head: a ring buffer of rows on the device (models/architectures/mtp.py)."""
 
 from __future__ import annotations
 
 from logitless.engine.sequence import Sequence
 
-Span = tuple[int, range]  # (rows given before the step minus its first position, positions)
+Span = tuple[int, range]  # (row counter before the step minus its first position, positions)
 
-NOTHING = 0  # the row of what is before a sequence's first token, or not there any more: it stays zero
+NOTHING = 0  # row of zeros: before a sequence's first token, or overwritten already
 
 
 class HiddenRows:
-    """Tokens have rows in turn, two of the largest steps of them, and then the first ones again.
+    """Assigns rows of the ring buffer, which holds the tokens of two steps of the largest size.
 
-    What a row is of is a matter of how good a guess is, and of nothing else. So a sequence that has waited for long, or
-    goes on from known pages, has nothing before its next token.
+    Stale rows only lower the acceptance rate of drafts; they never affect results. A sequence that has
+    waited for long, or resumes from a cached prefix, has no row before its next token.
     """
 
     def __init__(self, n_ubatch: int, n_slots: int) -> None:
-        self._kept = n_ubatch  # of the last tokens that had one
+        self._kept = n_ubatch  # latest tokens whose rows are still valid
         self._n_turns = 2 * n_ubatch
         self.n = 1 + self._n_turns + n_slots + 1
-        self._next = 0  # how many tokens have had one
+        self._next = 0  # row counter: tokens that have had a row
         self._spans: dict[int, tuple[int, list[Span]]] = {}  # by slot: the sequence's id, its last two steps
 
     @property
     def spare(self) -> int:
-        """Where tokens go that fill a batch up."""
+        """Row that padding tokens write."""
         return self.n - 1
 
     def place(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
-        """Of a sequence's next n tokens: the rows of what is before each, and their own."""
+        """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their own rows)."""
         before, start = self.of(seq, seq.n_computed - 1), seq.n_computed
         rows = [1 + i % self._n_turns for i in range(self._next, self._next + n)]
         assert seq.slot is not None
@@ -41,7 +39,7 @@ class HiddenRows:
         return [before, *rows[:-1]], rows
 
     def of(self, seq: Sequence, position: int) -> int:
-        """The row of a token that was in one of the sequence's last two steps."""
+        """Row of a token of one of the sequence's last two steps; NOTHING if it is gone."""
         for offset, positions in self._spans_of(seq):
             if position in positions:
                 i = position + offset
@@ -53,5 +51,5 @@ class HiddenRows:
         return spans if id == seq.id else []
 
     def guess(self, slot: int) -> int:
-        """The row of what guesses said of their own tokens."""
+        """Row of a slot for the MTP head's own hidden states while it drafts."""
         return 1 + self._n_turns + slot

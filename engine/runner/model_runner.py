@@ -1,7 +1,8 @@
-"""The engine: one model on its devices, and the graph that a step of the scheduler runs.
+"""Model runner: one model on its devices; runs the batch of a scheduler step.
 
-A step's graph is tokens → logits → sampled ids. Its plans are kept by bucketed sizes; everything else about a request
-(temperatures, page tables, uniforms, penalties) is fed. `Engine.step` must be called by one thread at a time.
+A step's graph is tokens → logits → sampled ids. Plans are cached by bucketed shapes; everything else
+of a request (temperatures, block tables, random numbers, penalties) is an input. One thread at a time
+may call `step`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from logitless.engine.runner.device_store import DevicePages, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.runner.placement import ANYWHERE, PlacementOptions, chosen, fit
-from logitless.engine.runner.preemptible_prefill import StepParts
+from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
@@ -55,38 +56,41 @@ from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights
 
 log = logging.getLogger("logitless.engine")
-MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
+MASK_PATIENCE = 0.01  # seconds that a step waits for pending token bitmasks when all else is done
 NOT_SAMPLED = -2  # in mask_row
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How a model is served; names follow llama-server's flags."""
+    """Options of a model runner; names follow llama-server's flags."""
 
-    n_ctx: int = 0  # cells in all; 0: the model's training context (times the slots when they do not share)
+    n_ctx: int = 0  # tokens in the KV cache; 0: the training context (times the slots, if not unified)
     n_slots: int = 4
     n_ubatch: int = 512
     unified: bool = True
-    n_ctx_slot: int = 0  # the most tokens of a slot; 0: all of its part
+    n_ctx_slot: int = 0  # most tokens of a slot; 0: its whole share
     type_k: str = "f16"
     type_v: str = "f16"
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
     placement: PlacementOptions = ANYWHERE
-    embeddings: bool = False  # make the embeddings' kernels ready at load
-    overrides: Overrides = NONE  # in the place of what the file says
-    n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
-    moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
-    swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
-    n_guesses: int = 0  # tokens of a draft that states have rows for; 0: the block that guesses is left out
-    block: str = ""  # the file that has it, where the model's has not
+    embeddings: bool = False  # prepare the kernels of embeddings at load
+    overrides: Overrides = NONE  # metadata that replaces the file's
+    n_checkpoints: int = 2  # checkpoints of each slot (recurrent states, sliding windows)
+    moves: str = ""  # flag that needs moves of KV entries, prepared at load; "": none
+    swa_full: bool = True  # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
+    n_guesses: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
+    block: str = ""  # file of the MTP head, if the model's file has none
 
 
 class Engine:
-    """A loaded model. ModelFileError, DeviceError and ValueError say in one line why it cannot be loaded."""
+    """A model on its devices, with KV cache, adapters and plans.
+
+    Raises ModelFileError, DeviceError or ValueError with one line that says why it cannot be loaded.
+    """
 
     def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
-        """`beside`: another engine, whose devices and threads this one uses too; it must be closed later than this."""
+        """`beside`: another model runner whose devices and threads this one shares; close that one later."""
         self.options = options = options or EngineOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
@@ -116,8 +120,8 @@ class Engine:
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_guesses)
         self.states = DeviceStore(n_states) if h.recurrent else None
         self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_guesses else None
-        self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
-        self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
+        self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
+        self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._beside = beside
         self._open(options.devices)
@@ -128,11 +132,11 @@ class Engine:
 
     @property
     def is_first(self) -> bool:
-        """Whether its devices are its own."""
+        """True if the devices are its own."""
         return self._beside is None
 
     def _open(self, devices: Sequence[str]) -> None:
-        """A session on these devices, with everything that lives in it; nothing is allocated yet."""
+        """Open a session on these devices and define model, KV cache and states; nothing is allocated yet."""
         options, h = self.options, self.hparams
         self.devices = tuple(devices)
         self._other = self._beside.session if self._beside is not None else None
@@ -141,7 +145,7 @@ class Engine:
         self._placed = False
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_guesses > 0)
         tables = (options.n_slots + 1, self.table_pages)
-        # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
+        # One spare block and one spare table, for padding tokens.
         types = options.type_k, options.type_v
         n_near = self.near.n + 1 if self.near is not None else 0
         self.memory = PagedMemory.define(
@@ -162,14 +166,16 @@ class Engine:
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
         rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
         self._graph = StepGraph(self.memory, sampler_state, rows)
-        self.step_parts = StepParts(self)
+        able = h.causal and self.is_first and self.hidden is None and self.states is None
+        able = able and all(backend.preemptible for backend in backends)
+        self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
 
     @property
     def _pages(self) -> list[DevicePages]:
         return [self.far] if self.near is None else [self.far, self.near]
 
     def load(self) -> None:
-        """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
+        """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
         self.rerouted = {}
         if self.options.embeddings or not self.hparams.causal:
@@ -188,10 +194,10 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 0)
         self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
-        if self.options.n_guesses:  # what only guesses need is loaded by their first plan
+        if self.options.n_guesses:  # the first draft plan loads the MTP head's weights
             self.session.cached_plan(GUESS, lambda: self.build(GUESS))
         self.cells.prepare_copies()
-        if not self.hparams.recurrent and self.near is None:  # states and windows cannot forget tokens
+        if not self.hparams.recurrent and self.near is None:  # recurrent states and windows cannot drop tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
@@ -199,44 +205,43 @@ class Engine:
         self._ahead = self._usual()[::-1]
 
     def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
-        """Have memory for more of the cache, and make the plan of one more usual size (a few streams, a prompt), so
-        that no request waits for them.
+        """Prefault KV memory and make one more plan of the warm-up set, so that no request waits for it.
 
-        False when there is none to make. What goes wrong here will go wrong again, and be told, in a step.
-        `wanted`: whether somebody waits by now.
+        Returns False if there is nothing left to make. Errors are ignored: the step that needs the plan
+        reports them. `wanted()` is True if a request waits by now.
         """
         for pages in self._pages:
             pages.prefault(wanted)
         try:
             if not self._ahead:
-                return self.step_parts.prepare_ahead(wanted)
+                return self.preemptible.prepare_ahead(wanted)
             shape = self._ahead.pop()
             self.session.cached_plan(shape, lambda: self.build(shape))
         except (MemoryError, OSError, DeviceLost):
             self._ahead.clear()
-            self.step_parts.clear()
+            self.preemptible.clear()
         return True
 
     def prepare_training(self) -> None:
-        """Have training's kernels compiled beside whatever runs; returns at once."""
+        """Start to compile the training kernels in the background; returns at once."""
         types = sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2})
         for backend in self.session.backends:
             backend.prefetch_training(types)
 
     def prepare_kernels(self, nodes: Sequence[Tensor]) -> None:
-        """Load what these nodes need, compiled where that is not done yet. Any thread may call."""
+        """Load, or compile and load, the kernels of these nodes. Any thread may call."""
         self.session.backends[-1].prepare(nodes)
 
     def _examine(self, *graphs: Sequence[Tensor]) -> None:
-        """Test the devices on the ops of graphs; what one computes wrongly runs on the next."""
-        if len(self.session.backends) > 1:  # the last one has nobody to leave its ops to
+        """Self-test the devices on the ops of graphs. An op that fails on one device runs on the next."""
+        if len(self.session.backends) > 1:  # the last one has no device to fall back to
             from logitless.backends import self_test
 
             for graph in graphs:
                 self.rerouted |= self_test.self_test_session(self.session, graph)
 
     def _place(self) -> None:
-        """Decide which device has which layers, once for a session."""
+        """Assign layers to devices, once for a session."""
         if not self._placed:
             self._placed = True
             names, options = dict.fromkeys((*self.devices, "cpu")), self.options
@@ -248,14 +253,16 @@ class Engine:
             )
 
     def _fits(self, places: Places | None) -> bool:
-        """Whether the devices' memory is enough for layers in these places."""
+        """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
         measured = [self.session.measure(build) for build in (self._largest, *self._guesses)]
         return fit(self.session.device_bytes(measured), self.session.backends)
 
     def _fall_back(self, error: Exception) -> None:
-        """Go on without the device that was lost, and without those that fail in its place; what was in their memory is
-        gone."""
+        """Reload the model without the lost device, and without devices that fail while reloading.
+
+        The content of their memory is gone.
+        """
         while True:
             said = f"{error}".lower()  # begins with the device's name, or with its kind
             names = [n for n in self.devices if said.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
@@ -272,9 +279,9 @@ class Engine:
                 error = another
 
     def sleep(self) -> None:
-        """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
+        """Free weights, KV cache, plans and threads. Only `wake` may be called next."""
         self._ahead.clear()
-        self.step_parts.clear()
+        self.preemptible.clear()
         if self.is_first:
             self.session.close()
         else:
@@ -282,7 +289,7 @@ class Engine:
         self.gguf.release()
 
     def wake(self) -> None:
-        """Load the model again. ModelFileError: its file is not what it was; other errors are those of loading."""
+        """Load the model again. Raises ModelFileError if its file has changed, or the errors of `load`."""
         self.gguf.check_unchanged()
         self._open(self.devices)
         self.adapters.move_to(self.session)
@@ -292,12 +299,13 @@ class Engine:
     # --- the graph ---------------------------------------------------------------------------------------------
 
     def build(self, shape: Shape) -> list[Tensor]:
+        """Graph of a step: nodes that only run, then nodes whose results are fetched."""
         model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
         kept, fetched = self._graph.nodes(model, shape)
         return kept + fetched
 
     def tuned(self, choice: Choice) -> Tuned:
-        """The model with weights and adapters, for graphs that are no steps of requests."""
+        """Model with weights and adapters, for graphs other than request steps."""
         weights, mix = choice
         return Tuned(
             self.session,
@@ -307,14 +315,17 @@ class Engine:
         )
 
     def _tuned_model(self, weights: int, n_gated: int = 0) -> Model:
-        """The model with these weights; `n_gated` rows have gates to their adapters, a feed (n_gated, n_columns)."""
+        """Model with these weights. With `n_gated` > 0, it has LoRA scales of each row as an input.
+
+        That input is "gates", (n_gated, n_columns) f32.
+        """
         model = self.weight_sets.model(weights)
         if not n_gated:
             return model
         return model.adapted(LowRank(self.adapters.pairs, feed("gates", (n_gated, self.adapters.n_columns))))
 
     def measure(self, eval_order: str = "") -> Measurement:
-        """What runs where in the largest ordinary step, and where its results lie; nothing is allocated.
+        """Device and memory of every node in the largest ordinary step; nothing is allocated.
 
         `eval_order`: see Session.measure.
         """
@@ -322,19 +333,19 @@ class Engine:
         return self.session.measure(self._largest, eval_order=eval_order)
 
     def rehearse(self) -> tuple[list[DeviceBytes], object]:
-        """What each device holds of a server that writes, with all slots busy; nothing is allocated there.
+        """Memory dry run: bytes of each device with all slots decoding; nothing is allocated there.
 
-        What it takes of the process is in the process as long as the second result is: kernels, and the programs of
-        the plans that requests of all slots ask for.
+        The second result keeps the host's own share alive: kernels, and the programs of the plans that
+        requests of all slots need.
         """
         self._place()
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
-        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], self.step_parts.builds)
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], self.preemptible.builds)
 
     def _everything(self) -> list[list[Tensor]]:
-        """Graphs with every op of a step, and of guesses."""
+        """Graphs that together contain every op of a step and of an MTP draft."""
         return [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._guesses)]
 
     @property
@@ -344,16 +355,16 @@ class Engine:
         return [partial(self.build, shape)] if self.options.n_guesses else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
-        """Of steps that most servers will need, with up to so many streams."""
+        """Shapes of the warm-up set, with up to `most` decoding sequences."""
         options = self.options
         return usual(options.n_slots, options.n_ubatch, most, n_guesses=options.n_guesses)
 
     def _reserved(self) -> list[Tensor]:
-        """The graph whose memory all steps share: one with as many rows as a step may have."""
+        """Graph whose memory all steps share: the most tokens and sampled positions."""
         return self.build(Shape(self.options.n_ubatch, 64))
 
     def _largest(self) -> list[Tensor]:
-        """The graph of the largest ordinary step."""
+        """Graph of the largest ordinary step."""
         if not self.hparams.causal:
             return self.embedder.everything()
         return self.build(Shape(self.options.n_ubatch, self.options.n_slots))
@@ -361,12 +372,14 @@ class Engine:
     # --- a step ------------------------------------------------------------------------------------------------
 
     def step(self, batch: UBatch) -> StepResult:
-        """Run one ubatch. StepFailed when the device cannot; then nothing of it counts.
+        """Run one ubatch.
 
-        DeviceFailed when a device was lost: the next step runs on what is left, and every page is as good as empty.
+        Raises StepFailed if the device cannot; the step has no effect then. Raises DeviceFailed if a
+        device was lost: the next step runs on the remaining ones, and the content of all KV blocks is
+        gone.
         """
         shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
-        if self._beside is not None and self._beside.session is not self._other:  # it lost a device, so this one did
+        if self._beside is not None and self._beside.session is not self._other:  # it has replaced a lost device
             self.devices = self._beside.devices
             self.wake()
             raise DeviceFailed("the devices have been replaced")
@@ -374,7 +387,7 @@ class Engine:
             self.before_step(batch)
             return self._run(shape, batch)
         except DeviceLost as error:
-            if self._beside is not None:  # the devices are the other's to replace, when it needs them
+            if self._beside is not None:  # the other model runner replaces the devices
                 raise StepFailed(str(error)) from error
             self._fall_back(error)
             raise DeviceFailed(str(error)) from error
@@ -383,27 +396,29 @@ class Engine:
 
     @property
     def part_sizes(self) -> Mapping[int, float]:
-        return self.step_parts.sizes
+        """Preemptible prefill sizes: tokens → seconds of the longest part."""
+        return self.preemptible.sizes
 
     def run_in_parts(self, batch: UBatch) -> Iterator[float]:
-        return self.step_parts.run(batch)
+        """Run a prefill batch that decode steps may preempt (see PreemptiblePrefill.run)."""
+        return self.preemptible.run(batch)
 
     def before_step(self, batch: UBatch) -> None:
-        """What comes before its plan: tables that have changed, copies that are due."""
+        """Write changed block tables and do pending block copies, before the batch's plan runs."""
         for pages, tables in zip(self._pages, (batch.tables, batch.near_tables), strict=False):
             for slot, table in tables.items():
                 pages.write_table(slot, table)
         self.cells.copy(batch.copies, batch.near_copies)
 
     def feeds_of(self, plan: Plan) -> StepFeeds:
-        """What writes batches to a step's plan."""
+        """Input writer of a plan."""
         feeds = self._feeds.get(plan)
         if feeds is None:
             self._feeds[plan] = feeds = self.step_feeds(plan.input_buffers)
         return feeds
 
     def run_alone(self) -> None:
-        """The step of one stream, with nothing in it."""
+        """Run an empty decode step of one sequence."""
         self._run(Shape(1, 1, whole=True), UBatch())
 
     def _run(self, shape: Shape, batch: UBatch) -> StepResult:
@@ -421,7 +436,7 @@ class Engine:
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
-        n_kept = plan.n_fetches - (2 if shape.n_top else 1)  # what only has to run
+        n_kept = plan.n_fetches - (2 if shape.n_top else 1)  # nodes that only run
         fetched = plan.run(None, (0,) * n_kept + (n_out,) * (plan.n_fetches - n_kept), late)[n_kept:]
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
@@ -439,13 +454,13 @@ class Engine:
         )
 
     def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
-        """What writes batches to these feeds of a step. Tokens that fill it up are a sequence on the spare page."""
+        """Input writer for these input arrays. Padding tokens belong to a spare sequence on the spare block."""
         spare_near = self.near.n * PAGE if self.near is not None else 0
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
         return StepFeeds(room, self.options.n_slots, self.far.n * PAGE, spare_near, spare_hidden)
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
-        """The late feeds. Rows whose mask is not there yet when the device wants it are not sampled."""
+        """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""
         masks = np.zeros((shape.n_masks, -(-self.hparams.n_vocab // 32)), np.uint32)
         mask_row = np.full(shape.n_out, -1, np.int32)
         deadline, n = time.monotonic() + MASK_PATIENCE, 0
@@ -465,7 +480,7 @@ class Engine:
         return {"sample.mask": masks, "sample.mask_row": mask_row}
 
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
+        """Move KV entries: (source token slot, target token slot, change of position). See Cells.move."""
         self.cells.move(moves)
 
     @property
@@ -474,7 +489,7 @@ class Engine:
 
     @cached_property
     def cache_kind(self) -> CacheKind:
-        """What the pages' bytes depend on."""
+        """Layout of KV blocks, for slot files."""
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
         types = self.options.type_k, self.options.type_v
         beside = self.near or self.states
@@ -482,6 +497,7 @@ class Engine:
         return CacheKind(model, *types, PAGE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
 
     def close(self) -> None:
+        """Free everything and close the model's files."""
         if self.is_first:
             self.session.close()
         self.weight_sets.close()

@@ -1,4 +1,4 @@
-"""Where a model's layers go: what the flags say, and how many fit into the devices' memory."""
+"""Layer placement: assigns layers to devices by the flags and by the devices' memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.session import DeviceBytes
 from logitless.models.weights.placement import Places, places, proportional
 
-USABLE = 0.9  # of a device's memory: its driver, plans of other sizes and adapters want some, too
+USABLE = 0.9  # share of a device's memory; driver, other plans and adapters take the rest
 Fits = Callable[["Places | None"], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """llama-server's flags about the devices beside the CPU."""
+    """llama-server's flags for the devices beside the CPU."""
 
-    n_gpu_layers: int | None = None  # the last layers, the output among them; None: as many as fit
-    split: bool = False  # over all devices; otherwise the first has what fits, then the second
-    shares: tuple[float, ...] = ()  # of each device; (): by their memory
-    overrides: tuple[tuple[str, str], ...] = ()  # (pattern of weights' names, device)
+    n_gpu_layers: int | None = None  # number of last layers, with the output layer; None: as many as fit
+    split: bool = False  # split over all devices; else fill the first device, then the second
+    shares: tuple[float, ...] = ()  # relative share of each device; (): by memory
+    overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
 
     def devices(self, wanted: Iterable[str], names: Collection[str], backends: Sequence[Backend]) -> list[Device]:
-        """The backends with the names that `--device` gives them; `wanted` has those that were lost, too."""
+        """Backends with their `--device` names. `wanted` includes devices that were lost."""
         others = [name for name in dict.fromkeys(wanted) if name != "cpu"]
         shares = dict(zip(others, self.shares, strict=False))
         if not any(shares.get(name) for name in names):
@@ -37,7 +37,7 @@ ANYWHERE = PlacementOptions()
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A backend by its index, as a place for layers. `share`: of a split over the devices beside the CPU."""
+    """A backend as a place for layers: index, name, and share of a split over the non-CPU devices."""
 
     index: int
     name: str
@@ -45,16 +45,15 @@ class Device:
 
 
 def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend]) -> bool:
-    """Whether each device has the memory; the host's is not counted."""
+    """True if every device has enough memory. Host memory is not checked."""
     pairs = zip(sizes, backends, strict=True)
     return all(need.total <= USABLE * backend.memory_bytes for need, backend in pairs if backend.memory_bytes)
 
 
 def chosen(options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits) -> Places | None:
-    """Who has which layers; None: each op runs on the first device that has it.
+    """Placement of layers; None: each op runs on the first device that supports it.
 
-    `fits` says whether every device's memory is enough. What is wanted on a device that is not there (it was lost)
-    goes where it would go without that wish.
+    `fits` returns True if a placement fits the devices' memory. An override to a lost device is ignored.
     """
     cpu = next(d.index for d in devices if d.name == "cpu")
     others = [d for d in devices if d.name != "cpu"]
@@ -86,7 +85,7 @@ def chosen(options: PlacementOptions, devices: Sequence[Device], n_layer: int, f
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to the limit that fits, when less of it needs less; 0 counts as fitting."""
+    """Largest number up to `limit` that fits (binary search); 0 counts as fitting."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,59 +1,81 @@
-"""Steps with nothing but a stretch of one prompt, which others may interrupt: their plans can be left in the middle."""
+"""Preemptible prefill: a prefill-only step that yields to decode steps between its parts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from logitless.engine.batch import APART, StepFailed, UBatch
 from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.step_inputs import StepFeeds
+from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.preemptible_plan import CUT_AFTER_WARMUP_RUNS, MAX_PART_SECONDS, PreemptiblePlan
-from logitless.graph.execution.session import Build
+from logitless.graph.execution.session import Build, Session
+from logitless.graph.tensor import Tensor
 
-if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import Engine
-
-ARENA = "prompt"  # the name of their memory
-DEPTH = 2048  # tokens before those of a run without a batch, whose attention is as long as that of many prompts
-STEPS = 5  # parts of which a stream's step should take as long
-LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
-RUNS = 8  # of a stream's step, to know how long it takes
-SHORT = 0.02  # seconds of it; beside longer ones a plan's parts may be made and cut in its first runs
-BRISK = 0.001  # seconds of it; where it is less, a tick of the system's, for which the event loop may wait, is many
-FORGET = 0.5  # of what is known of a size, with each run of a smaller one
+ARENA = "prompt"  # name of the plans' memory arena
+DEPTH = 2048  # context tokens of a warm-up run, so that attention takes as long as in usual prompts
+STEPS = 5  # parts should take this fraction (1/STEPS) of a decode step
+LEAST = 5e-5  # seconds of a part; a preemption costs a fifth of that
+RUNS = 8  # decode steps that are timed
+SHORT = 0.02  # seconds of a decode step, above which parts may be cut while requests run
+BRISK = 0.001  # seconds of a decode step, below which the plan leaves a core to the event loop
+FORGET = 0.5  # decay of a size's longest part with each run of a smaller size
 
 
-class StepParts:
-    """The plans of one engine, of which those that are ready can run; they are made while nobody waits."""
+class PrefillRunner(Protocol):
+    """Steps of one model, as preemptible prefill needs them."""
 
-    def __init__(self, engine: Engine) -> None:
+    @property
+    def session(self) -> Session: ...
+
+    def build(self, shape: Shape, /) -> list[Tensor]:
+        """Graph of a step."""
+
+    def before_step(self, batch: UBatch, /) -> None:
+        """Write changed block tables and do pending block copies."""
+
+    def feeds_of(self, plan: Plan, /) -> StepFeeds:
+        """Input writer of a plan."""
+
+    def run_alone(self) -> None:
+        """Run an empty decode step of one sequence."""
+
+
+class PreemptiblePrefill:
+    """Preemptible plans of a model runner, by number of tokens. They are made while the engine is idle."""
+
+    def __init__(self, engine: PrefillRunner, n_ubatch: int, n_ctx_slot: int) -> None:
+        """`n_ubatch`: most tokens of a chunk; 0: the model or a device does not support preemption."""
         self._engine = engine
-        self._plans: dict[int, PreemptiblePlan] = {}  # ready, by their tokens
-        self._longest: dict[int, float] = {}  # seconds of their longest parts in their last runs; 0: not known yet
-        self._next: PreemptiblePlan | None = None  # not ready
-        self._alone: list[float] = []  # seconds that steps of one stream took
-        able = engine.hparams.causal and engine.is_first and engine.hidden is None and engine.states is None
-        able = able and all(backend.preemptible for backend in engine.session.backends)
-        self._missing = [n for n in APART if n <= engine.options.n_ubatch] if able else []
+        self._depth = min(DEPTH, n_ctx_slot)
+        self._plans: dict[int, PreemptiblePlan] = {}  # ready plans by number of tokens
+        self._longest: dict[int, float] = {}  # seconds of a ready plan's longest part in its last run; 0: unknown
+        self._next: PreemptiblePlan | None = None  # plan that is being warmed up
+        self._alone: list[float] = []  # seconds of decode steps of one sequence
+        self._missing = [n for n in APART if n <= n_ubatch]
 
     def clear(self) -> None:
-        """No plan is ready, and none will be made."""
+        """Drop all plans and make no more."""
         self._plans, self._longest, self._next, self._missing = {}, {}, None, []
 
     @property
     def builds(self) -> list[Build]:
-        """The graphs of plans that are not ready, in the order in which they will be made."""
-        return [_build(self._engine, n) for n in self._missing]
+        """Graphs of the plans that are not ready, in the order in which they will be made."""
+        return [self._build(n) for n in self._missing]
 
     @property
     def sizes(self) -> Mapping[int, float]:
-        """Tokens of a run, the most first, with the seconds of its longest part."""
+        """Number of tokens → seconds of the longest part, the largest size first."""
         return self._longest
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
-        """Make the next plan, and run it until its parts are cut, or somebody waits; False: there is none to make."""
+        """Make the next plan and run it until its parts are cut, or until `wanted()`: a request waits.
+
+        Returns False if there is no plan left to make.
+        """
         if not self._missing:
             return False
         while len(self._alone) < RUNS and not (self._alone and self._alone[0] >= SHORT):
@@ -73,8 +95,10 @@ class StepParts:
         return True
 
     def run(self, batch: UBatch) -> Iterator[float]:
-        """Run a batch of which nothing is wanted but what it leaves in the cache. Stops before each part and tells how
-        many seconds it will take, 0 where that is not known. StepFailed: the device cannot."""
+        """Run a prefill batch without logits. Yields before each part: its expected seconds, 0 if unknown.
+
+        Raises StepFailed if the device cannot.
+        """
         n = min(n for n in self._plans if n >= len(batch.tokens))
         plan = self._plans[n]
         try:
@@ -83,22 +107,21 @@ class StepParts:
             yield from plan.parts(None)
             self._longest[n] = plan.longest_part_seconds
             for larger in (m for m in self._longest if m > n):
-                self._longest[larger] *= FORGET  # one that was too long, or only held up, is tried again before long
+                self._longest[larger] *= FORGET  # so that a size that was too slow is tried again
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
     def _made(self, n: int, alone: float) -> PreemptiblePlan:
-        """A plan for n tokens, with nothing to do behind a long context; a stream's step takes `alone` seconds."""
-        plan = self._engine.session.plan(_build(self._engine, n), ARENA)
+        """Plan for `n` tokens, with an empty batch after a long context. `alone`: seconds of a decode step."""
+        plan = self._engine.session.plan(self._build(n), ARENA)
         assert isinstance(plan, PreemptiblePlan)
         plan.cut_after = CUT_AFTER_WARMUP_RUNS
         plan.max_part_seconds = min(MAX_PART_SECONDS, max(LEAST, alone / STEPS))
         plan.spare_core = alone < BRISK
         self._engine.feeds_of(plan).write(UBatch())
         if (pos := plan.input_buffers.get("pos")) is not None:
-            pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1
+            pos[:] = self._depth - 1
         return plan
 
-
-def _build(engine: Engine, n: int) -> Build:
-    return partial(engine.build, Shape(n, 0))
+    def _build(self, n: int) -> Build:
+        return partial(self._engine.build, Shape(n, 0))

@@ -1,9 +1,9 @@
-"""The memory of the KV cache, taken from the system before a step needs it.
+"""Prefault: takes the KV cache's memory from the operating system before a step writes to it.
 
-The system gives memory when it is first written, in large pages where it has them: some 0.25 ms for 2 MiB,
-twenty times as much in a virtual machine whose host has to find that memory first. All layers' keys and values come to
-the end of such a page at about the same token, whose step would wait for all of it. So it is taken ahead of what is
-used while nobody waits, and not all at once: what no request will reach costs nothing.
+The system maps memory at the first write, in huge pages where it has them: some 0.25 ms for 2 MiB, and
+twenty times as much in a virtual machine whose host must find that memory first. All layers reach the
+end of a huge page at about the same token, whose step would wait for all of them. So memory is
+prefaulted while the engine is idle, a fixed distance ahead of the blocks in use.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections.abc import Callable
 from logitless.graph.execution.session import Session
 from logitless.models.kv_pool import PagePool
 
-LEAD = 256 << 20  # bytes beyond the furthest page that was used
-PIECE = 2 << 20  # bytes that are taken between two looks at whether somebody waits
+LEAD = 256 << 20  # bytes beyond the last block that was used
+PIECE = 2 << 20  # bytes that are prefaulted between two checks for waiting requests
 
 
 class Prefault:
-    """Goes through a pool's pages, `LEAD` bytes ahead of those that were used. Free pages are used from the first on.
+    """Prefaults a pool's blocks, up to `LEAD` bytes ahead of the last used one.
 
-    A device's own memory is not looked at. Belongs to the engine's thread.
+    The block pool hands out low block numbers first. Device memory is skipped. Belongs to the engine
+    thread.
     """
 
     def __init__(self, session: Session, pool: PagePool) -> None:
@@ -28,15 +29,15 @@ class Prefault:
         self._n_pages = pool.n
         largest = max((cache.nbytes for cache in self._caches), default=1)
         self._lead = LEAD // max(1, pool.nbytes)
-        self._step = max(1, PIECE * self._n_pages // largest)  # pages of a piece
-        self._used = self._done = 0  # pages that steps have come to; pieces, one of every cache after the other
+        self._step = max(1, PIECE * self._n_pages // largest)  # blocks of a piece
+        self._used = self._done = 0  # blocks used so far; pieces prefaulted, round-robin over the caches
 
     def used(self, page: int) -> None:
-        """Steps have come to this page."""
+        """Note that a step uses this block."""
         self._used = max(self._used, page + 1)
 
     def run(self, wanted: Callable[[], bool]) -> None:
-        """Go on until somebody wants something else, or until all is taken that may be used soon."""
+        """Prefault until `wanted()` is True (a request waits) or the lead is reached."""
         end, n = min(self._n_pages, self._used + self._lead), len(self._caches)
         while n and (first := self._done // n * self._step) < end and not wanted():
             cache = self._caches[self._done % n]

@@ -1,4 +1,4 @@
-"""A step as a graph: tokens → logits → sampled ids, of which all that differs between requests is fed."""
+"""Step graph: tokens → logits → sampled ids. Everything that differs between requests is an input."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from logitless.models.model import Model
 
 @dataclass(frozen=True)
 class StepGraph:
-    """What steps of one session share."""
+    """Builds the graphs of steps on the KV cache and states of one session."""
 
     memory: PagedMemory
     sampler_state: Tensor  # (slots, N_STATE) f32
-    hidden: Tensor | None = None  # rows of logitless.models.architectures.mtp.Hidden, where a block guesses
+    hidden: Tensor | None = None  # last hidden states for the MTP head (models/architectures/mtp.py)
 
     def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
-        """What has to run and is not fetched; and ids of the rows that are wanted, with log-probabilities where these
-        are."""
+        """Nodes of a step: (nodes that only run, fetched nodes).
+
+        The fetched nodes are the ids of the sampled positions and, if asked for, log-probabilities.
+        """
         logits, kept = self._logits(model, shape)
         if logits is None:
             return kept, []
@@ -35,7 +37,7 @@ class StepGraph:
         return kept, [ids, log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1)]
 
     def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
-        """Those that are wanted, and what has to run besides."""
+        """Logits of the sampled positions, or None without any, and nodes that only run."""
         if self.hidden is None:
             batch = Batch.feeds(shape.n_tokens, shape.n_out if shape.n_out and not shape.whole else None)
             if not shape.n_out:

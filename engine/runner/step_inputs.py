@@ -1,8 +1,8 @@
-"""A batch as the feeds of its plan, written where the plan wants them.
+"""Step inputs: writes a batch to the input buffers of its plan.
 
-A small model's step is short, and what Python touched before the last one has left the caches
-since. So little is touched: nothing is made for a step, and what a request's rows have in common is
-written once for each plan."""
+A small model's step is short, and Python objects that were last used a step ago have left the CPU
+caches. So this code touches little: it allocates nothing for a step and writes a request's constant
+sampling parameters once for each plan."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from logitless.graph.tensor import Tensor, feed
 
 Array = npt.NDArray[Any]
 SAMPLING = ("params", "chain", "draws", "list_ptr", "list_kind", "list_id", "list_value", "slot")
-INPUTS = frozenset(  # that `StepFeeds` fills, and `gates`
+INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `gates`
     {"tokens", "pos", "slot", "cells", "near", "begin", "end", "out", "out.pos", "out.slot", "targets", "gates"}
     | {"hidden.before", "hidden.to", *(f"sample.{name}" for name in SAMPLING)}
 )
 
 
 def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0) -> list[Tensor]:
-    """The sources of `sample` after logits and state; `n_list` entries of all rows' lists."""
+    """Inputs of the op `sample` after logits and state.
+
+    `n_rows`: sampled positions. `n_list`: entries of the sparse lists of all rows together.
+    """
     n_draws = 2 * n_rows if n_masks else n_rows
     shapes: list[tuple[str, tuple[int, ...], str]] = [
         ("params", (n_rows, s.N_PARAMS), "f32"),
@@ -48,17 +51,17 @@ def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0)
 
 
 def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
-    """An array for each feed among them that is not late, where no plan has one."""
+    """New arrays for the inputs among `nodes`, without deferred ones."""
     feeds = (t for t in nodes if t.op == "feed" and not t.attrs.get("deferred"))
     return {t.name: np.zeros(t.shape, DTYPES[t.dtype].numpy) for t in feeds}
 
 
 class StepFeeds:
-    """Writes batches to the input arrays of one plan, `room`, by name. ValueError: the plan has an
-    input that no step fills.
+    """Writes batches to the input arrays of one plan: `room`, by name.
 
-    Padding tokens belong to `spare_slot` and write to `spare_cell`, `spare_near` (a cell of layers
-    with a window) and `spare_hidden` (a row of logitless.engine.runner.hidden_rows).
+    Raises ValueError if the plan has an input that no step fills. Padding tokens belong to
+    `spare_slot` and write to the token slots `spare_cell` and `spare_near` (sliding-window KV group)
+    and to the row `spare_hidden` (hidden_rows.py).
 
     Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
     that its graph reads."""
@@ -82,7 +85,7 @@ class StepFeeds:
         self._sampling = SamplingFeeds(room) if "sample.params" in room else None
 
     def write(self, batch: UBatch) -> None:
-        """All but `gates`, which the adapters' weights decide."""
+        """Write every input but `gates`, the LoRA scales."""
         slot, out = batch.slot, batch.out
         n, n_out = len(slot), len(out)
         self._tokens[:n] = batch.tokens
@@ -96,15 +99,15 @@ class StepFeeds:
             self._cells[:n], self._cells[n:] = batch.cells, self._spare_cell
         if self._near is not None:
             self._near[:n], self._near[n:] = batch.near, self._spare_near
-        if self._begin is not None:  # padding begins with the zero state
+        if self._begin is not None:  # padding reads the zero state
             self._begin[:n], self._begin[n:] = batch.begin, 0
-        if self._end is not None:  # and keeps none
+        if self._end is not None:  # padding writes none
             self._end[:n], self._end[n:] = batch.end, -1
         if self._before is not None:
             self._before[:n], self._before[n:] = batch.hidden_before, self._spare_hidden
         if self._to is not None:
             self._to[:n], self._to[n:] = batch.hidden_to, self._spare_hidden
-        if self._sampling is None:  # nobody wants logits
+        if self._sampling is None:  # prefill only
             return
         slots = [slot[i] for i in out]
         if self._out is not None:
@@ -119,8 +122,10 @@ class StepFeeds:
 
 
 class SamplingFeeds:
-    """The sources of `sample` that are not late. The masks come separately; with them a row has two
-    draws."""
+    """Writes the sampling inputs of one plan, except for the token bitmasks, which are deferred.
+
+    With a token bitmask, a row has two draws.
+    """
 
     def __init__(self, room: Mapping[str, Array]) -> None:
         """`room`: an array for each of `sampling_feeds`, by name."""
@@ -133,7 +138,7 @@ class SamplingFeeds:
         self._written: list[tuple[Array, Array] | None] = [None] * n_rows  # params and chain of each row
 
     def write(self, rows: Sequence[Row | None], slots: Sequence[int]) -> None:
-        """The rows that are None, and those behind the last, have nothing to sample."""
+        """Write the rows of a batch. Rows that are None, and padding rows, sample nothing."""
         whose: list[int] = []
         ptr: list[int] = []
         draws: list[int] = []
@@ -144,11 +149,11 @@ class SamplingFeeds:
         for r, row in enumerate(rows):
             ptr.append(len(ids))
             if row is None:
-                before = -1  # or the sequence's next row would take over draws that this one does not have
+                before = -1  # this row has no draws, so the next row of the sequence starts its own
                 whose.append(before)
                 self._nothing(r, r + 1)
                 continue
-            if slots[r] != before:  # the sequence's draws lie together from here, whichever of its rows uses them
+            if slots[r] != before:  # the draws of a sequence's rows are contiguous from here
                 before, start = slots[r], self._row_draws * r
                 draws[start:] = [0] * (start - len(draws))
             whose.append(before)
@@ -159,7 +164,7 @@ class SamplingFeeds:
                 values += row.values
             written = self._written[r]
             if written is None or written[0] is not row.params or written[1] is not row.chain:
-                self._written[r] = None  # in case that one of them does not fit
+                self._written[r] = None  # in case an assignment raises
                 self._params[r], self._chain[r] = row.params, row.chain
                 self._written[r] = row.params, row.chain
         n, total = len(rows), len(ids)
@@ -176,6 +181,6 @@ class SamplingFeeds:
             self._nothing(n, len(self._slot))
 
     def _nothing(self, first: int, stop: int) -> None:
-        """Rows that sample nothing."""
+        """Make rows sample nothing."""
         self._chain[first:stop, 0] = s.END
         self._written[first:stop] = [None] * (stop - first)

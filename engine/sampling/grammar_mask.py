@@ -1,7 +1,8 @@
-"""A request's grammar: when it begins, and its masks, which other threads compute while the device works.
+"""Structured output: grammar state and token bitmasks, computed by worker threads while the device runs.
 
-Facts about lazy grammars: llama.cpp, `llama_grammar_accept_impl` (2026). Until a trigger comes everything is allowed; a
-trigger token, or the text from the beginning of what a trigger pattern's first group matched, is the grammar's start.
+Facts about lazy grammars: llama.cpp, `llama_grammar_accept_impl` (2026). Until a trigger matches,
+every token is allowed. The grammar's text starts at the trigger token, or at the first group of the
+trigger pattern.
 """
 
 from __future__ import annotations
@@ -22,36 +23,39 @@ from logitless.models.grammar import Grammar, GrammarError, Matcher
 from logitless.models.grammar.triggers import Pattern
 
 Bits = npt.NDArray[np.uint32]
-Found = Bits | GrammarError | None  # None: everything is allowed
+Found = Bits | GrammarError | None  # None: every token is allowed
 N_WORKERS = 4
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Constraint:
-    """What a generation's text must be like. `text` and `triggers` are how generation_settings shows it."""
+    """Grammar of a request. `text` and `triggers` are its source, as generation_settings shows it."""
 
     grammar: Grammar
     text: str = ""
     lazy: bool = False
-    tokens: frozenset[int] = frozenset()  # any of them begins a lazy grammar
-    words: tuple[bytes, ...] = ()  # and so does the first of these in the text
+    tokens: frozenset[int] = frozenset()  # trigger tokens of a lazy grammar
+    words: tuple[bytes, ...] = ()  # trigger words; the first one in the text counts
     patterns: tuple[Pattern, ...] = ()
     triggers: tuple[dict[str, Any], ...] = ()
 
 
 class Guide:
-    """One generation's place in its constraint. For one thread at a time."""
+    """Grammar state of one generation. For one thread at a time."""
 
     def __init__(self, constraint: Constraint) -> None:
         self.constraint = constraint
         self.awaiting = constraint.lazy
         self._matcher: Matcher | None = None if constraint.lazy else constraint.grammar.matcher()
-        self._mask: Bits | None = None  # of where it is, once it has been asked for
-        self._text = b""  # so far, while a trigger may come
-        self._starts: list[tuple[int, int]] = []  # (where in the text, id) of each token
+        self._mask: Bits | None = None  # bitmask of the current state, once computed
+        self._text = b""  # generated text, while a trigger may match
+        self._starts: list[tuple[int, int]] = []  # (offset in the text, id) of each token
 
     def mask(self) -> Bits | None:
-        """The tokens that may come next; None: all. GrammarError when the grammar cannot be gone on with."""
+        """Token bitmask (n_vocab / 32,) u32 of the next token; None: every token is allowed.
+
+        Raises GrammarError if the grammar cannot continue.
+        """
         if self._matcher is None:
             return None
         if self._mask is None:
@@ -59,7 +63,7 @@ class Guide:
         return self._mask
 
     def accept(self, id: int) -> None:
-        """Go on with a token; GrammarError where it is not allowed."""
+        """Advance by a token. Raises GrammarError if it is not allowed."""
         self._mask = None
         if self._matcher is not None:
             if not self._matcher.accept(id):
@@ -95,9 +99,11 @@ class Guide:
                 raise GrammarError("does not allow the text of its trigger")
 
     def masks(self, draft: Sequence[int]) -> list[Found]:
-        """The masks here and after each drafted token, as far as the draft is allowed; where a drafted token ends the
-        grammar, why: it need not come. Leaves the place as it is, unless a trigger is awaited: then call it on a
-        copy."""
+        """Token bitmasks of the next token and after each draft token, as far as the draft is allowed.
+
+        An error at a draft token is returned in place of its mask, for the token may be rejected. The
+        state is rolled back; while a trigger is awaited it is not, so call this on a copy then.
+        """
         found: list[Found] = [self.mask()]
         n_accepted = 0
         try:
@@ -117,7 +123,7 @@ class Guide:
         return found
 
     def copy(self) -> Guide:
-        """The same place, on its own."""
+        """Independent copy of the state."""
         other = Guide(self.constraint)
         other.awaiting, other._text, other._starts = self.awaiting, self._text, self._starts.copy()
         other._matcher = None if self._matcher is None else self._matcher.copy()
@@ -125,17 +131,20 @@ class Guide:
 
 
 class Mask:
-    """The mask of one row of a step, which may still be on its way."""
+    """Token bitmask of one row of a step; a worker may still compute it."""
 
     __slots__ = ("_index", "_job", "bits")
 
     def __init__(self, job: Future[list[Found]], index: int) -> None:
         self._job, self._index = job, index
-        self.bits: Bits | None = None  # once `wait` has given it
+        self.bits: Bits | None = None  # set by `wait`
 
     def wait(self, seconds: float) -> Bits | None:
-        """The mask, None if all tokens are allowed. TimeoutError: not there yet. GrammarError: there is none. Of a row
-        that the draft before it rules out, anything."""
+        """Wait for the bitmask; None: every token is allowed.
+
+        Raises TimeoutError if it is still pending, GrammarError if the grammar cannot continue. A row
+        after a forbidden draft token gets an arbitrary mask, for it will be rejected.
+        """
         masks = self._job.result(max(0.0, seconds))
         found = masks[min(self._index, len(masks) - 1)]
         if isinstance(found, GrammarError):
@@ -145,33 +154,33 @@ class Mask:
 
 
 class Masks:
-    """A generation's masks, for the engine's thread. Whatever may take time happens in a worker."""
+    """Token bitmasks of one generation, for the engine thread. Workers compute them."""
 
     def __init__(self, constraint: Constraint) -> None:
         self._guide = Guide(constraint)
-        self._busy = threading.Lock()  # held by who uses the guide
-        self._accepted: deque[int] = deque()  # tokens that the guide does not know yet
-        self._problem: GrammarError | None = None  # a token has come after which there are no masks
+        self._busy = threading.Lock()  # guards the grammar state
+        self._accepted: deque[int] = deque()  # accepted tokens that the grammar state has yet to take in
+        self._problem: GrammarError | None = None  # why there are no masks any more
         self._job: Future[list[Found]] = Future()
         self._rows: list[Mask] = []
-        self.ended = False  # the grammar's text was whole, and only its end was ruled out
+        self.ended = False  # the text was complete, and a bias ruled out every end token
         self._submit(())
 
     @property
     def awaiting(self) -> bool:
-        """Whether everything is allowed, because no trigger has come."""
+        """True if every token is allowed, because no trigger has matched yet."""
         return self._guide.awaiting
 
     @property
     def ready(self) -> bool:
-        """Whether the next mask has come."""
+        """True if the next mask is computed."""
         return self._guide.awaiting or self._job.done()
 
     def rows(self, draft: Sequence[int] = ()) -> list[Mask | None]:
-        """The masks of the next token and of those after each drafted one; None: everything is allowed."""
+        """Start the masks of the next token and after each draft token; None: every token is allowed."""
         if self._guide.awaiting:
             guide = self._guide.copy()
-            with suppress(GrammarError):  # the worker will find it, too
+            with suppress(GrammarError):  # the worker raises it, too
                 for id in draft:
                     guide.accept(id)
                     if not guide.awaiting:
@@ -186,7 +195,7 @@ class Masks:
         return list(self._rows)
 
     def accept(self, id: int) -> bool:
-        """Go on with the token of the first row that has none yet; False: its mask does not have it."""
+        """Advance by the token of the next row; False: its mask forbids the token."""
         row = self._rows.pop(0) if self._rows else None
         if row is not None and row.bits is not None and not row.bits[id // 32] >> np.uint32(id % 32) & 1:
             self.ended = self.at_end(row.bits)
@@ -195,7 +204,7 @@ class Masks:
         return True
 
     def force(self, id: int) -> None:
-        """Go on with a token that comes whether it is allowed or not."""
+        """Advance by a forced token, allowed or not."""
         self._rows = []
         self._go_on(id)
 
@@ -212,7 +221,7 @@ class Masks:
         self._submit(())
 
     def at_end(self, bits: Bits) -> bool:
-        """Whether a mask allows nothing but tokens that end a generation."""
+        """True if a mask allows only end-of-generation tokens."""
         rest = bits.copy()
         for id in self._guide.constraint.grammar.tokenizer.eog_ids:
             rest[id // 32] &= ~np.uint32(1 << (id % 32))

@@ -1,8 +1,8 @@
-"""llama.cpp's sampler `infill`, for text between two others: it ends rather than goes on where the model is undecided.
+"""Infill sampler: llama.cpp's `infill` for fill-in-the-middle, which prefers to end an undecided text.
 
-It compares the texts of tokens, which no device knows. So a device runs the samplers before it and tells what they
-left; it and those after it run here, by their definition (graph/ops/sampling/samplers.py). Facts: llama.cpp,
-src/llama-sampling.cpp (2026).
+It compares the texts of tokens, which the device does not have. So the device runs the samplers before
+it and returns their candidates. This sampler and those after it run on the host, by their definition
+(graph/ops/sampling/samplers.py). Facts: llama.cpp, src/llama-sampling.cpp (2026).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from logitless.graph.ops.sampling.samplers import Candidates
 
-N_CANDIDATES = 128  # the likeliest that a device tells; what is less likely has no say
-LEAST = 0.2  # probability of a token that is to stay
+N_CANDIDATES = 128  # likeliest candidates that the device returns; others are ignored
+LEAST = 0.2  # probability below which a token is dropped
 
 
 class Texts(Protocol):
-    """What it needs of a tokenizer (logitless.models.tokenizer.Tokenizer is one)."""
+    """Tokenizer, as the infill sampler needs it."""
 
     eot_id: int | None
     eos_id: int | None
@@ -30,17 +30,18 @@ class Texts(Protocol):
 
 
 def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
-    """What a device tells of a row: ids (-1: no more), likeliest first, and their probabilities, above 0."""
+    """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities `p` > 0."""
     known = np.fromiter(ids, np.int64)
     known = known[known >= 0]
     return Candidates(known, np.log(p[: len(known)]), True, p[: len(known)])
 
 
 def infill(c: Candidates, n_left: int, texts: Texts) -> None:
-    """Leave of the candidates what the sampler leaves, with their logits; `n_left`: how many there were in all.
+    """Apply the infill sampler to the candidates in place. `n_left`: candidates before truncation.
 
-    Ends win where they have more than a third of an average candidate's share. Else a token that begins as another does
-    counts with the likelier of both; what then is unlikely goes, and if that is all, the text ends.
+    End tokens win if they have more than a third of an average candidate's share. Otherwise a token
+    whose text begins another token's text is merged into the likelier of both, unlikely tokens are
+    dropped, and if none is left the text ends.
     """
     ids, p = c.ids.tolist(), c.softmax().tolist()
     ends = [id in texts.eog_ids for id in ids]
@@ -61,7 +62,7 @@ def infill(c: Candidates, n_left: int, texts: Texts) -> None:
 
 
 def _merge(p: list[float], pieces: list[bytes]) -> None:
-    """Of two tokens of which one's text begins the other's, the likelier one gets the other's probability, in order."""
+    """Merge tokens whose text is a prefix of another's: the likelier one gets the sum of probabilities."""
     gone: set[int] = set()
     for i, piece in enumerate(pieces):
         for j, other in enumerate(pieces):

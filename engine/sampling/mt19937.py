@@ -1,4 +1,4 @@
-"""MT19937 as std::mt19937 gives it, one 32-bit word after the other, with words that can be looked at before use."""
+"""Mersenne Twister: the 32-bit words of std::mt19937, with lookahead."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import secrets
 
 import numpy as np
 
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's default: choose one
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's default: a random seed
 
 
 def choose_seed(seed: int) -> int:
-    """The seed itself modulo 2³², or a random one for -1 and 4294967295."""
+    """Seed modulo 2³², or a random one for -1 and 4294967295."""
     seed &= 0xFFFFFFFF
     return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
 
 
 class Generator:
-    """The words of std::mt19937(seed). Looking consumes nothing; `advance` says what was used."""
+    """Words of std::mt19937(seed). `peek` consumes nothing, `advance` consumes words."""
 
     __slots__ = ("_at", "_source", "_words", "n_used")
 
@@ -28,7 +28,7 @@ class Generator:
         self.n_used = 0
 
     def peek(self, n: int, skip: int = 0) -> list[int]:
-        """The n words after the next `skip`."""
+        """Return the n words after the next `skip` words."""
         start = self._at + skip
         while start + n > len(self._words):
             del self._words[: self._at]
@@ -38,7 +38,7 @@ class Generator:
         return self._words[start : start + n]
 
     def advance(self, n: int) -> None:
-        """n words have been used."""
+        """Consume n words."""
         self.peek(n)
         self._at += n
         self.n_used += n

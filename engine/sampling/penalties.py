@@ -1,6 +1,6 @@
-"""What a sequence's own tokens say about its next one: penalty counts and DRY, as llama.cpp computes them.
+"""Penalties: repetition counts and DRY of a sequence's own tokens, as llama.cpp computes them.
 
-Both give sparse entries for the op `sample`; both count the prompt's tokens.
+Both give sparse entries for the op `sample`, and both count the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ LOG_FLOAT_MAX = 88.7228391
 
 
 class Vocabulary(Protocol):
-    """What DRY needs of a tokenizer (logitless.models.tokenizer.Tokenizer is one). Hashable, as every plain object
-    is.
-    """
+    """Tokenizer, as DRY needs it; hashable, for the cache of breakers."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -38,7 +36,7 @@ class Vocabulary(Protocol):
 
 
 class Penalties:
-    """How often each token occurs among the last n (none for n = 0)."""
+    """Counts of each token among the last `last_n` tokens (none for 0)."""
 
     def __init__(self, last_n: int) -> None:
         self.last: deque[int] = deque(maxlen=last_n)
@@ -64,13 +62,13 @@ class Penalties:
 
 @dataclass(frozen=True)
 class Breakers:
-    """Where repetitions may not reach across: after a head token, any of its tails ends a sequence breaker."""
+    """Sequence breakers of DRY: a head token followed by one of its tails. No repetition reaches across."""
 
     tails: dict[int, list[tuple[int, ...]]]
     is_head: npt.NDArray[np.bool_]  # (n_vocab,)
 
     def is_single(self, token: int) -> bool:
-        """The token alone contains a breaker."""
+        """True if the token alone contains a breaker."""
         return () in self.tails.get(token, ())
 
 
@@ -81,7 +79,7 @@ def _texts(vocab: Vocabulary) -> list[bytes]:
 
 @functools.lru_cache(maxsize=16)
 def find_breakers(vocab: Vocabulary, texts: tuple[str, ...]) -> Breakers:
-    """Every token that contains a breaker, or ends with the beginning of one (its tail: the tokens of the rest)."""
+    """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the rest)."""
     tails: dict[int, list[tuple[int, ...]]] = {}
     for text in texts:
         breaker = text.encode()[:MAX_BREAKER_BYTES]
@@ -106,7 +104,10 @@ def find_breakers(vocab: Vocabulary, texts: tuple[str, ...]) -> Breakers:
 
 
 def suffix_lengths(tokens: Sequence[int]) -> list[int]:
-    """For every j but the last: how many tokens up to and with j equal as many at the end (Z-algorithm, backwards)."""
+    """Length of the common suffix of tokens[: j + 1] and all tokens, for every j but the last.
+
+    This is the Z-algorithm on the reversed tokens.
+    """
     n = len(tokens)
     back = tokens[::-1]
     z = [0] * n
@@ -122,8 +123,11 @@ def suffix_lengths(tokens: Sequence[int]) -> list[int]:
 
 
 class Dry:
-    """'Don't repeat yourself': a token that would extend a repetition of `allowed` tokens or more is made unlikely,
-    exponentially with the length (p-e-w's sampler; llama.cpp's rules). The last `window` tokens count."""
+    """DRY sampler ("don't repeat yourself"): penalises tokens that extend a repetition.
+
+    The penalty grows exponentially with the length of a repetition of `allowed` tokens or more, among
+    the last `window` tokens (p-e-w's sampler; llama.cpp's rules).
+    """
 
     def __init__(self, multiplier: float, base: float, allowed: int, window: int, breakers: Breakers) -> None:
         self.multiplier, self.base = float(np.float32(multiplier)), float(np.float32(base))
@@ -131,7 +135,7 @@ class Dry:
         self.max_exponent = int(LOG_FLOAT_MAX / math.log(self.base)) if self.base > 1.000001 else 0
         self.n = 0
         self.tokens = np.zeros(256, np.int32)
-        self.same = np.zeros(256, np.int32)  # suffix_lengths of the tokens, kept up to date
+        self.same = np.zeros(256, np.int32)  # suffix_lengths of the tokens, updated by `push`
         self._next = np.zeros(256, np.int32)
 
     def copy(self) -> Dry:
@@ -167,7 +171,7 @@ class Dry:
         self.n = n + 1
 
     def _make_room(self) -> None:
-        if self.n >= 2 * self.window:  # what lies before the window will never count again
+        if self.n >= 2 * self.window:  # drop the tokens before the window
             for array in (self.tokens, self.same):
                 array[: self.window] = array[self.n - self.window : self.n].copy()
             self.n = self.window
@@ -176,7 +180,7 @@ class Dry:
         self._next = np.zeros(2 * self.n, np.int32)
 
     def _limit(self, recent: npt.NDArray[np.int32]) -> int:
-        """How long a repetition can be without reaching across the latest breaker."""
+        """Longest repetition that does not reach across the last breaker."""
         for at in np.flatnonzero(self.breakers.is_head[recent])[::-1].tolist():
             best = -1
             for tail in self.breakers.tails[int(recent[at])]:
@@ -187,7 +191,7 @@ class Dry:
         return len(recent)
 
     def penalties(self) -> dict[int, float]:
-        """What to subtract from the logits, by token."""
+        """Penalties to subtract from the logits, by token."""
         n = min(self.n, self.window)
         recent = self.tokens[self.n - n : self.n]
         if n <= self.allowed:

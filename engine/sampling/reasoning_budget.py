@@ -1,4 +1,4 @@
-"""How long a model may reason: counts the tokens of it, and says what ends it (`reasoning_budget_tokens`)."""
+"""Reasoning budget: counts reasoning tokens and forces their end (`reasoning_budget_tokens`)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningLimit:
-    """The tags as bytes, and the tokens that stand for the closing one."""
+    """Reasoning tags of a chat template and the token budget between them."""
 
     opening: bytes
     closing: bytes
-    forced: tuple[int, ...]
-    budget: int = -1  # tokens between the tags; -1: no limit, but it can be ended
-    begun: bool = False  # the prompt has the opening tag
+    forced: tuple[int, ...]  # tokens of the closing tag
+    budget: int = -1  # tokens between the tags; -1: no limit, but a client can end the reasoning
+    begun: bool = False  # the prompt contains the opening tag
 
 
 class Thoughts:
-    """One generation's reasoning. `due` are the tokens that must come next instead of sampled ones."""
+    """Reasoning state of one generation. `due`: forced tokens, which replace sampled ones."""
 
     __slots__ = ("_limit", "_piece", "_tail", "due", "n_tokens", "state")
 
     def __init__(self, limit: ReasoningLimit, piece: Callable[[int], bytes]) -> None:
         self._limit = limit
         self._piece = piece
-        self._tail = b""  # what may be a part of a tag
+        self._tail = b""  # text that may be part of a tag
         self.state = "inside" if limit.begun else "before"  # then "after"
         self.n_tokens = 0
         self.due: tuple[int, ...] = ()
 
     def push(self, id: int) -> None:
-        """Take in a token that was sampled."""
+        """Count a sampled token."""
         if self.state == "after":
             return
         limit = self._limit
@@ -53,13 +53,13 @@ class Thoughts:
             self.end()
 
     def end(self) -> bool:
-        """End it with the next token; False: it is not going on."""
+        """Force the closing tag from the next token on; False: the model is not reasoning."""
         if self.state != "inside":
             return False
         self.state, self.due = "after", self._limit.forced
         return True
 
     def take(self) -> tuple[int, ...]:
-        """The tokens that are due, once."""
+        """Return the forced tokens and clear them."""
         due, self.due = self.due, ()
         return due

@@ -1,4 +1,4 @@
-"""From sampled ids to text that may be shown: whole characters, nothing of a stop text, no badly indented line."""
+"""Stop filter: detokenizes sampled ids and buffers text that may become a stop string."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Pieces(Protocol):
-    """Turns ids into text without splitting characters (logitless.models.tokenizer.StreamDecoder)."""
+    """Incremental detokenizer: ids to text without split characters (models/tokenizer/detokenizer.py)."""
 
     def push(self, id: int, /) -> str: ...
 
@@ -14,7 +14,11 @@ class Pieces(Protocol):
 
 
 class Decoder:
-    """One generation's text. What `push` and `finish` return, put together, is the text of the answer."""
+    """Text of one generation. The results of `push` and `finish`, concatenated, are the answer's text.
+
+    The text has whole characters only, no stop string, and ends before a line with too little
+    indentation (`n_indent`).
+    """
 
     __slots__ = ("_held", "_indent", "_n_indent", "_pieces", "_plain", "_stop", "ended")
 
@@ -23,19 +27,19 @@ class Decoder:
         self._stop = tuple(text for text in stop if text)
         self._n_indent = n_indent
         self._plain = not self._stop and n_indent <= 0
-        self._held = ""  # the beginning of what may become a stop text
+        self._held = ""  # buffered text that may become a stop string
         self._indent = -1  # blanks at the start of this line so far; -1: not at the start of one
-        self.ended = False  # a stop text came, or a line with too little indentation
+        self.ended = False  # a stop string matched, or a line had too little indentation
 
     def push(self, id: int) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop text that ends the generation here."""
+        """Detokenize a token; returns (text to send now, stop string that matched or None)."""
         text = self._pieces.push(id)
         if self._plain or self.ended or not text:
             return text, None
         return self._filter(text)
 
     def finish(self) -> str:
-        """What was held back, for an end that no stop text brought."""
+        """Return the buffered text at an end without a stop string."""
         if self.ended:
             return ""
         text, _ = self._filter(self._pieces.flush())
@@ -62,7 +66,7 @@ class Decoder:
         return shown, found
 
     def _indented(self, text: str) -> str:
-        """The text up to the first line, after the first one, that begins with fewer than n_indent blanks."""
+        """Text up to the first line, after the first one, that begins with fewer than n_indent blanks."""
         if self._n_indent <= 0:
             return text
         for i, char in enumerate(text):
@@ -77,7 +81,7 @@ class Decoder:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with; the whole stop does not count."""
+    """Length of the longest proper prefix of `stop` that ends `text`."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n

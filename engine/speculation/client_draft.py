@@ -1,31 +1,33 @@
-"""Drafts that the client brings: OpenAI's `prediction`, and token ids (`draft_tokens`)."""
+"""Client drafts: draft tokens from OpenAI's `prediction` or from token ids (`draft_tokens`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST_KEY, SHORTEST_KEY = 8, 2  # tokens that must agree to find the place again after a difference
+LONGEST_KEY, SHORTEST_KEY = 8, 2  # tokens that must match to resume the draft after a difference
 
 
 class ClientDrafter:
-    """Follows a given text. It starts at its beginning; where the generation departs from it, the place to go on is
-    the one after the same last tokens, the longest key first, and of equal ones the nearest ahead.
+    """Drafts from the client's text, from its beginning on.
+
+    After a difference it resumes where the draft has the same last tokens: the longest match wins, then
+    the nearest one ahead.
     """
 
     def __init__(self, draft: Sequence[int], n_prompt: int, n_max: int) -> None:
         self._draft = list(draft)
-        self._at = 0  # the draft's next token
+        self._at = 0  # index of the next token in the draft; ~index while out of step
         self._seen = n_prompt  # tokens of the sequence that `_at` takes into account
         self._n_prompt = n_prompt
         self._n_max = max(1, n_max)
-        self._places: dict[tuple[int, ...], list[int]] | None = None  # where each shortest key ends
+        self._places: dict[tuple[int, ...], list[int]] | None = None  # end positions of each shortest key
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         for token in tokens[self._seen :]:
             if 0 <= self._at < len(self._draft) and self._draft[self._at] == token:
                 self._at += 1
             elif self._at >= 0:
-                self._at = ~self._at  # lost, with the place remembered
+                self._at = ~self._at  # out of step
         self._seen = len(tokens)
         if self._at < 0 and not self._find(tokens):
             return []

@@ -1,10 +1,9 @@
-"""How many tokens models are to draft at once: as many as promise the most tokens a second.
+"""Adaptive draft length: picks the number of draft tokens that gives the most tokens a second.
 
-A draft costs a model's steps, and a row each in the step that verifies it. One stream's step reads all weights whatever
-it computes, so rows come nearly for nothing; sixteen streams' steps compute all the time, and guesses that are wrong
-take time from others. How long steps take with drafts of each length, by how many sequences there are, is a matter of
-the machine and the model, and how often guesses come true one of the text. Neither is assumed: both are what they have
-been lately.
+A draft token costs a step of the draft model and a row in the step that verifies it. The step of one
+sequence is bound by memory bandwidth, so rows are nearly free. The steps of sixteen sequences are bound
+by compute, so rejected tokens slow the others down. The time of a step by draft length and batch size
+depends on machine and model, and the acceptance rate depends on the text. Both are measured.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ from collections.abc import Sequence
 
 from logitless.engine.batch import power_of_two
 
-FEW = 3  # steps of a length, and one more, before it is judged
-LONGEST = 8  # tokens of a draft: each length takes some steps to be known
-EVERY = 128  # steps from one trial of another length to the next
+FEW = 3  # steps of a length, after a first one, before its time is trusted
+LONGEST = 8  # draft tokens at most: every length must be measured first
+EVERY = 128  # steps between trials of another length
 TRIAL = 4  # steps of a trial
-PROBE = 16  # steps from one guess to the next where none is worth it: the text may have changed
-UNKNOWN = 0.7  # the chance of a guess of which nothing is known
-WEIGHT = 2.0  # guesses that what others have seen counts for
-OWN, SHARED = 0.9, 0.98  # of what is known, after another draft
+PROBE = 16  # steps between drafts while none pays: the text may have changed
+UNKNOWN = 0.7  # acceptance rate before any draft
+WEIGHT = 2.0  # draft tokens that the rate of all sequences counts for in the rate of one
+OWN, SHARED = 0.9, 0.98  # decay of counts after each draft, of one sequence and of all
 
 
 class Chances:
-    """How often guesses have come true lately, by their place in a draft."""
+    """Acceptance rate of recent draft tokens, by position in the draft."""
 
     __slots__ = ("_kept", "_others", "_right", "_tried")
 
     def __init__(self, others: Chances | None = None) -> None:
-        """Of one sequence; `others`: of all of them, which are told, too."""
+        """`others`: the rate of all sequences, which is updated too and serves as prior."""
         self._others = others
         self._kept = SHARED if others is None else OWN
         self._tried: list[float] = []
         self._right: list[float] = []
 
     def judged(self, n_drafted: int, n_accepted: int) -> None:
-        """Of a draft of so many tokens the first n_accepted came true."""
-        for i in range(min(n_drafted, n_accepted + 1)):  # what follows a wrong one was not tried
+        """Count a draft of `n_drafted` tokens of which the first `n_accepted` were accepted."""
+        for i in range(min(n_drafted, n_accepted + 1)):  # tokens after a rejected one say nothing
             if i == len(self._tried):
                 self._tried.append(0.0)
                 self._right.append(0.0)
@@ -49,14 +48,14 @@ class Chances:
             self._others.judged(n_drafted, n_accepted)
 
     def of(self, i: int) -> float:
-        """That guess i comes true, if those before it do."""
+        """Probability that draft token `i` is accepted, given that those before it are."""
         expected = UNKNOWN if self._others is None else self._others.of(i)
         if i >= len(self._tried):
             return expected
         return (self._right[i] + WEIGHT * expected) / (self._tried[i] + WEIGHT)
 
     def tokens(self, n_most: int) -> list[float]:
-        """How many a step will give, by the draft's length."""
+        """Expected tokens of a step, by draft length from 0 to n_most."""
         expected, chance = [1.0], 1.0
         for i in range(n_most):
             chance *= self.of(i)
@@ -65,8 +64,7 @@ class Chances:
 
 
 class _Times:
-    """What steps of so many sequences take, by the length of their drafts. They are alike but for pauses of the
-    machine, which a median forgets."""
+    """Median step times by draft length, for one batch size. The median ignores pauses of the machine."""
 
     __slots__ = ("_n", "_seconds", "n_steps")
 
@@ -77,11 +75,11 @@ class _Times:
 
     def add(self, length: int, seconds: float) -> None:
         n = self._n[length] = self._n.get(length, 0) + 1
-        if n > 1:  # the first may have had to make a plan
+        if n > 1:  # the first step may include making a plan
             self._seconds.setdefault(length, deque(maxlen=15)).append(seconds)
 
     def untried(self, lengths: Sequence[int]) -> int | None:
-        """The longest one of which too little is known."""
+        """Longest draft length with too few measurements; None: all have enough."""
         return next((i for i in reversed(lengths) if self._n.get(i, 0) <= FEW), None)
 
     def of(self, length: int) -> float:
@@ -89,16 +87,18 @@ class _Times:
 
 
 class Worth:
-    """Belongs to the engine's thread."""
+    """Adaptive draft length of all sequences. Belongs to the engine thread."""
 
     def __init__(self) -> None:
         self.chances = Chances()  # of all sequences
         self._times: dict[tuple[int, int], _Times] = {}
-        self._out: tuple[_Times, int] | None = None  # what the step under way will tell of
+        self._out: tuple[_Times, int] | None = None  # where the time of the current step counts
 
     def choose(self, drafting: Sequence[Chances], n_others: int, n_least: int, n_most: int) -> int:
-        """How many tokens the next drafts of these sequences may have: n_least to n_most, or none. `n_others`: other
-        sequences of the same step, which get a token each."""
+        """Choose the draft length of these sequences: 0, or n_least to n_most.
+
+        `n_others`: sequences of the same step without drafts, which get one token each.
+        """
         times = self._times.setdefault((len(drafting), power_of_two(n_others) if n_others else 0), _Times())
         times.n_steps += 1
         lengths = [0, *range(max(1, n_least), min(n_most, LONGEST) + 1)]
@@ -119,7 +119,7 @@ class Worth:
         return lengths[1 if not best and len(lengths) > 1 and not i % PROBE else best]
 
     def observe(self, seconds: float, *, counts: bool) -> None:
-        """The step for which drafts were chosen took so long, guesses included. `counts`: it had nothing else to do."""
+        """Record the seconds of the step, drafting included. `counts`: it was a pure decode step."""
         if self._out is not None and counts:
             times, length = self._out
             times.add(length, seconds)

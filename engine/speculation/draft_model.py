@@ -1,4 +1,4 @@
-"""draft-simple: a smaller model guesses for several sequences at once, with a KV cache of its own."""
+"""Draft model (draft-simple): a smaller model with its own KV cache drafts for a batch of sequences."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from logitless.engine.speculation.guess import Grow, Guess
 from logitless.engine.speculation.state_rows import N_ROWS, Places
 
 log = logging.getLogger("logitless.speculation")
-PROMPT_CHUNK = 128  # tokens of prompts that one step of the target may wait for, when others wait too
+PROMPT_CHUNK = 128  # prompt tokens that the draft model prefills in one step, while several sequences draft
 
 
 class StepEngine(Protocol):
-    """What runs the draft model (logitless.engine.runner.model_runner.Engine)."""
+    """Model runner of the draft model."""
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch."""
 
     def sleep(self) -> None:
-        """Give up all memory."""
+        """Free all memory."""
 
     def wake(self) -> None:
-        """Load again; nothing is cached any more."""
+        """Load the model again. The KV cache is empty."""
 
 
 @dataclass(slots=True)
 class _Mirror:
-    """What the draft model has computed for the sequence in one slot; it outlives the sequence, for the next one."""
+    """KV cache of the draft model for one slot. It outlives a sequence, for the next one of the slot."""
 
-    tokens: list[int] = field(default_factory=list)  # in its cache
-    table: list[int] = field(default_factory=list)
-    sent: bool = False  # the engine knows the table as it is
-    places: Places | None = None  # of a model whose layers keep states
+    tokens: list[int] = field(default_factory=list)  # computed tokens
+    table: list[int] = field(default_factory=list)  # block table
+    sent: bool = False  # the device has the block table
+    places: Places | None = None  # state rows, if the model is recurrent
 
 
 @dataclass(slots=True)
 class _Guess(Guess):
-    """One sequence's draft, and where its model is."""
+    """Draft of one sequence in the making, with the draft model's KV cache for it."""
 
     mirror: _Mirror = field(default_factory=lambda: _Mirror())
-    n_now: int = 0  # tokens that the next batch takes in
+    n_now: int = 0  # tokens in the next batch
 
 
 class ModelDrafter:
-    """Drafts by a second model. It computes a prompt piecemeal while the target goes on without it."""
+    """Drafts by a second model. It prefills a prompt in chunks while the target decodes without drafts."""
 
     def __init__(
         self,
@@ -63,25 +63,30 @@ class ModelDrafter:
         eog_ids: Iterable[int] = (),
         has_states: bool = False,
     ) -> None:
-        """`n_vocab`: ids below it mean the same to both models; others are neither fed nor drafted. `has_states`: its
-        layers keep such, and the engine has N_ROWS of them for each slot."""
+        """`n_vocab`: ids below it are the same tokens in both models; others are neither fed nor drafted.
+
+        `has_states`: the model is recurrent, and the runner has N_ROWS state rows for each slot.
+        """
         self._engine = engine
         self._n_vocab = n_vocab
         self._n_ubatch = n_ubatch
         self._eog_ids = frozenset(eog_ids)
         self._has_states = has_states
         self._free = list(range(n_pages - 1, -1, -1))
-        self._mirrors: dict[int, _Mirror] = {}  # by slot, the one used longest ago first
-        self._active: set[int] = set()  # slots that this step drafts for
+        self._mirrors: dict[int, _Mirror] = {}  # by slot, in LRU order
+        self._active: set[int] = set()  # slots of this step
 
     def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
-        """Drafts for (sequence, most tokens); with 0 it only keeps up. Its pages are its own."""
+        """Draft for each (sequence, most tokens); with 0 the draft model only takes in new tokens.
+
+        The draft model has its own KV blocks, so `grow` is not used.
+        """
         guesses = self._catch_up(wanted)
         drafts: dict[Sequence, list[int]] = {}
         while guesses:
             try:
                 result = self._run(guesses)
-            except Exception as error:  # no reason for the target to fail: it goes on without these drafts
+            except Exception as error:  # the target continues without these drafts
                 log.warning("the draft model failed: %s", " ".join(str(error).split()))
                 self._forget_all()
                 break
@@ -101,7 +106,7 @@ class ModelDrafter:
         return drafts
 
     def _catch_up(self, wanted: list[tuple[Sequence, int]]) -> list[_Guess]:
-        """What each sequence's mirror owes, as far as this step may wait for it."""
+        """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of the step."""
         self._active = {seq.slot.id for seq, _ in wanted if seq.slot is not None}
         for id in self._active:
             self._mirrors[id] = self._mirrors.pop(id) if id in self._mirrors else self._mirror(id)
@@ -118,7 +123,7 @@ class ModelDrafter:
         return guesses
 
     def sleep(self) -> None:
-        """Give up the model's memory. Only `wake` may be called next."""
+        """Free the model's memory. Only `wake` may be called next."""
         self._forget_all()
         self._engine.sleep()
 
@@ -135,7 +140,7 @@ class ModelDrafter:
         return _Mirror(places=Places(rows) if self._has_states else None)
 
     def _forget(self, mirror: _Mirror, n: int) -> int:
-        """Keep n tokens at most, the first; how many."""
+        """Roll back to the first n tokens at most, and free their blocks; returns the number of tokens kept."""
         if mirror.places is not None:
             n = mirror.places.go_back(n)
         del mirror.tokens[n:]
@@ -144,7 +149,7 @@ class ModelDrafter:
         return n
 
     def _has_room(self, mirror: _Mirror, n: int) -> bool:
-        """Find pages for n more tokens, if need be those of the mirror that was used longest ago."""
+        """Allocate blocks for n more tokens, evicting the least recently used slots if needed."""
         missing = n_pages_for(len(mirror.tokens) + n) - len(mirror.table)
         for id, other in self._mirrors.items():
             if len(self._free) >= missing or id in self._active:
@@ -158,7 +163,7 @@ class ModelDrafter:
         return True
 
     def _run(self, guesses: list[_Guess]) -> StepResult:
-        """One batch: the next tokens of each, and a row where its last known token is among them."""
+        """Run one batch: the next tokens of each sequence, sampled where they reach its last token."""
         batch = UBatch()
         for guess in guesses:
             seq, mirror = guess.seq, guess.mirror

@@ -1,4 +1,4 @@
-"""One sequence's drafters, and what became of their guesses."""
+"""Draft state of a sequence: its drafters, current draft tokens and acceptance counts."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Protocol
 from logitless.engine.speculation.draft_length import Chances
 from logitless.engine.speculation.settings import CLIENT_N_MAX, MAX_DRAFT, SpeculationParams
 
-FIRST_GUESS = 8  # tokens of the first draft that nobody has vouched for
-MAX_PAUSE = 63  # steps
+FIRST_GUESS = 8  # tokens of a drafter's first draft
+MAX_PAUSE = 63  # steps that a failing drafter pauses at most
 
 
 class Drafter(Protocol):
-    """Guesses what follows the tokens of one sequence. A wrong guess costs time and never changes a result."""
+    """Drafter of one sequence. A rejected draft token costs time and never changes a result."""
 
     def propose(self, tokens: Sequence[int], n_most: int, /) -> list[int]:
-        """At most n_most tokens that may come next, after all of `tokens` (which only ever grow)."""
+        """Draft at most n_most tokens after `tokens`, which only ever grow."""
 
     def judged(self, n_drafted: int, n_accepted: int, /) -> None:
-        """Of what was proposed last, n_drafted tokens were tried and the first n_accepted came true."""
+        """Record that n_drafted tokens of the last draft were verified and the first n_accepted accepted."""
 
 
 class Pace:
-    """How many tokens of one drafter's next draft are worth a try.
+    """Draft length of one drafter, by its recent acceptance.
 
-    A draft that comes true doubles the next one's length, one of which less than half does halves it. One that fails
-    although it could not be shorter lets the drafter rest, twice as long each time: drafts of no use soon cost nothing.
+    A fully accepted draft doubles the length; one of which less than half is accepted halves it. When
+    the shortest draft is rejected, the drafter pauses, twice as long each time.
     """
 
     __slots__ = ("_least", "_pause", "_rest", "length")
@@ -37,7 +37,7 @@ class Pace:
         self._pause = self._rest = 0  # steps
 
     def next(self) -> int:
-        """For this step; 0: it rests."""
+        """Draft length for this step; 0: the drafter pauses."""
         if self._rest:
             self._rest -= 1
             return 0
@@ -54,7 +54,10 @@ class Pace:
 
 
 class Drafts:
-    """The drafters of one sequence in order of precedence; a model that drafts comes after them (`model`: its kind)."""
+    """Draft state of one sequence.
+
+    `drafters` are in order of precedence. A model that drafts comes after them; `model` is its kind.
+    """
 
     __slots__ = (
         "_by_model",
@@ -83,24 +86,26 @@ class Drafts:
         *,
         paced: bool = False,
     ) -> None:
-        """`chances`: are told what becomes of the model's guesses. `paced`: these may be ruled out so often that they
-        are of no use."""
+        """`chances`: acceptance rate of the model's drafts. `paced`: the model pauses when its drafts fail.
+
+        A grammar may rule out the model's drafts so often that they do not pay.
+        """
         self.params = params
         self.tokens: list[int] = []  # draft tokens to verify in this step
         self.drafters = [client, *others] if client is not None else list(others)
         self.model = model
         self.chances = chances or Chances()
-        self._by_model = False  # the draft that is out is the model's
+        self._by_model = False  # the current draft is the model's
         self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
         self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
         self._client = client
-        known = params.n_max or CLIENT_N_MAX  # a client knows what it sends
+        known = params.n_max or CLIENT_N_MAX  # a client's draft starts at full length
         self._paces = [Pace(known if d is client else FIRST_GUESS, params.n_min) for d in self.drafters]
         self._model_pace = Pace(FIRST_GUESS, params.n_min) if paced else None
-        self._source: tuple[Drafter | None, Pace] | None = None  # whose draft is out; of a model: its pace
+        self._source: tuple[Drafter | None, Pace] | None = None  # source of the current draft
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
-        """The draft of the first drafter that has one; empty: the turn of a model, if one drafts."""
+        """Return the draft of the first drafter that has one; empty: the model drafts, if there is one."""
         self._source, self._by_model = None, False
         if self.params.n_max is not None:
             n_most = min(n_most, self.params.n_max)
@@ -115,7 +120,7 @@ class Drafts:
         return []
 
     def of_model(self, n_most: int) -> int:
-        """How many tokens the draft may have, which is now the model's to make."""
+        """Let the model make this step's draft; returns its length at most."""
         self._by_model = True
         if self._model_pace is None:
             return n_most
@@ -123,11 +128,11 @@ class Drafts:
         return min(n_most, self._model_pace.next())
 
     def clear(self) -> None:
-        """Remove the draft tokens: they are verified, or the step does not verify them."""
+        """Remove the draft tokens, verified or not."""
         self.tokens = []
 
     def judged(self, n_drafted: int, n_accepted: int) -> None:
-        """Count what became of the last draft, and tell the drafter that it came from."""
+        """Count the outcome of the last draft and pass it to its drafter."""
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
         if self._by_model:

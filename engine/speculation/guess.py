@@ -1,7 +1,7 @@
-"""A draft in the making, token by token, as models make them.
+"""Draft sampling: builds a draft token by token with the sampler of the target model.
 
-Its choices are sampled as the model that is drafted for will sample its own: by the sequence's settings, history and
-the very random numbers of each position. Two models that agree on the probabilities then agree on the token, at any
+Draft tokens are sampled with the sequence's settings, its history and the same random numbers as the
+target uses at each position. Two models with the same probabilities then choose the same token at any
 temperature.
 """
 
@@ -15,33 +15,33 @@ from logitless.engine.sampling.sampler import Row
 from logitless.engine.sequence import Sequence
 from logitless.graph.ops.sampling import samplers as s
 
-Grow = Callable[[Sequence, int], int]  # cells for a sequence's next tokens: for how many there are some
+Grow = Callable[[Sequence, int], int]  # KvCache.grow: allocates token slots for a sequence's next tokens
 
 
 @dataclass(slots=True)
 class Guess:
-    """One sequence's draft."""
+    """Draft of one sequence in the making."""
 
     seq: Sequence
-    n_most: int  # tokens
+    n_most: int  # tokens at most
     draft: list[int] = field(default_factory=list)
-    n_dist: int = 0  # uniforms that the draft's tokens have used
-    n_xtc: int = 0
+    n_dist: int = 0  # random draws of the selection that the draft has used
+    n_xtc: int = 0  # random draws of XTC that the draft has used
 
     @property
     def p_min(self) -> float:
-        """The draft ends before a choice that has less probability."""
+        """Probability below which a token ends the draft."""
         return self.seq.request.speculation.p_min
 
     def ask(self, batch: UBatch, i: int, n_vocab: int) -> None:
-        """Have the device choose what follows the batch's token i."""
+        """Sample after token `i` of the batch."""
         batch.out.append(i)
         batch.rows.append(self.row(n_vocab))
         batch.targets.append(-1)
         batch.n_probs = max(batch.n_probs, int(self.p_min > 0))
 
     def row(self, n_vocab: int) -> Row:
-        """How the target will sample after what is drafted so far; ids below n_vocab mean the same to both."""
+        """Sampling row of the target after the draft so far, with entries for ids below n_vocab only."""
         row = self.seq.sampler.guess_feeds(self.draft, self.n_dist, self.n_xtc)
         if all(id < n_vocab for id in row.ids):
             return row
@@ -50,7 +50,7 @@ class Guess:
         return replace(row, kinds=kinds, ids=ids, values=values)
 
     def take(self, result: StepResult, i: int, n_vocab: int, ends: Container[int]) -> bool:
-        """Take row i of what the device chose; whether more may follow: not after `ends`."""
+        """Append the token of row `i` to the draft; returns True if the draft may continue (not after `ends`)."""
         word = int(result.ids[i])
         sure = result.probs is None or float(result.probs[1][i]) >= self.p_min
         id = word & s.ID

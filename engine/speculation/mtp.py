@@ -1,7 +1,9 @@
-"""draft-mtp: the model's own block that predicts one token more guesses for several sequences at once, each guess from
-what it said of the one before (models/architectures/mtp.py). Its keys and values are in the model's pages, so there
-is nothing to
-catch up with, and nothing that the next step does not write again."""
+"""MTP drafter (draft-mtp): the model's multi-token-prediction head drafts for a batch of sequences.
+
+Each draft token is predicted from the head's hidden state of the one before
+(models/architectures/mtp.py). The head's keys and values lie in the model's KV blocks. The model's
+own steps keep them up to date and overwrite those of draft tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +17,40 @@ from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.guess import Grow, Guess
 
 log = logging.getLogger("logitless.speculation")
-REST = 12  # steps after a guess that failed: the next one may fail, too
+REST = 12  # steps without drafts after a failed draft step
 
 
 class StepEngine(Protocol):
-    """What runs the model (logitless.engine.runner.model_runner.Engine)."""
+    """Model runner of the target model."""
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch."""
 
 
 class NextnDrafter:
-    """Drafts by the model's own block."""
+    """Drafts by the model's MTP head."""
 
     def __init__(self, engine: StepEngine, hidden: HiddenRows, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
         self._engine = engine
         self._hidden = hidden
         self._n_vocab = n_vocab
         self._eog_ids = frozenset(eog_ids)
-        self._rest = 0  # steps without guesses
+        self._rest = 0  # remaining steps without drafts
 
     def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
-        """Drafts for (sequence, most tokens) of those whose last step left what a guess begins with. `grow`: as
-        KvCache.grow. DeviceFailed: a device was lost meanwhile, which the target cannot go on without noticing."""
+        """Draft for each (sequence, most tokens) whose last step left a hidden state.
+
+        Raises DeviceFailed if a device was lost: the target model has lost its memory, too.
+        """
         guesses: list[Guess] = []
         if self._rest:
             self._rest -= 1
             return {}
         for seq, n_most in wanted:
             begins = seq.owed == 1 and seq.kv.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
-            if n_most <= 0 or not begins:  # a page that is still to be copied comes with the next step
+            if n_most <= 0 or not begins:  # a pending block copy is done by the next step
                 continue
-            n_most = grow(seq, n_most)  # cells for the token that it owes, and for all of the draft but its last
+            n_most = grow(seq, n_most)  # token slots for the uncomputed token and for all draft tokens but the last
             if n_most > 0:
                 guesses.append(Guess(seq, n_most))
         for weights in {guess.seq.choice.weights for guess in guesses}:
@@ -54,20 +58,20 @@ class NextnDrafter:
         return {guess.seq: guess.draft for guess in guesses if guess.draft}
 
     def _draft(self, guesses: list[Guess], weights: int) -> None:
-        """Make the drafts of sequences with the same weights, a token of each at a time."""
+        """Draft for sequences with the same weights, one token of each at a time."""
         while guesses:
             try:
                 result = self._engine.step(self._batch(guesses, weights))
-            except DeviceFailed:  # it is the target's device: all that was in its memory is gone
+            except DeviceFailed:  # the target's device
                 raise
-            except Exception as error:  # no reason for the target to fail: it goes on without these drafts
-                log.warning("guessing failed: %s", " ".join(str(error).split()))
+            except Exception as error:  # the target continues without these drafts
+                log.warning("drafting by the MTP head failed: %s", " ".join(str(error).split()))
                 self._rest = REST
                 return
             guesses = [g for i, g in enumerate(guesses) if g.take(result, i, self._n_vocab, self._eog_ids)]
 
     def _batch(self, guesses: list[Guess], weights: int) -> UBatch:
-        """The last token of each."""
+        """Batch of the last token of each draft."""
         batch = UBatch(weights=weights, guesses=True)
         for i, guess in enumerate(guesses):
             seq = guess.seq
@@ -86,7 +90,7 @@ class NextnDrafter:
         return batch
 
     def sleep(self) -> None:
-        """Its memory is the model's."""
+        """Do nothing: its memory is the target model's."""
 
     def wake(self) -> None:
-        """Its memory is the model's."""
+        """Do nothing: its memory is the target model's."""

@@ -1,8 +1,8 @@
-"""Drafts from the sequence's own past: what followed the last n tokens when they came before.
+"""N-gram drafters: draft the tokens that followed earlier occurrences of the last n tokens.
 
-ngram-simple, ngram-map-k and ngram-map-k4v as llama.cpp names and describes them (docs/speculative.md). Ours find a
-key in a table instead of searching the history, and a draft that reaches the present goes on in itself, as in LZ77: a
-text that has become periodic is drafted at full length.
+ngram-simple, ngram-map-k and ngram-map-k4v as llama.cpp names and describes them (docs/speculative.md).
+These look a key up in a table instead of searching the history. A draft that reaches the end of the
+history continues in itself, as in LZ77, so that a periodic text is drafted at full length.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from logitless.engine.speculation.settings import NgramSizes
 
 Key = tuple[int, ...]
-MAX_VALUES = 4  # of ngram-map-k4v: continuations counted for each key
-CLEAR_LEAD = 3  # of ngram-map-k4v: how many times more often than all others the best one must have come
+MAX_VALUES = 4  # ngram-map-k4v: continuations counted for each key
+CLEAR_LEAD = 3  # ngram-map-k4v: count of the best continuation over the sum of the others, at least
 
 
 def copy_forward(tokens: Sequence[int], start: int, n: int) -> list[int]:
-    """n tokens from `start` on; past the end they repeat what was copied."""
+    """Copy n tokens from `start` on; past the end the copy repeats itself."""
     copied = list(tokens[start : start + n])
     period = len(tokens) - start
     while len(copied) < n:
@@ -26,7 +26,7 @@ def copy_forward(tokens: Sequence[int], start: int, n: int) -> list[int]:
 
 
 class _Keys:
-    """Every n-gram of a growing history but the last: how often it came, and where its latest occurrence ended."""
+    """Table of the n-grams of a growing history, without the last one: count and end of the latest occurrence."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -35,7 +35,7 @@ class _Keys:
         self._done = n  # the next end to take in
 
     def update(self, tokens: Sequence[int]) -> Key:
-        """Take in what is new, and give the present n-gram."""
+        """Add the new tokens' n-grams and return the last n-gram."""
         n = self.n
         for end in range(self._done, len(tokens)):
             key = tuple(tokens[end - n : end])
@@ -46,7 +46,7 @@ class _Keys:
 
 
 class SimpleDrafter:
-    """ngram-simple: the m tokens that followed the latest occurrence."""
+    """ngram-simple: drafts the m tokens that followed the latest occurrence."""
 
     def __init__(self, sizes: NgramSizes, n_max: int | None) -> None:
         self._keys = _Keys(sizes.n)
@@ -64,8 +64,11 @@ class SimpleDrafter:
 
 
 class MapDrafter:
-    """ngram-map-k: the same, but each key remembers how much of its last draft came true, and drafts no more again
-    than that and one token (llama.cpp: than that, so that a key once wrong is never tried again)."""
+    """ngram-map-k: like ngram-simple, with a draft length for each key.
+
+    After a rejection the key drafts one token more than was accepted. (llama.cpp drafts exactly as many
+    as were accepted, so that a key that failed once is never tried again.)
+    """
 
     def __init__(self, sizes: NgramSizes, n_max: int | None) -> None:
         self._keys = _Keys(sizes.n)
@@ -89,8 +92,10 @@ class MapDrafter:
 
 
 class Map4Drafter:
-    """ngram-map-k4v: up to four continuations of m tokens are counted for each key; one that came at least three times
-    as often as the others together is drafted."""
+    """ngram-map-k4v: counts up to four continuations of m tokens for each key.
+
+    It drafts one that occurred at least three times as often as the others together.
+    """
 
     def __init__(self, sizes: NgramSizes, n_max: int | None) -> None:
         self._n, self._min_hits = sizes.n, sizes.min_hits

@@ -1,17 +1,17 @@
-"""ngram-cache: what followed the last one to four tokens so far, by counts (llama.cpp's lookup decoding)."""
+"""N-gram cache (ngram-cache): drafts by counts of what followed 1 to 4 tokens (llama.cpp's lookup decoding)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# For keys of 1, 2, 3 and 4 tokens: how often the best continuation must have come, and its least share of all.
+# Minimum count of the best continuation, and its minimum share, for keys of 1, 2, 3 and 4 tokens.
 LEAST_COUNT = (2, 2, 1, 1)
 LEAST_SHARE = (0.66, 0.5, 0.5, 0.5)
 LONGEST = len(LEAST_COUNT)
 
 
 class CacheDrafter:
-    """Token by token: the commonest continuation of the longest key that is sure enough of it."""
+    """Drafts token by token: the commonest continuation of the longest key that passes the thresholds."""
 
     def __init__(self, n_max: int) -> None:
         self._n_max = n_max

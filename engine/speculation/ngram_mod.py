@@ -1,4 +1,4 @@
-"""ngram-mod: one table for all requests, from the hash of n tokens to the token that came next (llama.cpp's kind)."""
+"""Shared n-gram table (ngram-mod): hash of n tokens → next token, for all requests (as in llama.cpp)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Sequence
 
 N_ENTRIES = 1 << 22
-MOST_USED = 0.25  # of the entries; a fuller table forgets everything, because collisions draft nonsense
+MOST_USED = 0.25  # share of used entries at which the table is cleared, for collisions make bad drafts
 _FACTOR, _MASK = 6364136223846793005, (1 << 64) - 1  # Knuth's, of his 64-bit linear congruential generator
 
 
 class ModTable:
-    """Constant memory and time: 16 MiB when first used. A collision gives a wrong draft, and nothing else."""
+    """Hash table of constant size: 16 MiB from the first use on. A collision only makes a bad draft."""
 
     def __init__(self, n_match: int) -> None:
         self.n_match = n_match
@@ -20,18 +20,18 @@ class ModTable:
         self._drop = pow(_FACTOR, n_match, 1 << 64)
 
     def hash_of(self, tokens: Sequence[int]) -> int:
-        """Of n_match tokens."""
+        """Hash of n_match tokens."""
         h = 0
         for token in tokens:
             h = (h * _FACTOR + token + 1) & _MASK
         return h
 
     def roll(self, h: int, oldest: int, newest: int) -> int:
-        """The hash of the window that is one token further."""
+        """Rolling hash: the window moved by one token."""
         return (h * _FACTOR + newest + 1 - (oldest + 1) * self._drop) & _MASK
 
     def get(self, h: int) -> int:
-        """The token that followed, or -1."""
+        """Token that followed, or -1."""
         return self._next[(h >> 20) % N_ENTRIES] if self._next else -1
 
     def put(self, h: int, token: int) -> None:
@@ -44,13 +44,13 @@ class ModTable:
 
 
 class ModDrafter:
-    """One sequence's view of the table: it teaches it the sequence's tokens, and follows it as far as it leads."""
+    """Drafter of one sequence: adds its tokens to the table and drafts as far as the table leads."""
 
     def __init__(self, table: ModTable, n_min: int, n_max: int) -> None:
         self._table = table
         self._n_min, self._n_max = min(n_min, n_max), n_max
-        self._done = 0  # tokens that the hash is of, or of whose n-gram the successor is known
-        self._hash = 0  # of the n_match tokens that end there
+        self._done = 0  # tokens added to the table so far
+        self._hash = 0  # hash of the n_match tokens before that position
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         table, n = self._table, self._table.n_match

@@ -1,4 +1,4 @@
-"""How a request wants to be speculated on. Names and defaults are llama-server's (docs/speculative.md there, 2026)."""
+"""Settings of speculative decoding. Names and defaults are llama-server's (its docs/speculative.md, 2026)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ MODEL, NEXTN = "draft-simple", "draft-mtp"
 MODELS = (MODEL, NEXTN)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KINDS = (*MODELS, *NGRAM_KINDS)
-MODEL_ONLY = ("draft-eagle3", "draft-dflash")  # llama-server has them; they need models made for them
-CLIENT_N_MAX = 64  # tokens of a client's draft verified at once, unless the request says otherwise
+MODEL_ONLY = ("draft-eagle3", "draft-dflash")  # llama-server's kinds that are not supported: they need special models
+CLIENT_N_MAX = 64  # tokens of a client's draft verified at once, by default
 MAX_DRAFT = 4096  # tokens: the longest `speculative.n_max`
 
 
 @dataclass(frozen=True, slots=True)
 class NgramSizes:
-    """Lengths of an n-gram kind: of the key, of the draft, and how often the key must have occurred."""
+    """Sizes of an n-gram drafter: key length, draft length, minimum occurrences of the key."""
 
     n: int = 12
     m: int = 48
@@ -24,9 +24,9 @@ class NgramSizes:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSettings:
-    """What the command line says of each kind."""
+    """Command-line settings of each kind of drafter."""
 
-    draft_n_max: int = 3  # of a draft model, or of the model's own block
+    draft_n_max: int = 3  # draft tokens of a draft model or MTP head
     simple: NgramSizes = NgramSizes()
     map_k: NgramSizes = NgramSizes()
     map_k4v: NgramSizes = NgramSizes()
@@ -38,10 +38,10 @@ class SpeculationSettings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """One request's wishes. No kinds and no client's draft: every step gives one token."""
+    """Speculation settings of one request. Without kinds and client draft there is no speculation."""
 
     kinds: tuple[str, ...] = ()
-    n_max: int | None = None  # tokens drafted at once; None: as many as the kind does by itself
-    n_min: int = 0  # a shorter draft is not worth a try
-    p_min: float = 0.0  # a model's draft stops where it gives its choice less than this
-    draft: tuple[int, ...] = ()  # the client's guess of what follows the prompt
+    n_max: int | None = None  # draft tokens at most; None: the kind's own limit
+    n_min: int = 0  # shorter drafts are dropped
+    p_min: float = 0.0  # probability below which a model's draft ends
+    draft: tuple[int, ...] = ()  # the client's draft of the whole answer

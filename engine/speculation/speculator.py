@@ -1,4 +1,4 @@
-"""Who drafts for whom: makes each sequence's drafters and asks them, once a step, for what to verify in it."""
+"""Speculator: creates each sequence's drafters and collects the draft tokens of a step."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from logitless.engine.speculation.ngram_cache import CacheDrafter
 from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
 from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationParams, SpeculationSettings
 
-Wanted = dict[str, list[tuple[Sequence, int]]]  # by the kind of the model that drafts, how many tokens at most
+Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (sequence, most draft tokens)
 
 
 class BatchDrafter(Protocol):
-    """A model that drafts: it guesses for many sequences together."""
+    """Draft model or MTP head: drafts for a batch of sequences."""
 
     def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow, /) -> dict[Sequence, list[int]]:
-        """Drafts for (sequence, most tokens); 0: only keep up with its prompt."""
+        """Draft for each (sequence, most tokens); with 0 the model only takes in new tokens."""
 
     def sleep(self) -> None:
-        """Give up all memory."""
+        """Free all memory."""
 
     def wake(self) -> None:
-        """Be ready to guess again."""
+        """Be ready to draft again."""
 
 
 class Speculator:
-    """The drafters of all sequences. With nothing wanted it does nothing."""
+    """Creates and asks the drafters of all sequences."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Speculator:
         models: Mapping[str, BatchDrafter] | None = None,
         worth: Worth | None = None,
     ) -> None:
-        """`models`: by their kind (MODELS). `worth` says how long their drafts are; None: as long as they may be."""
+        """`models`: draft models by kind (MODELS). `worth`: adaptive draft length; None: always the maximum."""
         self.settings = settings or SpeculationSettings()
         self.models = dict(models or {})
         self._worth = worth
         self._table = ModTable(self.settings.mod_n_match)
 
     def begin(self, seq: Sequence) -> Drafts | None:
-        """Give a sequence that has its sampler the drafters that its request asks for.
+        """Create the drafters that a sequence's request asks for; None: no speculation.
 
-        A sampler that changes its memory on the device with every row cannot take back a rejected one: it gets none.
+        A stateful sampler cannot roll back rejected tokens, so its sequence gets none.
         """
         params = seq.request.speculation
         if not (params.draft or params.kinds) or seq.sampler.stateful or not seq.samples:
@@ -59,14 +59,14 @@ class Speculator:
             client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
         others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
         model = next((kind for kind in params.kinds if kind in self.models), "")
-        # Models know no masks, and what they guess without them a grammar may forbid.
+        # Draft models sample without the token bitmask, so a grammar may reject their drafts.
         chances = Chances(self._worth.chances if self._worth is not None else None)
         return Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
 
     def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, grow: Grow) -> None:
-        """Set the draft tokens of each (sequence, most tokens), of n_all sequences of the step.
+        """Set the draft tokens of each (sequence, most tokens).
 
-        `room`: draft tokens of all of them together; `grow`: as KvCache.grow.
+        `n_all`: sequences of the step. `room`: draft tokens of all of them together.
         """
         left = room
         for_models: Wanted = {}
@@ -88,7 +88,7 @@ class Speculator:
         _share_room([seq for seq, _ in wanted if _drafts_of(seq).tokens], room, grow)
 
     def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
-        """As far as there is room, in equal shares, and as it is worth it."""
+        """Limit drafts to equal shares of `room` and to the adaptive draft length."""
         drafting = {seq.drafts: n for part in for_models.values() for seq, n in part if n and seq.drafts is not None}
         if not drafting:
             return for_models
@@ -104,7 +104,7 @@ class Speculator:
         return {kind: [(seq, of(seq.drafts, n)) for seq, n in part] for kind, part in for_models.items()}
 
     def observe(self, seconds: float, *, counts: bool) -> None:
-        """How long the step took for which drafts were made, with them. `counts`: it had nothing else to do."""
+        """Record the seconds of the step, drafting included. `counts`: it was a pure decode step."""
         if self._worth is not None:
             self._worth.observe(seconds, counts=counts)
 

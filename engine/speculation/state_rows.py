@@ -1,15 +1,18 @@
-"""Where a draft model whose layers keep states can go back to: a few rows of them for each sequence."""
+"""State rows of a recurrent draft model: the few positions of a sequence that it can roll back to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-N_ROWS = 4  # of a sequence: two that it can go back to, and two that drafts read and write by turns
+N_ROWS = 4  # rows of a sequence: two to roll back to, and two that drafts read and write in turn
 
 
 class Places:
-    """After how many of a sequence's tokens there is a state: where its own tokens end, before its drafts, and near the
-    end of its prompt, which the next turn of a chat may write another time."""
+    """State rows of one sequence, by number of tokens.
+
+    There is a state at the end of the sequence's own tokens, before its draft, and one near the end of
+    its prompt, which the next chat turn may render differently.
+    """
 
     def __init__(self, rows: Iterable[int]) -> None:
         """`rows`: N_ROWS of them."""
@@ -18,15 +21,18 @@ class Places:
         self._mark = 0
 
     def go_back(self, n: int) -> int:
-        """The most of n tokens after which there is a state. What lies behind is forgotten."""
+        """Roll back to the last state after at most n tokens; returns its number of tokens."""
         place = max((p for p in self._row if p <= n), default=0)
         self._mark = self._mark if self._mark <= place else 0
         self._keep({place, self._mark})
         return place
 
     def step(self, start: int, end: int, n_sure: int, mark: int) -> tuple[list[int], list[int]]:
-        """Rows that a batch of the tokens from `start` to `end` reads and writes (UBatch.begin, UBatch.end). The first
-        n_sure tokens are the sequence's own; `mark`: after how many of them another prompt may part."""
+        """Rows that a batch of the tokens `start` to `end` reads and writes (UBatch.begin, UBatch.end).
+
+        The first `n_sure` tokens are the sequence's own. `mark`: number of tokens after which another
+        prompt may branch off.
+        """
         n = end - start
         begin, ends = [self._row[start] if start else 0, *[-1] * (n - 1)], [-1] * n
         if start < mark <= end:

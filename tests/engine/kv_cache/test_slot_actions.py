@@ -61,7 +61,7 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
         install(bench.scheduler, 0, SlotState([N_VOCAB], state.pages[:1]))
     busy = bench.submit(prompt(20, 1), id_slot=1, ignore_eos=True)
     bench.step(2)
-    with pytest.raises(Unavailable, match="no room for the 7 pages"):
+    with pytest.raises(Unavailable, match="too few KV blocks: the state needs 7"):
         install(bench.scheduler, 0, state)
     for action in (lambda: install(bench.scheduler, 1, before), lambda: snapshot(bench.scheduler, 1)):
         with pytest.raises(Unavailable, match="slot 1 is processing"):

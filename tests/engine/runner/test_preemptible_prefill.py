@@ -150,7 +150,7 @@ def test_a_size_that_was_held_up_is_tried_again(tiny: Path, monkeypatch: pytest.
     for n in (64, 16):
         run(engine, n)
     assert all(0 < seconds < 1 for seconds in engine.part_sizes.values())
-    engine.step_parts._longest[64] = 9.0  # its thread had no core for as long
+    engine.preemptible._longest[64] = 9.0  # its thread had no core for as long
     for _ in range(20):
         run(engine, 12)
     assert engine.part_sizes[64] < 1e-4
