@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from tests.helpers.paths import ROOT
 
 PACKAGES = ("backends", "cli", "engine", "graph", "models", "router", "server", "training")
+OLDEST, NEWEST = (3, 11), (3, 14)
 RAISES = "raise SystemExit('a module of another project was imported: ' + __name__)\n"
 
 
@@ -108,6 +111,32 @@ def test_a_models_server_in_a_hostile_folder(hostile: Path) -> None:
     script.write_text(code)
     told = run(sys.executable, script, cwd=hostile)
     assert told.startswith("0 logitless ")
+
+
+# -- Python versions
+
+REMOVED = {  # modules of 3.11 that 3.12 or 3.13 has no more
+    *("aifc", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk", "crypt", "distutils", "imghdr", "imp"),
+    *("lib2to3", "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes", "smtpd", "sndhdr", "spwd", "sunau"),
+    *("telnetlib", "uu", "xdrlib"),
+}
+
+
+def test_the_oldest_python_reads_every_module_and_the_newest_has_what_they_import() -> None:
+    for path in [*(ROOT / "logitless").glob("*.py"), *(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))]:
+        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST)
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {name.split(".")[0] for name in names} & REMOVED, path
+
+
+def test_the_metadata_names_the_versions() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [c.rpartition(" ")[2] for c in project["classifiers"] if c.startswith("Programming Language")]
+    assert versions == ["3", *(f"3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1))]
+    assert project["requires-python"] == f">=3.{OLDEST[1]}"
+    assert OLDEST <= sys.version_info[:2] <= NEWEST
 
 
 # -- the wheel

@@ -383,6 +383,7 @@ def test_what_a_model_cannot_do_is_refused(llm: LLM) -> None:
 STATE = """
 import asyncio, gc, logging, os, signal, sys, threading, warnings
 from logitless import LLM, SamplingParams, serve
+asyncio.new_event_loop().close()  # makes the default policy
 def state():
     return {
         "switch": sys.getswitchinterval(), "recursion": sys.getrecursionlimit(), "path": list(sys.path),
@@ -393,7 +394,7 @@ def state():
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()), "affinity": os.sched_getaffinity(0),
         "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook), "trace": sys.gettrace(),
         "out": (sys.stdin, sys.stdout, sys.stderr), "umask": (m := os.umask(0), os.umask(m))[0],
-        "policy": type(asyncio.get_event_loop_policy()),
+        "policy": getattr(asyncio.events, "_event_loop_policy", None),
     }
 before = state()
 threads = threading.active_count()
