@@ -131,7 +131,7 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
             if event.iteration == N_STEPS:
                 break
     assert on_one_device(session, trainer.steps._step)
-    assert set(trainer.steps.state_names()) <= session.cached_plan(("train", "step"), list).states
+    assert set(trainer.steps.state_names()) <= session.cached_plan(("train", "step"), list).variables
     # the bound above would tell if they moved
     assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes
     expected = losses(start(kind, cpu))
