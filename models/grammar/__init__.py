@@ -1,4 +1,4 @@
-"""Constrained output: grammars of several kinds, compiled for a vocabulary, and the masks of tokens that they allow.
+"""Structured output: grammars compiled for a vocabulary, and the token bitmasks that they give.
 
     grammar = Grammar.compile("json_schema", '{"type": "object"}', tokenizer)   # GrammarError says where it is wrong
     matcher = grammar.matcher()                                                 # one generation's state

@@ -1,4 +1,4 @@
-"""The parts of a grammar: classes of characters and tokens, put together by sequence, choice and repetition."""
+"""Syntax tree of a grammar: character classes and tokens in sequences, choices and repetitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of the vocabulary, or any other than it."""
+    """One token of the vocabulary; `negated`: any other token."""
 
     id: int
     negated: bool = False
@@ -27,28 +27,28 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What another rule says."""
+    """Reference to another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Seq:
-    """One part after the other; none of them is the empty text."""
+    """Sequence of parts; without parts the empty text."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Alt:
-    """One of the parts."""
+    """Choice of one part."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`least` to `most` times the part; None: any number."""
+    """Repetition: `least` to `most` times; None: without bound."""
 
     part: Node
     least: int
@@ -60,14 +60,14 @@ Node = Chars | Token | Ref | Seq | Alt | Repeat
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A grammar: what each rule says, in the order of the source; the text is one of `root`."""
+    """A grammar: its rules in the order of the source. A text of the grammar matches `root`."""
 
     rules: dict[str, Node]
     root: str = "root"
 
 
 def chars(ranges: list[tuple[int, int]], negated: bool = False) -> Chars:
-    """A class of the characters in some ranges, or of all others; without surrogates, which are no characters."""
+    """Class of the characters in some ranges, or of all others; surrogates are left out."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What can be wrong with a grammar, or with a generation under it."""
+"""Errors of grammars, and of generations under a grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STOPPED = {
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used, or a state that it cannot go on from; the text is one line that says where."""
+    """A grammar that cannot be used, or a state that cannot continue. The text is one line that names the place."""
 
     def __init__(self, problem: str) -> None:
         text = " ".join(problem.split())

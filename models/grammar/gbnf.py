@@ -1,4 +1,4 @@
-"""GBNF, the grammars of llama.cpp, as its `llama-grammar.cpp` (2026) reads them.
+"""Parser of GBNF, the grammar language of llama.cpp (`llama-grammar.cpp`, 2026).
 
 Rules `name ::= alternatives`, of literals "…", classes […] and [^…], `.`, references, groups (…), repetition * + ?
 {m} {m,} {m,n}, comments #…, escapes \\n \\r \\t \\\\ \\" \\[ \\] \\xHH \\uHHHH \\UHHHHHHHH, and tokens <text>,

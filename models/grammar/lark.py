@@ -1,4 +1,4 @@
-"""Rules as llguidance's Lark, with the same texts.
+"""Translator from GBNF rules to llguidance's Lark.
 
 llguidance's lexer is greedy: it takes the longest lexeme and never goes back, while a GBNF grammar has no lexer at
 all. A grammar without recursion becomes one lexeme, which is exact. In the others characters are lexemes (exact, but
@@ -24,7 +24,7 @@ def to_lark(grammar: Rules) -> str:
 
 
 def _references(node: Node) -> set[str] | None:
-    """The rules that a node refers to; None when it has tokens, of which no regular expression can be made."""
+    """Names of the rules that a node refers to; None if it has tokens, which regular expressions cannot have."""
     found: set[str] = set()
     work = [node]
     while work:
@@ -41,8 +41,10 @@ def _references(node: Node) -> set[str] | None:
 
 
 def _regular(grammar: Rules) -> dict[str, str]:
-    """The rules from which no recursion (and no token) can be reached, as regular expressions; in an order in which
-    no rule comes before those that it refers to."""
+    """Regular expressions of the rules that reach neither recursion nor tokens.
+
+    A rule comes after those that it refers to.
+    """
     waits = {name: _references(node) for name, node in grammar.rules.items()}
     users: dict[str, list[str]] = {name: [] for name in grammar.rules}
     for name, used in waits.items():
@@ -66,7 +68,7 @@ def _regular(grammar: Rules) -> dict[str, str]:
 
 
 def regex_of(node: Node, rules: dict[str, str]) -> str:
-    """A node without tokens in the syntax of Rust's regular expressions."""
+    """The regular expression (Rust's syntax) of a node without tokens."""
     if isinstance(node, Chars):
         return _char_class(node)
     if isinstance(node, Ref):
@@ -106,7 +108,7 @@ def _code(code: int) -> str:
 
 
 class _Writer:
-    """Rules of a grammar that needs a parser: lexemes in upper case, rules in lower case."""
+    """Writer of a grammar that needs a parser: lexemes in upper case, rules in lower case."""
 
     def __init__(self, grammar: Rules, regex: dict[str, str]) -> None:
         self.grammar, self.regex = grammar, regex

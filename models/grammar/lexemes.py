@@ -1,9 +1,9 @@
-"""Which parts of a grammar may be lexemes of a greedy lexer without changing what the grammar allows.
+"""Lexeme analysis: finds the parts of a grammar that a greedy lexer may take without changing its language.
 
-A part may when (1) it is deterministic: reading a text, every character leaves one way to go on (the part's position
+A part is a lexeme if (1) it is deterministic: reading a text, every character leaves one way to go on (the part's position
 automaton, Glushkov 1961, has no two positions to go to); (2) no character that could prolong a match of it may also
 follow it; (3) no other lexeme begins with a character that it may begin with, so that lexemes never run in parallel.
-What may not is taken apart, down to single characters, which are always right.
+Other parts are split, down to single characters, which are always exact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
 
 _MAX_POSITIONS = 400  # of a lexeme's automaton
-_MAX_NODES = 4000  # of a grammar that is worth a look
+_MAX_NODES = 4000  # of a grammar; larger ones are lexed by characters
 _MAX_ROUNDS = 30
 _ANYTHING = -1  # every character, as a set of bits
 
@@ -35,11 +35,11 @@ class _TooLarge(Exception):
 
 
 class Lexemes:
-    """Decides about a grammar's parts; `regular` are the rules that a regular expression can say."""
+    """Lexemes of a grammar; `regular`: names of the rules that a regular expression can express."""
 
     def __init__(self, grammar: Rules, regular: set[str]) -> None:
         self._rules, self._regular, self._root = grammar.rules, regular, grammar.root
-        self._split: set[Node] = set()  # parts that must be taken apart
+        self._split: set[Node] = set()  # parts that must be split
         self._machines: dict[Node, _Automaton | None] = {}
         n_nodes = sum(1 for node in grammar.rules.values() for _ in _walk(node))
         self._worthwhile = n_nodes <= _MAX_NODES
@@ -48,13 +48,13 @@ class Lexemes:
             self._decide()
 
     def is_lexeme(self, node: Node) -> bool:
-        """Whether a part of a rule is one lexeme."""
+        """True if a part of a rule is one lexeme."""
         if isinstance(node, Chars):
             return True
         return self._worthwhile and node not in self._split and node != Seq(()) and self._is_regular(node)
 
     def parsed_rules(self) -> list[str]:
-        """The rules that the parser needs: what the root reaches without entering a lexeme."""
+        """Names of the rules that the parser needs: reached from the root without entering a lexeme."""
         seen, work = {self._root: None}, [self._root]
         while work:
             for node in self._leaves(self._rules[work.pop()]):
@@ -70,7 +70,7 @@ class Lexemes:
         )
 
     def _leaves(self, node: Node) -> Iterator[Node]:
-        """The lexemes, references and tokens of a rule, as the parser sees it."""
+        """Lexemes, references and tokens of a rule: the parser's symbols."""
         work = [node]
         while work:
             node = work.pop()
@@ -97,7 +97,7 @@ class Lexemes:
                     continue
                 if machine is None or not _deterministic(machine) or _prolonging(machine) & follow.get(leaf, 0):
                     bad.add(leaf)
-            if not bad:  # only now: what goes may have been what others are in conflict with
+            if not bad:  # only now: a split part may have been the other side of a conflict
                 for leaf in lexemes:
                     others = (start for other, start in starts.items() if other != leaf)
                     if not isinstance(leaf, Chars) and any(starts[leaf] & start for start in others):
@@ -116,7 +116,7 @@ class Lexemes:
         return mask
 
     def _automaton(self, node: Node) -> _Automaton | None:
-        """The position automaton of a part, or None where it is too large."""
+        """The position automaton of a part; None if it is too large."""
         if node not in self._machines:
             machine: _Automaton | None = _Automaton([], [])
             assert machine is not None
@@ -128,7 +128,7 @@ class Lexemes:
         return self._machines[node]
 
     def _positions(self, node: Node, m: _Automaton) -> tuple[bool, int, int]:
-        """Add a node's positions; whether it is nullable, its first and its last ones."""
+        """Add a node's positions; returns (nullable, first positions, last positions)."""
         if isinstance(node, Chars):
             if len(m.classes) >= _MAX_POSITIONS:
                 raise _TooLarge
@@ -173,10 +173,10 @@ class Lexemes:
             result = _joined(m, result, self._positions(part, m))
         return result
 
-    # -- what may follow
+    # -- follow sets
 
     def _follow(self) -> dict[Node, int]:
-        """The characters that may come after each lexeme."""
+        """Characters that may come after each lexeme."""
         names = self.parsed_rules()
         nullable = dict.fromkeys(names, False)
         first = dict.fromkeys(names, 0)
@@ -205,7 +205,7 @@ class Lexemes:
             return isinstance(node, Seq) or any(head(part)[0] for part in node.parts), chars
 
         def visit(node: Node, rest: int) -> None:
-            """`rest`: what may follow the node."""
+            """Propagate `rest`, the characters that may follow the node."""
             nonlocal changed
             if self.is_lexeme(node):
                 if follow.get(node, 0) | rest != follow.get(node):
@@ -249,7 +249,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def _atoms(nodes: Iterable[Node]) -> list[tuple[int, int]]:
-    """Ranges of characters that no class of the grammar tells apart."""
+    """Ranges of characters that no class of the grammar separates."""
     starts = {0}
     for node in nodes:
         for part in _walk(node):
@@ -272,7 +272,7 @@ def _link(m: _Automaton, ends: int, starts: int) -> None:
 
 
 def _joined(m: _Automaton, a: tuple[bool, int, int], b: tuple[bool, int, int]) -> tuple[bool, int, int]:
-    """One after the other."""
+    """(nullable, first, last) of a sequence of two."""
     _link(m, a[2], b[1])
     return a[0] and b[0], a[1] | (b[1] if a[0] else 0), b[2] | (a[2] if b[0] else 0)
 
@@ -295,7 +295,7 @@ def _deterministic(m: _Automaton) -> bool:
 
 
 def _prolonging(m: _Automaton) -> int:
-    """The characters with which a text that matches may go on to a longer one."""
+    """Characters that extend a match to a longer one."""
     mask = 0
     for p in _bits(m.last):
         mask |= _union(m, m.follow[p])

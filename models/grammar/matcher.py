@@ -60,18 +60,20 @@ class Grammar:
 
 
 class Matcher:
-    """Where one generation is in a grammar. For one thread at a time; the long calls release the GIL."""
+    """Grammar state of one generation. For one thread at a time; long calls release the GIL."""
 
     def __init__(self, tokenizer: Tokenizer, matcher: LLMatcher) -> None:
         self.tokenizer = tokenizer
-        self.ended = False  # by a token that ends generations
+        self.ended = False  # by an end token
         self._matcher = matcher
-        self._history: list[int] = []  # how many llguidance tokens each accepted token was
+        self._history: list[int] = []  # llguidance tokens of each accepted token
 
     def mask(self) -> Bits:
-        """The tokens that may follow, as (⌈V/32⌉,) u32: bit i of word w is token 32·w + i. Tokens that end a generation
-        are allowed where the grammar can end, and are the only ones when it can only end. GrammarError when the
-        grammar has become too complex to go on with."""
+        """Token bitmask of the next position, (⌈V/32⌉,) u32: bit i of word w allows token 32·w + i.
+
+        End tokens are allowed where the grammar can end, and are the only ones where it must. Raises GrammarError if
+        the grammar has become too complex.
+        """
         n_vocab = self.tokenizer.n_vocab
         bits = np.zeros(-(-(n_vocab + 256) // 32), np.uint32)
         if not self.ended and not self._matcher.is_stopped():
@@ -86,7 +88,7 @@ class Matcher:
         return words
 
     def accept(self, id: int) -> bool:
-        """Go on with a token; False (and nothing has changed) where the grammar does not allow it."""
+        """Advance by a token; False, and no change, if the grammar does not allow it."""
         if id in self.tokenizer.eog_ids:
             if not self.can_end:
                 return False
@@ -100,7 +102,7 @@ class Matcher:
         return True
 
     def accept_bytes(self, text: bytes) -> bool:
-        """Go on with the bytes of a token, or the last part of one; counts as one token for `rollback`."""
+        """Advance by the bytes of a token, or of its last part; `rollback` counts them as one token."""
         ids = [byte_token(self.tokenizer, byte) for byte in text if byte != 0xFF]
         done = 0 if self.ended or len(ids) != len(text) else self._matcher.try_consume_tokens(ids)
         if done != len(text):
@@ -112,7 +114,7 @@ class Matcher:
         return True
 
     def rollback(self, n: int) -> None:
-        """Take back the last n accepted tokens."""
+        """Undo the last n accepted tokens."""
         if not 0 <= n <= len(self._history):
             raise ValueError(f"{n} tokens to take back of {len(self._history)}")
         taken = self._history[len(self._history) - n :]
@@ -124,11 +126,11 @@ class Matcher:
 
     @property
     def can_end(self) -> bool:
-        """Whether what was accepted is a whole text of the grammar."""
+        """True if the accepted text is complete."""
         return self.ended or bool(self._matcher.is_accepting())
 
     def copy(self) -> Matcher:
-        """The same state, on its own."""
+        """An independent copy of the state."""
         other = Matcher(self.tokenizer, self._matcher.deep_copy())
         other.ended, other._history = self.ended, self._history.copy()
         return other

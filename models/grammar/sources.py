@@ -1,4 +1,4 @@
-"""Every kind of grammar as llguidance's Lark, and its complaints as one line that says where."""
+"""Sources of grammars (GBNF, JSON schema, regex, Lark) as llguidance's Lark, and its errors as one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at faul
 
 
 def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
-    """A grammar's rules as Lark, `start` among them."""
+    """The Lark source of a grammar, with the rule `start`."""
     if kind == "regex":
         import llguidance
 
@@ -35,12 +35,12 @@ def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of Lark."""
+    """A Lark literal of a text."""
     return json.dumps(text)
 
 
 def in_regex(text: str) -> str:
-    """A text as a regular expression of any dialect."""
+    """A regular expression, in any dialect, that matches a text."""
     return "".join(
         c if c.isalnum() or c in "_ " else re.escape(c) if ord(c) < 128 and c != "/" else rf"\x{{{ord(c):x}}}"
         for c in text
@@ -73,7 +73,7 @@ def _schema(source: str) -> Any:
 
 
 def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]) -> GrammarError:
-    """What llguidance said about a grammar, with the part of a schema at fault; `error_of` compiles Lark once more."""
+    """The error of llguidance, with the part of a schema at fault; `error_of` compiles a Lark source."""
     said = reason(error)
     if kind not in ("json_schema", "strict_json_schema"):
         return GrammarError(said)

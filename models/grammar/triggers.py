@@ -1,4 +1,4 @@
-"""Patterns that begin a lazy grammar. RE2 finds them in linear time, so that no pattern can stall other streams."""
+"""Trigger patterns of lazy grammars, searched by RE2 in linear time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_MEMORY = 8 << 20
 
 
 class Pattern:
-    """A regular expression (RE2's dialect) in the bytes of a text."""
+    """A regular expression (RE2's dialect) over bytes."""
 
     def __init__(self, source: str) -> None:
         import re2
@@ -27,7 +27,7 @@ class Pattern:
             raise GrammarError(f"pattern {source[:80]!r}: {text}") from None
 
     def search(self, text: bytes) -> int:
-        """Where its first group that matched something begins, or else the whole match; -1: nowhere."""
+        """Start of the first group that matched some text, else of the whole match; -1: no match."""
         match = self._compiled.search(text)
         if match is None:
             return -1

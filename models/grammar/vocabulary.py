@@ -1,4 +1,4 @@
-"""A vocabulary as llguidance wants it: the bytes of every token in a trie, made once for a tokenizer."""
+"""Vocabulary of the grammar engine: a trie of the bytes of every token, made once for a tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _lock = threading.Lock()
 
 
 class _Pieces:
-    """What llguidance reads of a tokenizer.
+    """Tokenizer interface that llguidance reads.
 
     As in llama.cpp a special token counts as its text, so that a grammar may spell it, and a token without text is
     never allowed; tokens that end a generation have none here, since the matcher decides about them. Bytes 0xFF,
@@ -49,14 +49,15 @@ class _Pieces:
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """llguidance asks for tokens of a text only to force them, which we do not do."""
+        """No tokens: llguidance asks for them to force text, which is switched off."""
         return []
 
 
 def prepare_ahead(tokenizer: Tokenizer) -> bool:
-    """Make the view of a large vocabulary while nobody waits: llguidance holds the GIL for 5 µs a token in one call,
-    which would be a pause of every stream at the first grammar. False: it is made, or so small that nobody would notice
-    when it is made for a request."""
+    """Make the trie of a large vocabulary while the engine is idle; False if there is nothing to do.
+
+    llguidance holds the GIL for 5 µs a token in one call: made with the first grammar it would pause every stream.
+    """
     if tokenizer.n_vocab < LARGE or tokenizer in _made:
         return False
     vocabulary_of(tokenizer)
@@ -64,7 +65,7 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:
-    """The llguidance view of a vocabulary, made by the first call."""
+    """The trie of a tokenizer, made by the first call."""
     with _lock:
         made = _made.get(tokenizer)
         if made is None:
