@@ -1,8 +1,10 @@
 """Lexeme analysis: finds the parts of a grammar that a greedy lexer may take without changing its language.
 
-A part is a lexeme if (1) it is deterministic: reading a text, every character leaves one way to go on (the part's position
-automaton, Glushkov 1961, has no two positions to go to); (2) no character that could prolong a match of it may also
-follow it; (3) no other lexeme begins with a character that it may begin with, so that lexemes never run in parallel.
+A part is a lexeme if
+1. it is deterministic: every character of a text leaves one position of the part's automaton
+   (Glushkov 1961);
+2. no character that could extend a match of it may also follow it;
+3. no other lexeme begins with a character that it may begin with, so that lexemes never compete.
 Other parts are split, down to single characters, which are always exact.
 """
 
