@@ -1,4 +1,4 @@
-"""A model's chat template: messages to the text that the model was trained on."""
+"""Chat template: renders messages as the prompt text that the model was trained on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REASONING_FORMS = ("reasoning_content", "thinking", "reasoning", "thought", "par
 
 
 def builtin_names() -> list[str]:
-    """The short names that may stand for a template."""
+    """Names of the built-in templates (`--chat-template`)."""
     return sorted(BUILTINS)
 
 
 def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
-    """The template of a GGUF file, or `source` (Jinja or the name of a built-in one) instead; without one, ChatML.
+    """The template of a GGUF file, or of `source` (Jinja, or a built-in's name); ChatML if there is none.
 
     Raises ChatTemplateError if the template is not valid Jinja.
     """
@@ -52,8 +52,8 @@ def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str
 class ChatTemplate:
     """Renders conversations as llama-server does, with its adjustments to what a template can take.
 
-    `source` is Jinja or the name of a built-in template; `tool_use`, where given, is what renders requests with tools.
-    `caps` says what the template makes use of, by trying; `calls` and `reasoning` how its models write these. Raises
+    `source` is Jinja or the name of a built-in template; `tool_use`, if given, renders requests with tools. `caps` are
+    the capabilities that probes found; `calls` and `reasoning` the model's formats of tool calls and reasoning. Raises
     ChatTemplateError if a source is not valid Jinja.
     """
 
@@ -81,18 +81,18 @@ class ChatTemplate:
         parallel_tool_calls: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt for a conversation. `kwargs` are further variables, such as enable_thinking (true unless given).
+        """The prompt of a conversation. `kwargs`: further variables, such as enable_thinking (default: true).
 
-        A template that knows no tools has them explained in the system message. Content may be a text, null or a list
-        of typed parts. Raises ChatTemplateError, one line with the template's own words, when the template refuses the
-        conversation, fails, or runs away.
+        If the template knows no tools, the system message explains them. Content is a text, null or a list of typed
+        parts. Raises ChatTemplateError, one line with the template's own message, if the template refuses the
+        conversation, fails, or exceeds a bound.
         """
         variables = self._defaults(kwargs, tools) | kwargs | {"add_generation_prompt": add_generation_prompt}
         if kwargs.get("reasoning_effort") == "none" and self._names_efforts:
             variables["reasoning_effort"] = "low"  # the level that is least
         if tools and self.calls.instructs:
             messages = generic.instructed(messages, tools, required=tools_required, parallel=parallel_tool_calls)
-        elif tools:  # else undefined: templates tell that from a list
+        elif tools:  # undefined otherwise: templates test for that
             variables["tools"] = tools
         if not self.caps["supports_tool_calls"]:
             messages = generic.as_text(messages)
@@ -143,10 +143,10 @@ class ChatTemplate:
         return renderer(tokens | variables | {"messages": messages})
 
     def _adapt(self, messages: list[Message]) -> list[Message]:
-        """The messages in the form that this template takes. The caller's are left alone."""
+        """Copies of the messages in the form that this template takes."""
         adapted = [self._adapt_message(message) for message in messages]
         if not self.caps["supports_system_role"] and adapted and adapted[0].get("role") == "system":
-            system, *adapted = adapted  # said by the user, then
+            system, *adapted = adapted  # becomes part of the first user message
             if adapted and isinstance(adapted[0]["content"], str):
                 adapted[0] = adapted[0] | {"content": f"{system['content']}\n{adapted[0]['content']}"}
             else:
@@ -173,7 +173,7 @@ class ChatTemplate:
         return adapted
 
     def _adapt_call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A tool call with its arguments as an object where the template takes one, else as JSON text."""
+        """A tool call with its arguments as an object if the template takes one, else as JSON text."""
         function = call.get("function")
         if not isinstance(function, dict) or "arguments" not in function:
             return call
@@ -195,7 +195,7 @@ def _renderer(source: str) -> Callable[[dict[str, Any]], str]:
 
 
 class _Probe:
-    """Finds out what a template makes use of, by rendering marked conversations and looking for the marks."""
+    """Probe of a template's capabilities: renders marked conversations and looks for the marks."""
 
     def __init__(self, render: Any) -> None:
         self._try = render
@@ -204,7 +204,7 @@ class _Probe:
         """The capabilities by llama-server's names."""
         typed = self._text([_user([{"type": "text", "text": "MARK-A"}])])
         calls = self._calls({"MARK-P": "value"}, 1)
-        # Python's way to write an object is no template's.
+        # An object written as Python does means that the template takes text.
         object_arguments = "MARK-P" in calls and "'MARK-P'" not in calls
         arguments: Any = {"MARK-P": "value"} if object_arguments else '{"MARK-P": "value"}'
         calls = calls if object_arguments else self._calls(arguments, 1)
@@ -243,7 +243,7 @@ class _Probe:
         return _RESULT["content"] in self._text(turns, tools=[_TOOL])
 
     def shows_results(self) -> bool:
-        """Whether a call's result, in a message of its own, becomes more than a turn of a role that is none."""
+        """True if the template writes a result in a message of its own as the result of a call."""
         return "response:MARK-1" in self._calls({"MARK-P": "value"}, 1)
 
     def _text(self, messages: list[Message], **variables: Any) -> str:

@@ -1,6 +1,6 @@
-"""Results of tools within the turn that called them, for templates that want them there (the first ones of Gemma 4).
+"""Tool results within the turn that called the tools, for templates that read them there (early Gemma 4).
 
-Such a template knows no role `tool`: a message that calls has `tool_responses`, and what is said after them.
+Such a template knows no role `tool`: the calling message has `tool_responses`, and the answer after them as content.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ FIELD = "tool_responses"
 
 
 def within_turns(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with every call's results, and the answer after them, in the message that calls.
+    """The conversation with the results of calls, and the answer after them, in the calling message.
 
-    What a model said before it called becomes a message of its own, since templates write content after the results.
+    Text before a call becomes a message of its own, since templates write content after the results.
     """
     told: list[Message] = []
     at = 0
@@ -46,7 +46,7 @@ def within_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _response(result: Message, calls: Sequence[Mapping[str, Any]], place: int) -> Message:
-    """A result as the template takes it: JSON as the value it is, the name that of the call with its id."""
+    """A result as the template takes it: JSON as a value, named by the call with its id."""
     id = result.get("tool_call_id")
     call = next((call for call in calls if id is not None and call.get("id") == id), None)
     if call is None and not result.get("name") and place < len(calls):

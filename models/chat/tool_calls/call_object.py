@@ -1,4 +1,4 @@
-"""Reads a call that is written as a JSON object: {"name": "f", "arguments": {…}} in any order, with other members."""
+"""Reader of calls written as JSON objects: {"name": "f", "arguments": {…}} in any order, with other members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_NESTED = 4
 
 
 def name_before(p: Parser, end: str, without: str) -> Step[str]:
-    """A name up to and with the character that ends it; NotACall where it has one of those that it is without."""
+    """Read a name up to and including its end character; NotACall if it has a character of `without`."""
     name = ""
     while (c := (yield from p.next())) != end:
         if not c or c in without or len(name) > MAX_NAME:
@@ -25,7 +25,7 @@ def name_before(p: Parser, end: str, without: str) -> Step[str]:
 
 
 def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
-    """Read one JSON value after blanks and give its characters to `take`. False: it broke off, or is none."""
+    """Read one JSON value after blanks and pass its characters to `take`. False: it is cut short, or invalid."""
     c = yield from p.after_blanks()
     scan = JsonScan()
     while c:
@@ -41,7 +41,7 @@ def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
 
 
 def text_value(p: Parser) -> Step[str | None]:
-    """A string, or None (and what was read is gone) if that is not what follows."""
+    """Read a string; None, with its text consumed, if something else follows."""
     c = yield from p.after_blanks()
     p.back(c)
     if c != '"':
@@ -62,7 +62,7 @@ def _clean(text: str) -> str:
 
 
 def closing(p: Parser, text: str) -> Step[None]:
-    """What closes a call, if it is there, or as much of it as the answer has."""
+    """Read the closing syntax of a call, or as much of it as the answer has."""
     p.mark()
     c = yield from p.after_blanks()
     for i, wanted in enumerate(text):
@@ -74,7 +74,7 @@ def closing(p: Parser, text: str) -> Step[None]:
 
 
 class CallObject:
-    """One call. `known`: only a name of this set makes it a call; `key`: of the member that has the name."""
+    """Reader of one call. `known`: names that make it a call; `key`: member that has the name."""
 
     def __init__(self, p: Parser, known: frozenset[str] | None = None, key: str = "name") -> None:
         self._p = p
@@ -86,8 +86,10 @@ class CallObject:
         self._has_arguments = False
 
     def read(self) -> Step[bool]:
-        """Read the object, whose brace has been read. False: the answer ended in it. Raises NotACall if it is none, or
-        where it stops being one."""
+        """Read the object, whose brace has been read. False: the answer ended in it.
+
+        Raises NotACall at the first character that does not belong to a call.
+        """
         if not (yield from self._members(0)):
             if not self._begun or not self._p.at_end:
                 raise NotACall
@@ -177,7 +179,7 @@ class CallObject:
 
 
 def _object_text(text: str) -> str:
-    """The JSON text of an object that was written as a string; other strings stay as they are, null is no arguments."""
+    """JSON text of arguments: an object in a string is unwrapped, null means no arguments."""
     inner = parsed(text)
     if inner is None:
         return "{}"

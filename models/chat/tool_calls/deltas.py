@@ -1,4 +1,4 @@
-"""What a parser of a model's answer says: pieces of a message, in the order in which the model wrote them."""
+"""Deltas of a parsed answer: pieces of a message, in the order in which the model wrote them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thought before it answered."""
+    """More of the reasoning."""
 
     text: str
 
@@ -31,7 +31,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the JSON text of call `index`'s arguments."""
+    """More JSON text of the arguments of call `index`."""
 
     index: int
     text: str
@@ -42,7 +42,7 @@ Delta = Content | Reasoning | CallBegin | CallArguments
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call as a whole; `arguments` is JSON text (cut short where the answer was)."""
+    """A whole call; `arguments` is JSON text, cut short if the answer was."""
 
     id: str
     name: str
@@ -51,14 +51,14 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Message:
-    """An answer as a whole: all of its deltas put together."""
+    """A whole answer: the sum of its deltas."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, deltas: Iterable[Delta]) -> Message:
-        """Put more deltas to it; returns itself."""
+        """Add deltas; returns the message."""
         for delta in deltas:
             if isinstance(delta, Content):
                 self.content += delta.text

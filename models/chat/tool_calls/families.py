@@ -1,4 +1,4 @@
-"""How families of models write calls, each a short reader, and which family a chat template belongs to."""
+"""Tool-call formats of model families, a short reader for each, and the family of a chat template."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
 
 
 def _list(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
-    """Calls of an array, whose bracket has been read. False: it has no end."""
+    """Read the calls of an array, whose bracket has been read. False: the array is cut short."""
     while (yield from p.after_blanks()) == "{":
         if not (yield from CallObject(p, known).read()):
             return False
@@ -118,7 +118,7 @@ def _list(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
 
 
 def _response(p: Parser) -> Step[bool]:
-    """The text of a JSON string, whose quote has been read, while it is written."""
+    """Stream the text of a JSON string, whose opening quote has been read."""
     scan, waiting = JsonScan(), ""
     scan.feed('"')
     p.mark()
@@ -142,7 +142,7 @@ def _response(p: Parser) -> Step[bool]:
 
 
 def _is_open(text: str) -> bool:
-    r"""Whether more characters may belong to this: \, \u12, or the first half of a pair and a part of the second."""
+    r"""True for an incomplete escape: \, \u12, or the first half of a surrogate pair."""
     if text[0] != "\\" or text[1:2] not in ("", "u"):
         return False
     if len(text) < 6:
@@ -182,7 +182,7 @@ GPT_OSS_REASONING = ("<|channel|>analysis<|message|>", "<|end|>")
 
 
 def family_of(template: str) -> CallFormat:
-    """The family whose way of writing calls this template's source shows."""
+    """The tool-call format that a template's source shows."""
     if "<|channel|>" in template and "<|message|>" in template:
         return GPT_OSS
     if "<|START_ACTION|>" in template or "<|START_RESPONSE|>" in template:
@@ -207,7 +207,7 @@ def family_of(template: str) -> CallFormat:
 
 
 def reasoning_tags(template: str) -> tuple[str, str] | None:
-    """The tags around the reasoning of models with this template, if they reason."""
+    """The reasoning tags of models with this template, if they reason."""
     if family_of(template) is GPT_OSS:
         return GPT_OSS_REASONING
     return next((tags for tags in REASONING_TAGS if tags[0] in template or tags[1] in template), None)

@@ -1,4 +1,4 @@
-"""Gemma 4's calls: dictionaries with bare keys, and texts between tokens of their own. They become JSON.
+"""Tool calls of Gemma 4: dictionaries with bare keys, and texts between marks. They become JSON.
 
 Facts: the models' public chat templates, and what llama.cpp accepts (common/chat.cpp).
 """
@@ -28,12 +28,12 @@ def _gemma4(p: Parser, trigger: str) -> Step[None]:
 
 
 def _members(p: Parser, depth: int) -> Step[bool]:
-    """A dictionary whose brace has been read. False: the answer ended in it."""
+    """Read a dictionary, whose brace has been read. False: the answer ended in it."""
     return (yield from _several(p, "{", "}", depth))
 
 
 def _several(p: Parser, opening: str, end: str, depth: int) -> Step[bool]:
-    """The members or elements up to what closes them. False: the answer ended in them."""
+    """Read members or elements up to the closing bracket. False: the answer ended in them."""
     if depth > _MAX_DEPTH:
         raise NotACall
     _tell(p, opening)
@@ -93,7 +93,7 @@ def _key(p: Parser, between: str) -> Step[bool]:
 
 
 def _value(p: Parser, depth: int) -> Step[bool]:
-    """A value, told as JSON. False: the answer ended in it."""
+    """Read a value as JSON. False: the answer ended in it."""
     c = yield from p.after_blanks()
     p.back(c)
     if (yield from p.literal(QUOTE)):

@@ -1,5 +1,5 @@
-"""JSON schemas as Lark rules of the dictionaries that Gemma 4 writes: bare keys in the order in which its template
-sorts them, texts between their marks, no blanks.
+"""JSON schemas as Lark rules of Gemma 4's dictionaries: bare keys in its template's order, texts between
+marks, no blanks.
 
 Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds a limit below.
 """
@@ -38,7 +38,7 @@ SHARED = (
 
 
 def argument_rules(schema: Schema, name: str) -> list[str]:
-    """Rules of a tool's arguments, the first of them called `name`; the others' names begin with it, too."""
+    """Lark rules of a tool's arguments: the rule `name`, and rules whose names begin with it."""
     writer = _Writer(schema, name)
     start = writer.value(schema)
     return [f"{name}: {start}", *writer.rules]
@@ -54,7 +54,7 @@ class _Writer:
         self._n_parts = 0
 
     def value(self, schema: Any) -> str:
-        """What a value of this schema may be, as the right side of a rule or the name of one."""
+        """The right side of a rule for values of this schema, or the name of a rule."""
         self._n_parts += 1
         if not isinstance(schema, dict) or self._depth > _MAX_DEPTH or self._n_parts > _MAX_PARTS:
             return "any"
@@ -111,7 +111,7 @@ class _Writer:
         return target[1] if target else True
 
     def _merged(self, *schemas: Any) -> dict[str, Any]:
-        """One schema that asks for what all of these do; of keywords that contradict each other, the last one's."""
+        """One schema with the constraints of all; the last one wins where keywords contradict each other."""
         merged: dict[str, Any] = {}
         for schema in schemas:
             for _ in range(_MAX_DEPTH):
@@ -207,7 +207,7 @@ def _literals(values: Sequence[Any]) -> str:
 
 
 def _written(value: Any) -> str | None:
-    """A value as the template writes it; None: it cannot be written."""
+    """A value in the template's notation; None if it cannot be written."""
     if isinstance(value, str):
         return None if QUOTE in value else f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, list):
@@ -222,5 +222,5 @@ def _written(value: Any) -> str | None:
 
 
 def _key(name: str) -> str:
-    """A key as it is written: between the marks of texts where it would not be read as one else."""
+    """A key in the template's notation: between marks if it would not be read as a bare key."""
     return name if _PLAIN_KEY.fullmatch(name) else f"{QUOTE}{name}{QUOTE}"

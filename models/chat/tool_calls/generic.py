@@ -1,4 +1,4 @@
-"""Tools for templates that do not know them: the system message explains them, calls and results are told as JSON.
+"""Tool calls for templates without tools: the system message explains them; calls and results are JSON.
 
 The form of answer is that of llama.cpp's generic handler: {"tool_call": …}, {"tool_calls": […]} or {"response": "…"}.
 """
@@ -33,7 +33,7 @@ def instructed(
 
 
 def as_text(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with calls and their results as text, for templates that know neither; roles stay in turn."""
+    """The conversation with calls and results as text, for templates without either; roles stay alternating."""
     told: list[Message] = []
     for message in messages:
         if message.get("tool_calls"):

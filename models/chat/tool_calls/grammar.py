@@ -1,4 +1,4 @@
-"""Grammars of tool calls: what a family's models may write, with arguments that fit the tools' schemas."""
+"""Grammars of tool calls: a family's syntax, with arguments that match the tools' schemas."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def call_grammar(
     thinking: bool = False,
     said: str = "",
 ) -> CallGrammar:
-    """The grammar of answers with calls of these functions (OpenAI's `function` objects).
+    """The grammar of answers that call these functions (OpenAI's `function` objects).
 
-    Unless a call is `required`, it begins where a call begins. `reasoning`: tags that may surround what comes first;
-    `thinking`: the prompt has written the opening one. `said`: the Lark of what an answer without calls must be.
+    Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of reasoning that may come
+    first; `thinking`: the prompt has opened it. `said`: Lark of an answer without calls.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
     key = "parameters" if calls in (LLAMA3, COMMAND_R, COMMAND_R_ACTION) else "arguments"
@@ -75,7 +75,7 @@ def call_grammar(
 
 
 def answer_grammar(calls: CallFormat, said: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
-    """The grammar of an answer (its Lark) without calls, perhaps after reasoning."""
+    """The grammar of an answer without calls, after optional reasoning."""
     return CallGrammar("\n".join([*_answer(said, calls), *_start("answer", reasoning, thinking)]))
 
 
@@ -225,7 +225,7 @@ _BODIES = {
 def _triggers(
     calls: CallFormat, functions: Sequence[Function], word: str, reasoning: tuple[str, str] | None, thinking: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Words and patterns with which a call begins, but not in the midst of reasoning."""
+    """Words and patterns that begin a call outside of reasoning."""
     if calls is LLAMA3:
         names = "|".join(in_regex(f["name"]) for f in functions)
         return (), (rf'^\s*(?:<\|python_tag\|>)?(\{{ ?"name": ?"(?:{names})")',)

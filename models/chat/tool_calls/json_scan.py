@@ -1,11 +1,11 @@
-"""Where a JSON value in a stream of characters ends, and the first character that cannot belong to one (RFC 8259)."""
+"""JSON scanner: finds the end of a value in a stream of characters, or its first invalid character (RFC 8259)."""
 
 from __future__ import annotations
 
 import json
 
 MORE, DONE, BEFORE, BAD = "more", "done", "before", "bad"
-"""What a character meant: inside the value; its last one; the value ended just before it; not JSON."""
+"""Meaning of a character: inside the value; the last one; the first one after it; not JSON."""
 
 MAX_DEPTH = 256
 _BLANK = " \t\n\r"
@@ -25,7 +25,7 @@ _WHOLE = ("zero", "int", "fraction", "exponent")
 
 
 class JsonScan:
-    """Takes one value character by character. Nothing may follow DONE, BEFORE or BAD."""
+    """Scanner of one value, character by character. Nothing may follow DONE, BEFORE or BAD."""
 
     __slots__ = ("_hex", "_open", "_rest", "_state")
 
@@ -36,7 +36,7 @@ class JsonScan:
         self._hex = 0
 
     def feed(self, c: str) -> str:
-        """What this character means."""
+        """The meaning of the next character."""
         state = self._state
         if state == "string" or state == "key":
             if c == '"':
@@ -130,5 +130,5 @@ class JsonScan:
 
 
 def parsed(text: str) -> object:
-    """The value of a text that a scan found whole."""
+    """The value of a scanned text."""
     return json.loads(text, strict=False)

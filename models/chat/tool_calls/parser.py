@@ -1,8 +1,8 @@
-"""A model's answer, as it is written, into a message: reasoning, text and tool calls.
+"""Streaming parser of a model's answer: reasoning, text and tool calls.
 
-The parser is a coroutine that is sent one character after the other, so how the text was cut on its way cannot make a
-difference. Nothing is lost: what turns out not to be a call is text, markers included. Only the syntax around calls and
-reasoning goes, and blanks at their borders.
+The parser is a coroutine that receives one character after the other, so the pieces in which the text arrives make no
+difference. Text that turns out not to be a call stays text, with its markers. Only the syntax around calls and
+reasoning is removed, and the blanks beside it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class NotACall(Exception):
-    """What looked like a call is none."""
+    """The text is not a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a family of models writes calls. `read` is the coroutine that runs after one of the triggers."""
+    """Tool-call format of a model family. `read`: the coroutine that runs after a trigger."""
 
     name: str
-    triggers: tuple[str, ...]  # what begins calls anywhere in the answer
-    opening: tuple[str, ...]  # what begins them only where nothing but blanks came before
+    triggers: tuple[str, ...]  # texts that begin a call anywhere in the answer
+    opening: tuple[str, ...]  # texts that begin a call at the start of the answer only
     read: Callable[[Parser, str], Step[None]]
     preserved: tuple[str, ...] = ()  # special tokens that must reach the parser as text
     id_prefix: str = "call_"
@@ -41,12 +41,12 @@ class CallFormat:
     instructs: bool = (
         False  # the template does not know tools: they are told by logitless.models.chat.tool_calls.generic
     )
-    around: tuple[str, str] | None = None  # what an answer's text stands between, with tools or without
+    around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What an answer may consist of."""
+    """Parts that an answer may have."""
 
     calls: CallFormat | None = None
     names: frozenset[str] = field(default_factory=frozenset)  # of the tools
@@ -58,7 +58,7 @@ class Style:
 
 
 class Parser:
-    """One answer. All that `push` and `finish` return, put together, is the message (`deltas.Message`)."""
+    """Parser of one answer. The deltas of `push` and `finish` add up to the message (`deltas.Message`)."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
@@ -84,7 +84,7 @@ class Parser:
             self._held = ""
 
     def push(self, text: str) -> list[Delta]:
-        """What more of the text adds to the message."""
+        """Deltas that more text adds to the message."""
         if self.plain:
             return [Content(text)] if text else []
         send, at = self._run.send, 0
@@ -99,7 +99,7 @@ class Parser:
         return self._taken()
 
     def finish(self) -> list[Delta]:
-        """What the end of the text adds."""
+        """Deltas that the end of the text adds."""
         if not self._ended:
             self._ended = True
             with suppress(StopIteration):
@@ -114,7 +114,7 @@ class Parser:
         out, self._out = self._out, []
         return out
 
-    # -- what readers of calls read with
+    # -- reading calls
 
     def next(self) -> Step[str]:
         """The next character; "" when there are no more."""
@@ -129,7 +129,7 @@ class Parser:
         return c
 
     def back(self, text: str) -> None:
-        """These characters, the last that were read, will be read again."""
+        """Put the last characters back, to be read again."""
         if text:
             self._back += reversed(text)
             del self._raw[len(self._raw) - len(text) :]
@@ -142,7 +142,7 @@ class Parser:
                 return c
 
     def literal(self, text: str) -> Step[bool]:
-        """Read this text if it is what follows, else nothing."""
+        """Read this text if it follows, else nothing."""
         for i, wanted in enumerate(text):
             c = yield from self.next()
             if c != wanted:
@@ -151,7 +151,7 @@ class Parser:
         return True
 
     def mark(self) -> None:
-        """From here on, what is read is text again if it is not a call."""
+        """Begin text that is given back if it is not a call."""
         self._raw.clear()
 
     @property
