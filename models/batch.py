@@ -34,7 +34,7 @@ KV_TYPES = ("f32", "f16", "q8_0")
 
 def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
     """Of what is kept of a token in each layer: keys and values, or rows that are both."""
-    return (type_k,) if h.latent else (type_k, type_v)
+    return (type_k,) if h.mla else (type_k, type_v)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Rows(Protocol):
     def out(self) -> Out | None: ...
 
 
-class Weighing(NamedTuple):
+class AttentionParams(NamedTuple):
     """How queries and keys make weights: graph/ops/attention/paged_attention.py,
     graph/ops/attention/attention_sinks.py.
     """
@@ -69,7 +69,7 @@ class Weighing(NamedTuple):
     sinks: Tensor | None = None  # (H,)
 
 
-class Recalling(NamedTuple):
+class LinearAttentionParams(NamedTuple):
     """How layers that keep a state learn and recall: graph/ops/linear_attention.py."""
 
     scale: float = 1.0
@@ -81,22 +81,22 @@ class Memory(Protocol):
     """What a row's query meets: keys and values of its own sequence up to its position. From the last layer on that
     keeps keys and values only the rows of `out` ask, where not all are wanted."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
         """q (T, H, D), or (R, H, D) where only some ask, k and v (T, H_kv, D) of these rows → as q. v None: values are
         the keys, and there is nothing but the scale to weigh them by."""
 
 
 @runtime_checkable
-class States(Protocol):
+class RecurrentMemory(Protocol):
     """What layers go on from that keep a state of each sequence. Texts that are seen as a whole have none."""
 
-    def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+    def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         """x (T, C), w (C, 1, K) → (T, C): logitless.graph.ops.linear_attention.causal_conv, going on from each
         sequence's last row.
         """
 
-    def recall(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
+    def linear_attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
     ) -> Tensor:
         """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → as v:
         logitless.graph.ops.linear_attention.linear_attention.
@@ -136,9 +136,9 @@ class PagedMemory:
 
     far: PagePool  # of layers that see everything, and of those with a window unless these have their own
     near: PagePool | None  # of layers with a window
-    keepers: tuple[int, ...]  # of each layer: which has the keys and values that it sees
+    kv_sources: tuple[int, ...]  # of each layer: which has the keys and values that it sees
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
-    recalled: Mapping[int, Tensor]  # (N, H, D, E)
+    recurrent: Mapping[int, Tensor]  # (N, H, D, E)
 
     @classmethod
     def define(
@@ -155,20 +155,20 @@ class PagedMemory:
     ) -> PagedMemory:
         """`n_near`: pages of layers with a window; 0: as many as all. `nextn`: with those of the block that predicts
         one token more."""
-        convs, recalled = {}, {}
+        convs, recurrent = {}, {}
         far: dict[int, list[Tensor]] = {}
         near: dict[int, list[Tensor]] = {}
-        for i in (*range(h.n_kept), *((h.n_layer,) if nextn else ())):
+        for i in (*range(h.n_layer_kv), *((h.n_layer,) if nextn else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
                 convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
                 if r.n_heads:
-                    recalled[i] = session.define(f"recalled.{i}", (n_states, *r.recalled_shape))
+                    recurrent[i] = session.define(f"recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):
                 continue
             layers, n = (near, n_near) if n_near and h.is_local(i) else (far, n_pages)
             layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
-            if not h.latent:
+            if not h.mla:
                 layers[i].append(session.define(f"v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
         tables = session.define("tables", table_shape, "i32", host_written=True)
         pool = None
@@ -177,20 +177,20 @@ class PagedMemory:
         return cls(
             PagePool(far, n_pages, tables),
             pool,
-            tuple(h.keeper(i) for i in range(h.n_layer + nextn)),
+            tuple(h.kv_source(i) for i in range(h.n_layer + nextn)),
             convs,
-            recalled,
+            recurrent,
         )
 
     @property
-    def n_kept(self) -> int:
+    def n_layer_kv(self) -> int:
         """How many layers there are up to the last that keeps something."""
-        return sum(layer == keeper for layer, keeper in enumerate(self.keepers))
+        return sum(layer == kv_source for layer, kv_source in enumerate(self.kv_sources))
 
     @property
     def states(self) -> Pool:
         """The rows."""
-        layers = {i: [t for t in (conv, self.recalled.get(i)) if t is not None] for i, conv in self.convs.items()}
+        layers = {i: [t for t in (conv, self.recurrent.get(i)) if t is not None] for i, conv in self.convs.items()}
         return Pool(layers, next(iter(self.convs.values())).shape[0])
 
     @property
@@ -207,14 +207,14 @@ class Cached:
     stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, its keys and values
     left: dict[int, list[Tensor]] = field(default_factory=dict)  # and what has to run for the states that it leaves
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
         batch, memory = self.batch, self.memory
-        keeper = memory.keepers[layer]
-        pool, _ = self._room(keeper)
-        if keeper == layer:
+        kv_source = memory.kv_sources[layer]
+        pool, _ = self._room(kv_source)
+        if kv_source == layer:
             self.store(layer, k, v)
-        asking = batch.out or batch if layer >= memory.n_kept - 1 else batch
-        seen = *self.stored[keeper], pool.tables, asking.slot, asking.pos
+        asking = batch.out or batch if layer >= memory.n_layer_kv - 1 else batch
+        seen = *self.stored[kv_source], pool.tables, asking.slot, asking.pos
         if v is None:
             return latent_attention(q, *seen, scale=how.scale)
         if how.sinks is not None:
@@ -238,15 +238,15 @@ class Cached:
             return memory.near, batch.near
         return memory.far, batch.cells
 
-    def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+    def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         y = causal_conv_kept(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
         self.left.setdefault(layer, []).append(y)
         return y
 
-    def recall(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
+    def linear_attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
     ) -> Tensor:
-        states, batch = self.memory.recalled[layer], self.batch
+        states, batch = self.memory.recurrent[layer], self.batch
         y = linear_attention_kept(q, k, v, decay, beta, states, batch.begin, batch.end, **how._asdict())
         self.left.setdefault(layer, []).append(y)
         return y
@@ -276,17 +276,17 @@ class Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
         return cls(length, tokens, pos, start)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, how.scale, how.window, k if v is None else v
         if how.sinks is not None:
             return causal_attention_sinks(q, k, v, self.start, how.sinks, length=size, scale=scale, window=window)
         return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
 
-    def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+    def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)
 
-    def recall(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
+    def linear_attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
     ) -> Tensor:
         before = zeros(1, v.shape[1], q.shape[2], v.shape[2])
         return linear_attention(q, k, v, decay, beta, before, self._begin, **how._asdict())
@@ -313,6 +313,6 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
         reach = how.window // 2 if how.window else -1
         return full_attention(q, k, k if v is None else v, self.count, length=self.length, scale=how.scale, reach=reach)

@@ -17,7 +17,7 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     the cache's type again.
     """
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
-    far, near = rotary.turns(turn), rotary.turns(turn, local=True)
+    far, near = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
     written = []
     for layer, (keys, *_) in memory.far.layers.items():
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far

@@ -45,12 +45,12 @@ class Model:
         """(R, n_vocab) f32 of the batch's `out` rows, or of all."""
         return self.forward(batch, Cached(memory, batch))
 
-    def remembered(self, batch: Batch, memory: PagedMemory) -> list[Tensor]:
+    def cache_writes(self, batch: Batch, memory: PagedMemory) -> list[Tensor]:
         """What the last layer that keeps something keeps after the batch, or what fills it: all that has to run where
         nobody wants logits."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
-        return cached.kept(self.hparams.n_kept - 1)
+        return cached.kept(self.hparams.n_layer_kv - 1)
 
     def training_logits(self, sequences: Sequences) -> Tensor:
         """(T, n_vocab) f32 of whole sequences without a cache; `logitless.graph.autodiff.backward` goes through it."""
@@ -62,9 +62,9 @@ class Model:
     def head(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
         w = self.weights if out is None else self.weights.of_rows(out)
-        return self.scaled(w.linear("output" if "output" in w else "token_embd", x))
+        return self.scale_logits(w.linear("output" if "output" in w else "token_embd", x))
 
-    def scaled(self, logits: Tensor) -> Tensor:
+    def scale_logits(self, logits: Tensor) -> Tensor:
         """What a matrix made, as it counts."""
         h = self.hparams
         logits = scaled(logits, h.logit_scale)

@@ -53,17 +53,17 @@ def cache_bytes(
     *,
     n_slots: int,
     n_ubatch: int,
-    n_kept: int,
+    n_layer_kv: int,
     swa_full: bool,
     nextn: bool = False,
 ) -> CacheBytes:
     """Bytes of a KV cache of these number types.
 
-    `n_kept`: sliding windows that are kept beside those of the slots
+    `n_layer_kv`: sliding windows that are kept beside those of the slots
     (engine/kv_cache/block_pool.py); `nextn`: the MTP head's cache counts too.
     """
     types = cache_types(h, type_k, type_v)
-    layers = (*range(h.n_kept), *((h.n_layer,) if nextn else ()))
+    layers = (*range(h.n_layer_kv), *((h.n_layer,) if nextn else ()))
 
     def of_cell(layers: Iterable[int]) -> int:
         rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
@@ -73,7 +73,7 @@ def cache_bytes(
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
     far = of_cell(i for i in layers if not h.is_local(i))
-    return CacheBytes(cell, near_pool_size(h.window, n_slots, n_ubatch, n_kept) * PAGE * (cell - far), far)
+    return CacheBytes(cell, near_pool_size(h.window, n_slots, n_ubatch, n_layer_kv) * PAGE * (cell - far), far)
 
 
 def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesses: int, swa_full: bool) -> int:
@@ -96,7 +96,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesse
         options.cache_type_v,
         n_slots=options.n_slots,
         n_ubatch=min(options.ubatch_size, options.batch_size),
-        n_kept=options.ctx_checkpoints,
+        n_layer_kv=options.ctx_checkpoints,
         swa_full=swa_full,
         nextn=n_guesses > 0,
     )

@@ -97,7 +97,7 @@ class Engine:
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:
                 raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
-            for size in {h.sizes(i).head_dim for i in range(h.n_kept) if h.attends(i)}:
+            for size in {h.sizes(i).head_dim for i in range(h.n_layer_kv) if h.attends(i)}:
                 if kind == "q8_0" and size % 32:
                     raise ValueError(
                         f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {size}"

@@ -41,7 +41,7 @@ class StepGraph:
         if self.hidden is None:
             batch = Batch.feeds(shape.n_tokens, shape.n_out if shape.n_out and not shape.whole else None)
             if not shape.n_out:
-                return None, model.remembered(batch, self.memory)
+                return None, model.cache_writes(batch, self.memory)
             return model.logits(batch, self.memory), []
         batch, hidden = Batch.feeds(shape.n_tokens), Hidden.feeds(self.hidden, shape.n_tokens)
         if shape.guesses:

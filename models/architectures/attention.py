@@ -15,28 +15,28 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import take_block
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.architecture import OutputGate, QKNorm
-from logitless.models.batch import Memory, Weighing
+from logitless.models.batch import AttentionParams, Memory
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.weights import Weights
 
 
-class Side(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Rows that ask, or rows that are seen."""
 
     b: Weights  # the layer's, for these rows
     x: Tensor  # (T, n_embd), normalised
     angles: Tensor  # (T, 2, n/2); not used by a layer without rotary embedding
-    times: Tensor | None = None  # (T, 1, 1): by which queries are multiplied
+    query_scale: Tensor | None = None  # (T, 1, 1): by which queries are multiplied
 
-    def weighed(self, q: Tensor) -> Tensor:
+    def scaled_query(self, q: Tensor) -> Tensor:
         """Queries (T, H, D) as they are to meet keys."""
-        return q if self.times is None else mul(q, self.times)
+        return q if self.query_scale is None else mul(q, self.query_scale)
 
 
 KeysValues = tuple[Tensor, Tensor | None]  # (T, H_kv, D) each; None: values are the keys
 
 
-def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
+def keys_values(seen: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """A layer's own."""
     size = h.sizes(layer)
     x = seen.b.linear("attn_k", seen.x)
@@ -44,27 +44,27 @@ def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
     v = reshape(values, shape=(-1, size.n_head_kv, size.head_dim))
     if h.architecture.attention.value_norm:
         v = rms_norm(v, const(1.0), eps=h.eps)
-    return _turned(seen, "attn_k", x, h, layer), v
+    return _with_rope(seen, "attn_k", x, h, layer), v
 
 
-def self_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
+def self_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
     x, gate = asking.b.linear("attn_q", asking.x), None
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         gate = asking.b.linear("attn_gate", asking.x)
     elif h.architecture.attention.gate is OutputGate.WITH_QUERY:
-        x, gate = _taken_apart(x, h)
-    q = _turned(asking, "attn_q", x, h, layer)
+        x, gate = _query_and_gate(x, h)
+    q = _with_rope(asking, "attn_q", x, h, layer)
     if h.architecture.attention.qk_norm_after_rope:  # both weights are the queries', so that keys may be turned further
         q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
-    how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
-    y = memory.attend(layer, asking.weighed(q), *seen, how)
+    how = AttentionParams(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
+    y = memory.attend(layer, asking.scaled_query(q), *seen, how)
     y = reshape(y, shape=(y.shape[0], -1))
     return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
 
 
-def _taken_apart(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
+def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
     """(T, n_head · head_dim) each: queries, and what stands behind each of them."""
     shape = (x.shape[0], h.n_head, 1, h.head_dim)
     both = reshape(x, shape=(x.shape[0], h.n_head, 2, h.head_dim))
@@ -72,13 +72,13 @@ def _taken_apart(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
     return reshape(q, shape=(x.shape[0], -1)), reshape(gate, shape=(x.shape[0], -1))
 
 
-def _turned(side: Side, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
+def _with_rope(side: AttentionInputs, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
     """(T, heads, head_dim): queries or keys, normalised where the file has a norm for them, and turned."""
-    x = _normed(side, name, x, h, h.sizes(layer).head_dim)
+    x = _qk_norm(side, name, x, h, h.sizes(layer).head_dim)
     return rope(x, side.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
 
 
-def _normed(side: Side, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
+def _qk_norm(side: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
     weight, attention = side.b.get(f"{name}_norm"), h.architecture.attention
     if weight is not None and attention.qk_norm is QKNorm.ALL_HEADS:
         x = rms_norm(x, weight, eps=h.eps)

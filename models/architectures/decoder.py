@@ -17,17 +17,17 @@ from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import take_columns
 from logitless.graph.tensor import Tensor
-from logitless.models.architectures.attention import KeysValues, Side, keys_values, self_attention
+from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
 from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, recurrent
-from logitless.models.architectures.mla import latent_attention, latent_row
+from logitless.models.architectures.mla import mla_attention, mla_keys
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.weights import Weights
 
-KeysOf = Callable[[Side, Hparams, int], KeysValues]
-Attention = Callable[[Side, KeysValues, Hparams, Memory, int], Tensor]
+KeysOf = Callable[[AttentionInputs, Hparams, int], KeysValues]
+Attention = Callable[[AttentionInputs, KeysValues, Hparams, Memory, int], Tensor]
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
@@ -37,9 +37,9 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = w.norm("token_embd_norm", x, h)
     if h.architecture.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
-    inputs = layer_inputs(w, h, rows.tokens, x) if h.n_embd_per_layer else None
+    inputs = per_layer_embeddings(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
-    times = rotary.times(rows.pos)
+    query_scale = rotary.query_scale(rows.pos)
     keys_of, attention = attending(h)
     seen: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
@@ -48,18 +48,20 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         recalled, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
             recalled = recurrent(b, h, r, layer, y, memory)  # of all rows: each goes on from the one before
-        if attends and layer < h.n_kept:
-            seen[layer] = keys_of(Side(b, y, angles[local]), h, layer)
-        if layer == h.n_kept - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
+        if attends and layer < h.n_layer_kv:
+            seen[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
+        if layer == h.n_layer_kv - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
-            angles, times = rotary.angles(rows.out.pos), rotary.times(rows.out.pos)
+            angles, query_scale = rotary.angles(rows.out.pos), rotary.query_scale(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             recalled = None if recalled is None else get_rows(recalled, rows.out.ids)
         mixed = None
         if attends:
-            mixed = attention(Side(b, y, angles[local], times), seen[h.keeper(layer)], h, memory, layer)
+            mixed = attention(
+                AttentionInputs(b, y, angles[local], query_scale), seen[h.kv_source(layer)], h, memory, layer
+            )
         elif "attn_output" in b:  # one matrix in its place
             mixed = b.linear("attn_output", y)
         if recalled is not None:
@@ -67,7 +69,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             mixed = recalled if mixed is None else add(mixed, recalled)
         x = added(b, h, layer, x, y, mixed)
         if inputs is not None:
-            x = add(x, layer_input(b, h, layer, inputs, x))
+            x = add(x, per_layer_residual(b, h, layer, inputs, x))
         if "layer_output_scale" in b:
             x = mul(x, b["layer_output_scale"])
         x = replace(x, name=f"blk.{layer}")
@@ -76,7 +78,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
 
 def attending(h: Hparams) -> tuple[KeysOf, Attention]:
     """What makes keys and values, and what attends."""
-    return (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
+    return (mla_keys, mla_attention) if h.mla else (keys_values, self_attention)
 
 
 def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tensor | None) -> Tensor:
@@ -95,7 +97,7 @@ def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tenso
     return add(attended, scaled(y, h.residual_scale))
 
 
-def layer_inputs(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
+def per_layer_embeddings(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
     """(T, n_layer · P), P: `n_embd_per_layer`. Half is a table's, half a projection of the embeddings x (T, n_embd)."""
     n = h.n_embd_per_layer
     own = scaled(get_rows(w["per_layer_token_embd"], tokens), n**0.5)
@@ -104,7 +106,7 @@ def layer_inputs(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
     return scaled(add(reshape(normed, shape=own.shape), own), 0.5**0.5)
 
 
-def layer_input(b: Weights, h: Hparams, layer: int, inputs: Tensor, x: Tensor) -> Tensor:
+def per_layer_residual(b: Weights, h: Hparams, layer: int, inputs: Tensor, x: Tensor) -> Tensor:
     """(T, n_embd): what a layer makes of its input, gated by x (T, n_embd), to be added."""
     n = h.n_embd_per_layer
     own = take_columns(inputs, layer * n, n)

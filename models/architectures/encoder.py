@@ -9,7 +9,7 @@ from __future__ import annotations
 from logitless.graph.ops.elementwise import add
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor
-from logitless.models.architectures.attention import Side, keys_values, self_attention
+from logitless.models.architectures.attention import AttentionInputs, keys_values, self_attention
 from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows, Texts
@@ -29,7 +29,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     angles, _ = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        side = Side(b, x, angles)
+        side = AttentionInputs(b, x, angles)
         attended = self_attention(side, keys_values(side, h, layer), h, memory, layer)
         x = b.norm("attn_output_norm", add(x, attended), h)
         x = b.norm("layer_output_norm", add(x, feed_forward(b, h, layer, x, x)), h)

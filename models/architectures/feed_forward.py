@@ -34,9 +34,9 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) 
     if not experts:
         return dense(b, h, x, layer=layer)
     if not h.architecture.moe.parallel_dense:
-        return mixture(b, h, experts, x, x)
-    chosen_by = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)
-    y = mixture(b, h, experts, b.norm("pre_ffw_norm_2", before, h), chosen_by)
+        return moe(b, h, experts, x, x)
+    router_input = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)
+    y = moe(b, h, experts, b.norm("pre_ffw_norm_2", before, h), router_input)
     return add(b.norm("post_ffw_norm_1", dense(b, h, x), h), b.norm("post_ffw_norm_2", y, h))
 
 
@@ -62,9 +62,9 @@ def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
     return add(curved, scale(x, factor=beta))
 
 
-def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) -> Tensor:
+def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> Tensor:
     """(T, n_embd): what the likeliest experts of each row make of it, and the one that every row has."""
-    ids, weights = routed(b, e, chosen_by)
+    ids, weights = route(b, e, router_input)
     order = expert_order(ids, n=e.n)
     rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)  # (T · n_used, n_embd)
     inner = b.experts("ffn_up_exps", rows, order, e.n)
@@ -84,30 +84,30 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) ->
     return scale(y, factor=0.5) if h.architecture.moe.average_shared else y
 
 
-def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
+def route(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     """(T, n_used) each: the experts of each row, and what they count. By softmax (Mixtral: Jiang et al., 2024) or
     sigmoids, whose choice a bias may balance (DeepSeek-AI, 2024)."""
     logits = b.linear("ffn_gate_inp", x)  # (T, n)
     if e.router is RouterScore.SIGMOID:
         logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
-    balance, chances = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
-    liked = add(chances, balance) if balance is not None else logits if e.n_groups == 1 else chances
-    ids = top_experts(liked if e.n_groups == 1 else of_best_groups(e, liked), n=e.n_used)
-    weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)
+    score_bias, probs = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
+    scores = add(probs, score_bias) if score_bias is not None else logits if e.n_groups == 1 else probs
+    ids = top_experts(scores if e.n_groups == 1 else mask_other_groups(e, scores), n=e.n_used)
+    weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(probs, ids)
     if (times := b.scale("ffn_down_exps")) is not None:  # of what each expert gives
         weights = mul(weights, expert_gather(broadcast_to(times, shape=logits.shape), ids))
     return ids, scaled(weights, e.scale)
 
 
-def of_best_groups(e: Experts, liked: Tensor) -> Tensor:
+def mask_other_groups(e: Experts, scores: Tensor) -> Tensor:
     """(T, n): what it was in a row's best groups, and less than all of that elsewhere (DeepSeek-AI, 2024: V3)."""
-    rows, size = liked.shape[0], e.n // e.n_groups
-    each = reshape(liked, shape=(rows * e.n_groups, size))
+    rows, size = scores.shape[0], e.n // e.n_groups
+    each = reshape(scores, shape=(rows * e.n_groups, size))
     best = sum_to(expert_gather(each, top_experts(each, n=2)), shape=(rows * e.n_groups, 1))
     groups = top_experts(reshape(best, shape=(rows, e.n_groups)), n=e.n_groups_used)
     ones = broadcast_to(const(1.0), shape=groups.shape)
     away = scale(sub(expert_scatter(ones, groups, n=e.n_groups), const(1.0)), factor=AWAY)  # 0 for the best
-    return reshape(add(each, reshape(away, shape=(rows * e.n_groups, 1))), shape=liked.shape)
+    return reshape(add(each, reshape(away, shape=(rows * e.n_groups, 1))), shape=scores.shape)
 
 
 def log_sigmoid(x: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from logitless.graph.ops.pointwise import div, relu, sqrt, square, tanh
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import add_block, set_block, take_block
 from logitless.graph.tensor import Tensor, const
-from logitless.models.architectures.attention import KeysValues, Side, keys_values, self_attention
-from logitless.models.architectures.decoder import layer_input, layer_inputs
+from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
+from logitless.models.architectures.decoder import per_layer_embeddings, per_layer_residual
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows
 from logitless.models.hparams.hparams import Hparams
@@ -28,7 +28,7 @@ HALF = 0.5**0.5  # keeps the size of a sum of two
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
-    inputs = layer_inputs(w, h, rows.tokens, x)
+    inputs = per_layer_embeddings(w, h, rows.tokens, x)
     streams = spread(w, h, x)
     angles = rotary.angles(rows.pos)
     of_queries = angles
@@ -37,22 +37,22 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         b, local = w.block(layer), h.is_local(layer)
         streams = predicted(b, h, streams)
         y = b.norm("attn_norm", stream(streams, 0), h)
-        if layer < h.n_kept:
-            seen[layer] = keys_values(Side(b, y, angles[local]), h, layer)
-        if layer == h.n_kept - 1 and rows.out is not None:  # as in models/architectures/decoder.py
+        if layer < h.n_layer_kv:
+            seen[layer] = keys_values(AttentionInputs(b, y, angles[local]), h, layer)
+        if layer == h.n_layer_kv - 1 and rows.out is not None:  # as in models/architectures/decoder.py
             w, inputs = w.of_rows(rows.out.ids), get_rows(inputs, rows.out.ids)
             flat = get_rows(reshape(streams, shape=(streams.shape[0], -1)), rows.out.ids)
             streams = reshape(flat, shape=(-1, *streams.shape[1:]))
             of_queries = rotary.angles(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", stream(streams, 0), h)
-        attended = self_attention(Side(b, y, of_queries[local]), seen[h.keeper(layer)], h, memory, layer)
+        attended = self_attention(AttentionInputs(b, y, of_queries[local]), seen[h.kv_source(layer)], h, memory, layer)
         attended = add(stream(streams, 0), b.norm("post_attention_norm", attended, h))
         laurel = add(y, b.norm("laurel_post_norm", b.linear("laurel_r", b.linear("laurel_l", y)), h))
         x = scaled(add(attended, laurel), HALF)
         x = add(x, b.norm("post_ffw_norm", feed_forward(b, h, layer, b.norm("ffn_norm", x, h)), h))
         streams = corrected(b, h, streams, x)
-        x = layer_input(b, h, layer, inputs, mul(stream(streams, 0), b["altup_correct_scale"]))
+        x = per_layer_residual(b, h, layer, inputs, mul(stream(streams, 0), b["altup_correct_scale"]))
         others = (x.shape[0], h.n_streams - 1, h.n_embd)
         more = broadcast_to(reshape(x, shape=(-1, 1, h.n_embd)), shape=others)
         streams = replace(add_block(streams, more, start=(0, 1, 0)), name=f"blk.{layer}")

@@ -10,9 +10,9 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import take_block, take_columns
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.architecture import StateKind
-from logitless.models.batch import Memory, Recalling, States
+from logitless.models.batch import LinearAttentionParams, Memory, RecurrentMemory
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.ssm import Recurrent
+from logitless.models.hparams.ssm import RecurrentParams
 from logitless.models.weights.weights import Weights
 
 OUTPUT = {  # the output projection
@@ -22,23 +22,23 @@ OUTPUT = {  # the output projection
 }
 
 
-def recurrent(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: Memory) -> Tensor:
+def recurrent(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: Memory) -> Tensor:
     """Rows x (T, n_embd), normalised, as the layer's last product takes them."""
-    assert isinstance(memory, States)  # no model that sees texts as a whole has such layers
+    assert isinstance(memory, RecurrentMemory)  # no model that sees texts as a whole has such layers
     return LAYERS[h.architecture.states.kind](b, h, r, layer, x, memory)
 
 
-def short_conv(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
+def short_conv(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
     """(T, n_embd): a convolution of rows that are gated before and after."""
     n = r.n_columns
     both = b.linear("shortconv.in_proj", x)  # (T, 3 · n): before, after, rows
     before, after, rows = (take_columns(both, i * n, n) for i in range(3))
-    return mul(after, memory.convolve(layer, mul(before, rows), b["shortconv.conv"]))
+    return mul(after, memory.causal_conv(layer, mul(before, rows), b["shortconv.conv"]))
 
 
-def delta_net(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
+def delta_net(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
     """(T, n_heads · size): what each head recalls, normalised and gated (Yang et al., 2024)."""
-    mixed = silu(memory.convolve(layer, b.linear("attn_qkv", x), b["ssm_conv1d"]))
+    mixed = silu(memory.causal_conv(layer, b.linear("attn_qkv", x), b["ssm_conv1d"]))
     n_keys = r.n_key_heads * r.size
     q, k = (_unit(take_columns(mixed, i * n_keys, n_keys), r, h.eps) for i in range(2))
     v = reshape(take_columns(mixed, 2 * n_keys, r.n_heads * r.size), shape=(-1, r.n_heads, r.size))
@@ -48,27 +48,27 @@ def delta_net(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memor
     else:
         learned, steps = b.linear("ssm_beta", x), b.linear("ssm_alpha", x)  # (T, n_heads)
     learned, decay = sigmoid(learned), exp(mul(_steps(b, steps), b.tensors[f"{b.prefix}ssm_a"]))
-    y = memory.recall(
-        layer, q, k, v, decay, learned, Recalling(r.size**-0.5, True, h.architecture.states.grouped_heads)
+    y = memory.linear_attention(
+        layer, q, k, v, decay, learned, LinearAttentionParams(r.size**-0.5, True, h.architecture.states.grouped_heads)
     )
     gate = reshape(b.linear("attn_gate", x), shape=y.shape)
     y = mul(rms_norm(y, b["ssm_norm"], eps=h.eps), silu(gate))
     return reshape(y, shape=(-1, r.n_heads * r.size))
 
 
-def mamba(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
+def mamba(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
     """(T, n_heads · width): Mamba 2 (Dao and Gu, 2024): what each head recalls and what it sees, gated, normalised by
     groups of heads."""
     rows, n, n_keys = x.shape[0], r.n_heads * r.width, r.n_key_heads * r.size
     both = b.linear("ssm_in", x)  # gate, what is convolved, steps
-    convolved = memory.convolve(layer, take_columns(both, n, r.n_columns), b["ssm_conv1d"])
+    convolved = memory.causal_conv(layer, take_columns(both, n, r.n_columns), b["ssm_conv1d"])
     bias = b.bias("ssm_conv1d")
     mixed = silu(convolved if bias is None else add(convolved, bias))
     v = reshape(take_columns(mixed, 0, n), shape=(rows, r.n_heads, r.width))
     k, q = (reshape(take_columns(mixed, n + i * n_keys, n_keys), shape=(rows, r.n_key_heads, r.size)) for i in range(2))
     steps = _steps(b, take_columns(both, n + r.n_columns, r.n_heads))
     decay = exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
-    y = memory.recall(layer, q, k, v, decay, steps, Recalling(grouped=True))
+    y = memory.linear_attention(layer, q, k, v, decay, steps, LinearAttentionParams(grouped=True))
     y = add(y, mul(v, b.tensors[f"{b.prefix}ssm_d"]))
     y = mul(silu(take_columns(both, 0, n)), reshape(y, shape=(rows, n)))
     if "ssm_norm" not in b:  # Falcon H1 may do without
@@ -91,7 +91,7 @@ def _half(both: Tensor, i: int) -> Tensor:
     return reshape(part, shape=(both.shape[0], -1))
 
 
-def _unit(x: Tensor, r: Recurrent, eps: float) -> Tensor:
+def _unit(x: Tensor, r: RecurrentParams, eps: float) -> Tensor:
     """(T, n_key_heads, size): heads of length 1."""
     heads = reshape(x, shape=(-1, r.n_key_heads, r.size))
     return rms_norm(heads, const(r.size**-0.5), eps=eps / r.size)

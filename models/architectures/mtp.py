@@ -19,7 +19,7 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.architectures.attention import Side
+from logitless.models.architectures.attention import AttentionInputs
 from logitless.models.architectures.decoder import added, attending
 from logitless.models.architectures.mla import joined
 from logitless.models.batch import Batch, Cached, PagedMemory
@@ -74,15 +74,15 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
     b = side.b
     keys_of, attention = attending(h)
     seen = keys_of(side, h, layer)
-    side = side._replace(times=model.rotary.times(batch.pos))
+    side = side._replace(query_scale=model.rotary.query_scale(batch.pos))
     x = added(b, h, layer, y, side.x, attention(side, seen, h, Cached(memory, batch), layer))
     x = _normed(model, b, x)
     head = "nextn.shared_head_head"
-    logits = model.head(x) if head not in b else model.scaled(b.linear(head, x))
+    logits = model.head(x) if head not in b else model.scale_logits(b.linear(head, x))
     return logits, hidden.kept(x)
 
 
-def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Side]:
+def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
     """What the block begins with, (T, n_embd), and that as attention is given it; before (T, 1, n_embd): what was said
     of the tokens before."""
     h, b = model.hparams, model.nextn
@@ -92,7 +92,7 @@ def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Side]:
     before = b.norm("nextn.hnorm", reshape(before, shape=x.shape), h)
     y = b.linear("nextn.eh_proj", joined(b.norm("nextn.enorm", x, h), before))
     far, _ = model.rotary.angles(batch.pos)
-    return y, Side(b, b.norm("attn_norm", y, h), far)
+    return y, AttentionInputs(b, b.norm("attn_norm", y, h), far)
 
 
 def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:

@@ -36,11 +36,11 @@ class Rotary:
             return far, far
         return far, rope_angles(pos, self.local_frequency, magnitude=1.0)
 
-    def times(self, pos: Tensor) -> Tensor | None:
+    def query_scale(self, pos: Tensor) -> Tensor | None:
         """(T, 1, 1): what makes queries of these positions longer, where something does."""
         return None if self.temperature is None else reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
 
-    def turns(self, n: Tensor, *, local: bool = False) -> Tensor:
+    def shift_angles(self, n: Tensor, *, local: bool = False) -> Tensor:
         """Angles that move what was rotated already, magnitude and all, by n (T,) positions more."""
         frequency = self.local_frequency if local and self.local_frequency is not None else self.frequency
         return rope_angles(n, frequency, magnitude=1.0)

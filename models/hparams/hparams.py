@@ -13,10 +13,10 @@ from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.errors import ModelFileError
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
-from logitless.models.hparams.mla import Latent, read_latent
+from logitless.models.hparams.mla import MLAParams, read_mla
 from logitless.models.hparams.moe import Experts, read_experts
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
-from logitless.models.hparams.ssm import Recurrent, read_recurrent
+from logitless.models.hparams.ssm import RecurrentParams, read_recurrent
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_STREAMS = 64
@@ -52,7 +52,7 @@ class Hparams:
     embedding_scale: float = 1.0
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
     experts: Experts | None = None
-    latent: Latent | None = None  # then head_dim and n_head_kv are those of the rows that are kept
+    mla: MLAParams | None = None  # then head_dim and n_head_kv are those of the rows that are kept
     # blocks that the file has besides, to predict more tokens at once: models/architectures/mtp.py runs the first
     n_nextn: int = 0
     nextn_eps: float = 0.0  # of the norm behind it
@@ -68,7 +68,7 @@ class Hparams:
     sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
     layers: tuple[LayerSizes, ...] = ()  # () where they do not differ
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
-    recurrent: Recurrent | None = None  # layers that keep a state instead of keys and values, or beside them
+    recurrent: RecurrentParams | None = None  # layers that keep a state instead of keys and values, or beside them
     rotary: bool = True  # queries and keys are turned by their positions
 
     @property
@@ -91,7 +91,7 @@ class Hparams:
             return True
         return self.is_local(layer) or not (self.window and self.architecture.rope.local_only)
 
-    def recurrent_of(self, layer: int) -> Recurrent | None:
+    def recurrent_of(self, layer: int) -> RecurrentParams | None:
         """None: it keeps no state."""
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
@@ -110,14 +110,14 @@ class Hparams:
         """Whether this layer attends to the sliding window only."""
         return self.window > 0 and layer < self.n_layer and is_local(self.architecture, self.window_period, layer)
 
-    def keeps(self, layer: int) -> bool:
+    def has_own_kv(self, layer: int) -> bool:
         """Whether the keys and values that it sees are its own."""
-        return layer < self.n_kept or layer >= self.n_layer
+        return layer < self.n_layer_kv or layer >= self.n_layer
 
     @property
     def has_windows(self) -> bool:
         """Whether some layers see a window, and others everything."""
-        return len({self.is_local(layer) for layer in range(self.n_kept)}) == 2 and not self.recurrent
+        return len({self.is_local(layer) for layer in range(self.n_layer_kv)}) == 2 and not self.recurrent
 
     def sizes(self, layer: int) -> LayerSizes:
         if self.layers:
@@ -125,16 +125,16 @@ class Hparams:
         return LayerSizes(self.n_ff, self.n_head_kv, self.head_dim, self.rope_dim)
 
     @property
-    def n_kept(self) -> int:
+    def n_layer_kv(self) -> int:
         """How many layers there are up to the last that keeps keys and values of its own, or a state."""
         n = self.n_layer - self.n_shared
         return next(i + 1 for i in reversed(range(n)) if self.attends(i) or self.recurrent_of(i))
 
-    def keeper(self, layer: int) -> int:
+    def kv_source(self, layer: int) -> int:
         """The layer whose keys and values this one sees: itself, or the last like it that keeps some."""
-        if self.keeps(layer):
+        if self.has_own_kv(layer):
             return layer
-        return max(i for i in range(self.n_kept) if self.is_local(i) == self.is_local(layer))
+        return max(i for i in range(self.n_layer_kv) if self.is_local(i) == self.is_local(layer))
 
 
 def is_local(architecture: Architecture, period: int, layer: int) -> bool:
@@ -166,9 +166,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         )
     period = _window_period(keys, n_layer) if window else 0
     local = [window > 0 and is_local(architecture, period, layer) for layer in range(n_layer)]
-    latent = read_latent(keys, n_embd // n_head) if architecture.attention.mla else None
+    mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
     near = [*local, *[False] * n_nextn]
-    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, latent)
+    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, mla)
     temperature = keys.at_least_0("attention.temperature_scale") if architecture.attention.temperature else 0.0
     eps_key = "attention.layer_norm_epsilon" if architecture.norm.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
@@ -195,10 +195,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_dim=most.rope_dim,
         rope_base=rope_base,
         rope_scaling=scaling,
-        attention_scale=latent.yarn_scale(scaling)
-        if latent and architecture.rope.yarn_scales_scores
+        attention_scale=mla.yarn_scale(scaling)
+        if mla and architecture.rope.yarn_scales_scores
         else _attention_scale(
-            architecture, arch, n_layer, n_embd // max(1, n_head), latent.size if latent else most.head_dim
+            architecture, arch, n_layer, n_embd // max(1, n_head), mla.size if mla else most.head_dim
         ),
         window=window,
         window_period=period,
@@ -211,7 +211,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         logit_scale=keys.factor("logit_scale") if architecture.scales.logits_multiplied else 1.0,
         pooling=POOLINGS[int(pooling)],
         experts=experts,
-        latent=latent,
+        mla=mla,
         n_nextn=n_nextn,
         nextn_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
         temperature=temperature,

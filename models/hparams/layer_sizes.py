@@ -10,7 +10,7 @@ import numpy as np
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.errors import ModelFileError
 from logitless.models.hparams.keys import Keys
-from logitless.models.hparams.mla import Latent
+from logitless.models.hparams.mla import MLAParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def read_n_head(keys: Keys) -> int:
 
 
 def read_layer_sizes(
-    keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], latent: Latent | None = None
+    keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], mla: MLAParams | None = None
 ) -> tuple[LayerSizes, tuple[LayerSizes, ...]]:
     """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ. All
     0: the model has neither attention nor feed-forward blocks.
@@ -48,8 +48,8 @@ def read_layer_sizes(
         n_ff,
         or_none=architecture.states.one_sublayer or architecture.attention.optional,
     )
-    if latent is not None:
-        layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
+    if mla is not None:
+        layers = tuple(LayerSizes(width, 1, mla.width, mla.n_rope) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
     n_head_kv = _n_head_kv(keys, n_blocks, n_head)
     if architecture.attention.optional and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):

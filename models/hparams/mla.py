@@ -10,26 +10,26 @@ from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
-    """Sizes of models/architectures/mla.py. A head's query and key are `n_plain` elements and `n_turned`, which
+class MLAParams:
+    """Sizes of models/architectures/mla.py. A head's query and key are `n_nope` elements and `n_rope`, which
     rotary embedding
     turns; of the former, and of values, a token's row of `rank` elements is what all heads make theirs of."""
 
     rank: int
     q_rank: int  # of the row that queries are made of; 0: they are made of the hidden state
-    n_plain: int
-    n_turned: int
+    n_nope: int
+    n_rope: int
     n_value: int
 
     @property
     def width(self) -> int:
         """Of what is kept of a token."""
-        return self.n_turned + self.rank
+        return self.n_rope + self.rank
 
     @property
     def size(self) -> int:
         """Of a head's query and key."""
-        return self.n_plain + self.n_turned
+        return self.n_nope + self.n_rope
 
     def yarn_scale(self, scaling: RopeScaling) -> float:
         """1/√d, and what a longer context than the trained one makes of it (llama.cpp's deepseek2.cpp)."""
@@ -41,14 +41,14 @@ class Latent:
         return float(grown**2 * self.size**-0.5)
 
 
-def read_latent(keys: Keys, per_head: int) -> Latent:
+def read_mla(keys: Keys, per_head: int) -> MLAParams:
     """`per_head`: the embedding's share of a head. Files that have the heads' weights apart call their sizes otherwise,
     for `key_length` and `value_length` are those of the row then. ModelFileError names the key at fault."""
     key, value = "attention.key_length", "attention.value_length"
     if f"{key}_mla" in keys:
         key, value = f"{key}_mla", f"{value}_mla"
-    n_turned, size, n_value = keys.count("rope.dimension_count"), keys.count(key, per_head), keys.count(value, per_head)
-    if size <= n_turned:
-        raise keys.error(key, f"is {size}, of which {n_turned} are turned")
+    n_rope, size, n_value = keys.count("rope.dimension_count"), keys.count(key, per_head), keys.count(value, per_head)
+    if size <= n_rope:
+        raise keys.error(key, f"is {size}, of which {n_rope} have RoPE")
     rank, q_rank = keys.count("attention.kv_lora_rank"), keys.count_or_none("attention.q_lora_rank")
-    return Latent(rank, q_rank, size - n_turned, n_turned, n_value)
+    return MLAParams(rank, q_rank, size - n_rope, n_rope, n_value)

@@ -15,7 +15,7 @@ from logitless.models.hparams.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
+class RecurrentParams:
     """`layers`: which ones; `attending`: which layers attend, as blocks that predict more tokens do, which come after
     them. A convolution of `n_taps` runs over `n_columns`; heads
     that recall, if there are any, hold `size` × `width` numbers each."""
@@ -35,16 +35,16 @@ class Recurrent:
         return self.n_taps - 1, self.n_columns
 
     @property
-    def recalled_shape(self) -> tuple[int, int, int]:
+    def state_shape(self) -> tuple[int, int, int]:
         return self.n_heads, self.size, self.width
 
     @property
     def nbytes(self) -> int:
         """A sequence's state in all layers."""
-        return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.recalled_shape))
+        return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.state_shape))
 
 
-def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> Recurrent | None:
+def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> RecurrentParams | None:
     """None where no layer keeps a state. ModelFileError names the key at fault."""
     kind = ARCHITECTURES[keys.arch].states.kind
     found = _read(keys, n_layer, n_embd, kind) if kind else None
@@ -53,7 +53,7 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> R
     return replace(found, layers=found.layers + (False,) * n_nextn, attending=found.attending + (True,) * n_nextn)
 
 
-def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> Recurrent | None:
+def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentParams | None:
     if kind is StateKind.MAMBA2:
         return _mamba(keys, n_layer)
     layers = _without_heads(keys, n_layer) if kind is StateKind.SHORT_CONV else _but_every(keys, n_layer)
@@ -63,22 +63,22 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> Recurrent |
     if kind is StateKind.SHORT_CONV:
         n_taps = keys.count("shortconv.l_cache")
         _check_taps(keys, "shortconv.l_cache", n_taps)
-        return Recurrent(layers, attending, n_taps, n_embd)
+        return RecurrentParams(layers, attending, n_taps, n_embd)
     n_taps, n_key_heads, n_heads, size = _heads(keys)
     if keys.count("ssm.inner_size") != n_heads * size:
         raise keys.error("ssm.inner_size", f"is not that of {n_heads} heads of {size}, which is not supported")
     columns = (2 * n_key_heads + n_heads) * size
-    return Recurrent(layers, attending, n_taps, columns, n_key_heads, n_heads, size, size)
+    return RecurrentParams(layers, attending, n_taps, columns, n_key_heads, n_heads, size, size)
 
 
-def _mamba(keys: Keys, n_layer: int) -> Recurrent:
+def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
     n_taps, n_groups, n_heads, size = _heads(keys)
     n = keys.count("ssm.inner_size")
     if n % n_heads:
         raise keys.error("ssm.inner_size", f"is {n}, not a multiple of {n_heads} heads")
     layers, attending = _mamba_layers(keys, n_layer)
     columns = n + 2 * n_groups * size
-    return Recurrent(layers, attending, n_taps, columns, n_groups, n_heads, size, n // n_heads)
+    return RecurrentParams(layers, attending, n_taps, columns, n_groups, n_heads, size, n // n_heads)
 
 
 def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:

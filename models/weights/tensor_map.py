@@ -12,9 +12,9 @@ import numpy.typing as npt
 from logitless.models.architectures.architecture import OutputGate, QKNorm, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.mla import Latent
+from logitless.models.hparams.mla import MLAParams
 from logitless.models.hparams.moe import Experts
-from logitless.models.hparams.ssm import Recurrent
+from logitless.models.hparams.ssm import RecurrentParams
 
 T = TypeVar("T", bound=np.generic)
 
@@ -160,7 +160,7 @@ def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Ite
         yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
 
 
-def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _mla_tensors(h: Hparams, e: MLAParams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     n, n_in, n_query = h.n_head, h.n_embd, h.n_head * e.size
     if e.q_rank:
         yield from _one(b + "attn_q_a.weight", e.q_rank, n_in)
@@ -169,27 +169,27 @@ def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInf
     else:
         yield from _one(b + "attn_q.weight", n_query, n_in)
     yield b + "attn_kv_a.weight", Part(b + "attn_kv_a_mqa.weight", (e.rank, n_in))
-    yield b + "attn_k_turned.weight", Part(b + "attn_kv_a_mqa.weight", (e.n_turned, n_in), e.rank)
+    yield b + "attn_k_turned.weight", Part(b + "attn_kv_a_mqa.weight", (e.n_rope, n_in), e.rank)
     yield from _one(b + "attn_kv_a_norm.weight", e.rank)
     if b + "attn_kv_b.weight" in present:
-        both = Part(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * (e.n_plain + e.n_value), e.rank))
-        yield b + "attn_k_b.weight", replace(both, shape=(n * e.rank, e.n_plain), turned=True)
-        yield b + "attn_v_b.weight", replace(both, shape=(n * e.n_value, e.rank), start=e.n_plain)
+        both = Part(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * (e.n_nope + e.n_value), e.rank))
+        yield b + "attn_k_b.weight", replace(both, shape=(n * e.rank, e.n_nope), turned=True)
+        yield b + "attn_v_b.weight", replace(both, shape=(n * e.n_value, e.rank), start=e.n_nope)
     else:
-        yield b + "attn_k_b.weight", Part(b + "attn_k_b.weight", (n * e.rank, e.n_plain), n_experts=n)
+        yield b + "attn_k_b.weight", Part(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
         yield b + "attn_v_b.weight", Part(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
 
 
 def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     b, size = f"blk.{layer}.", h.sizes(layer)
-    if h.latent:
-        yield from _latent_parts(h, h.latent, b, present)
+    if h.mla:
+        yield from _mla_tensors(h, h.mla, b, present)
         return
     attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
     n_query = attn * 2 if h.architecture.attention.gate is OutputGate.WITH_QUERY else attn
-    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if h.keeps(layer) else 1]
+    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if h.has_own_kv(layer) else 1]
     for name, rows in (("attn_q", n_query), *heads[1:]):
         source = b + ("attn_qkv" if fused else name)
         required = name != "attn_v" or not h.architecture.attention.k_as_v
@@ -210,7 +210,7 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
         yield from _one(b + "attn_sinks.weight", h.n_head)
 
 
-def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Part]]:
+def _recurrent_parts(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, Part]]:
     if not r.n_heads:
         name = f"{b}shortconv.conv.weight"
         yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
@@ -235,7 +235,7 @@ def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Pa
     yield from _one(b + "ssm_out.weight", h.n_embd, n_values)
 
 
-def _mamba_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Part]]:
+def _mamba_parts(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, Part]]:
     n = r.n_heads * r.width
     yield from _one(b + "ssm_in.weight", n + r.n_columns + r.n_heads, h.n_embd)
     yield b + "ssm_conv1d.weight", Part(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), loose=True)
@@ -353,5 +353,5 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 def is_unused(h: Hparams, name: str) -> bool:
     """Whether a file has this tensor for what nobody runs, or for keys and values that a layer does not make."""
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_nextn))
-    shared = (f"blk.{i}.attn_{which}" for i in range(h.n_kept, h.n_layer) for which in ("k", "v", "k_norm"))
+    shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
     return name.startswith(blocks) or name.removesuffix(".weight") in shared

@@ -30,7 +30,7 @@ def head_dim(s: Spec, layer: int) -> int:
     return int(s.d if is_far(s, layer) else s.keys.get("attention.key_length_swa", s.d))
 
 
-def n_kept(s: Spec) -> int:
+def n_layer_kv(s: Spec) -> int:
     return s.n_layer - int(s.keys.get("attention.shared_kv_layers", 0))
 
 
@@ -53,7 +53,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
         layer: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (n,))
         layer |= {"attn_q": (q, n), "attn_q_norm": (d,), "attn_output": (n, q)}
-        if i < n_kept(s) or "unused" in s.traits:
+        if i < n_layer_kv(s) or "unused" in s.traits:
             layer |= {"attn_k": (kv, n), "attn_k_norm": (d,)}
             if not (is_far(s, i) and "keys as values" in s.traits):
                 layer |= {"attn_v": (kv, n)}
@@ -121,7 +121,7 @@ class Attention:
             y = (x @ t[f"{b}{name}.weight"].T).reshape(len(x), -1, d)
             return turn(unit(y) * t[f"{b}{name}_norm.weight"], base, n, factors)
 
-        if i < n_kept(s):
+        if i < n_layer_kv(s):
             values = t.get(b + "attn_v.weight", t[b + "attn_k.weight"])
             self.seen[far] = turned("attn_k"), unit((x @ values.T).reshape(len(x), -1, d))
         q, (k, v) = turned("attn_q"), self.seen[far]

@@ -88,7 +88,7 @@ def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
         for at, cell in ((pos, 16), (pos + 7, 40)):  # one token, alone in its sequence
             session.write("tables", np.array([[cell // 16] * 4], np.int32))
             feeds = {"tokens": pos + 5, "pos": at, "slot": pos, "cells": pos + cell}
-            session.run("step", lambda: list(model.remembered(Batch.feeds(1), memory)), feeds)
+            session.run("step", lambda: list(model.cache_writes(Batch.feeds(1), memory)), feeds)
         moves = {"from": pos + 16, "to": pos + 48, "turn": pos + 7}
         session.run("moves", lambda: move_cells(h, model.rotary, memory, 1), moves)
         first = memory.far.layers[0]  # deeper ones depend on what else was seen

@@ -77,7 +77,7 @@ def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
     for layer in range(h.n_layer):
         if not h.attends(layer):
             continue
-        size, cells = h.sizes(h.keeper(layer)), local if h.is_local(layer) else everything
+        size, cells = h.sizes(h.kv_source(layer)), local if h.is_local(layer) else everything
         read += size.n_head_kv * size.head_dim * cells
         met += h.n_head * size.head_dim * cells
     return read, met
@@ -97,7 +97,7 @@ def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, i
 def _state_macs(engine: Engine, n: int) -> int:
     """What n tokens recall of states and change in them, in f32 (models/architectures/linear_attention.py)."""
     r = engine.hparams.recurrent
-    return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.recalled_shape)) if r else 0
+    return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.state_shape)) if r else 0
 
 
 def _state_bytes(engine: Engine, n: int) -> int:

@@ -114,7 +114,7 @@ def test_a_weight_lives_where_its_layer_does() -> None:
         "k.0": 9,
         "v.1": 7,
         "conv.1": 7,
-        "recalled.0": 9,
+        "recurrent.0": 9,
         "output_norm.weight": 7,
         "output.weight": 7,
         "sampler_state": 7,

@@ -87,7 +87,7 @@ def test_a_batch_without_logits_leaves_the_same_cache(tiny: Tiny) -> None:
     batch = Batch.feeds(len(POS))
     tiny.run([tiny.model.logits(batch, tiny.memory)], SEEN)
     remembered = cache()
-    stores = list(tiny.model.remembered(batch, tiny.memory))
+    stores = list(tiny.model.cache_writes(batch, tiny.memory))
     tiny.run(stores, SEEN)
     assert cache() == remembered
     assert any(any(page) for page in remembered)
