@@ -21,7 +21,7 @@ MAX_OPEN = 8  # slabs that still take small pieces
 LARGE_PAGE = 2 << 20
 
 
-class Memory:
+class HostBuffer:
     """A range of host memory."""
 
     __slots__ = ("address", "array")

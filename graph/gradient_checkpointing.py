@@ -18,7 +18,7 @@ SUFFIX = " (clone)"
 
 
 @dataclass(frozen=True)
-class Choice:
+class CheckpointChoice:
     """The layer outputs to keep, and the measured sizes that decided it.
 
     `u`: bytes of a layer's output; `v`: bytes that a layer keeps for its gradient; a = √(n·v/u).
@@ -36,7 +36,7 @@ def choose(
     layers: Sequence[Tensor],
     segment: int = 0,
     head_nbytes: int | None = None,
-) -> Choice:
+) -> CheckpointChoice:
     """Choose a checkpoint after every `segment` layers; 0: after n / a of them, rounded.
 
     `loss`: it, or the hidden states that losses are made of. `layers`: the layers' outputs in
@@ -45,7 +45,7 @@ def choose(
     """
     n = len(layers)
     if n == 0:
-        return Choice((), 0.0, 0.0, 0.0)
+        return CheckpointChoice((), 0.0, 0.0, 0.0)
     u = sum(t.nbytes for t in layers) / n
     v = max(0.0, saved_bytes(loss, gradients) / n - u)
     a = max(1.0, math.sqrt(n * v / u))
@@ -56,7 +56,7 @@ def choose(
         head_nbytes = max((t.nbytes for t in toposort([loss]) if t not in below and not t.is_leaf), default=0)
     if head_nbytes > v:
         ends.append(n)
-    return Choice(tuple(layers[i - 1] for i in ends), u, v, a)
+    return CheckpointChoice(tuple(layers[i - 1] for i in ends), u, v, a)
 
 
 def saved_bytes(loss: Tensor, gradients: Mapping[Tensor, Tensor]) -> int:

@@ -28,7 +28,7 @@ from logitless.backends.cpu.program import CPUProgram, Part
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.cpu.threads.stage_timer import Clock
 from logitless.backends.host import casts_to_bf16, cores
-from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
+from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
@@ -59,16 +59,16 @@ class CPUBackend(Backend):
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
         return fuse(*fuse_rounding(fetches, mine))
 
-    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
-        return Memory(aligned(nbytes) if feeds else self._states.take(nbytes))
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> HostBuffer:
+        return HostBuffer(aligned(nbytes) if feeds else self._states.take(nbytes))
 
     def constant_nbytes(self, t: Tensor) -> int:
         return packed_weights.packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
 
-    def load(self, t: Tensor, raw: Bytes) -> Memory:
+    def load(self, t: Tensor, raw: Bytes) -> HostBuffer:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
-        memory = Memory(self._weights.take(self.constant_nbytes(t)))
+        memory = HostBuffer(self._weights.take(self.constant_nbytes(t)))
         if packed(t):
             self.pool.run(TaskList(packed_weights.pack_tasks(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:

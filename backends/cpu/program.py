@@ -24,7 +24,7 @@ from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the
 from logitless.backends.cpu.lowering.cache_bypass import exceed_l3, with_nontemporal
 from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
-from logitless.backends.host_memory import Memory
+from logitless.backends.host_memory import HostBuffer
 from logitless.graph.backend import Bytes, Location
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
@@ -42,7 +42,7 @@ class CPUProgram:
         self.fallbacks: list[str] = []
         self._pool = pool
         self._n_threads = pool.n_threads
-        self._keep: set[Memory] = set()  # buffers that the tasks point into
+        self._keep: set[HostBuffer] = set()  # buffers that the tasks point into
         self._nontemporal = exceed_l3(nodes)
         self.parts: list[Part] = []
         pending: list[Task] = []

@@ -17,7 +17,7 @@ from logitless.graph.ops.fused import (
     linear_add,
     linear_glu,
     linear_parts,
-    part_of,
+    slice_of_product,
     store_k_rope,
 )
 from logitless.graph.order import toposort
@@ -130,4 +130,4 @@ def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made:
     else:
         rows = now(t.src[0])
         whole = expert_parts(*rows.src, *(s.src[1] for s in group), n=t.attrs["n"])
-    return part_of(whole, group, t)
+    return slice_of_product(whole, group, t)

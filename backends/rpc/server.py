@@ -27,7 +27,7 @@ MAX_CLIENTS = 16
 HELLO_SECONDS = 10.0
 MAX_PROGRAMS = 1 << 16
 MAX_GRAPHS = 8  # kept for a client to compile parts of
-Kind = tuple[str, tuple[int, ...]]  # type and shape of a weight
+WeightType = tuple[str, tuple[int, ...]]  # type and shape of a weight
 Answer = tuple[Header, Bytes | None]
 _BAD_MESSAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
@@ -47,7 +47,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ClientBuffer:
     """A client's buffer. `kind`: type and shape of the weight in it, which is neither written nor
     read.
     """
@@ -55,7 +55,7 @@ class Memory:
     buffer: Buffer
     nbytes: int
     reserved: int
-    kind: Kind | None
+    kind: WeightType | None
 
 
 def listen(sock: socket.socket, open_backend: Callable[[], Backend], budget: Budget) -> None:
@@ -117,7 +117,7 @@ class Client:
 
     def __init__(self, link: Link, backend: Backend, budget: Budget) -> None:
         self.link, self.backend, self._budget = link, backend, budget
-        self._memory: dict[int, Memory] = {}
+        self._memory: dict[int, ClientBuffer] = {}
         self._programs: dict[int, Program] = {}
         self._graphs: dict[int, list[Tensor]] = {}
         self._n_graphs = 0
@@ -164,13 +164,15 @@ class Client:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _keep(self, header: Header, nbytes: int, reserved: int, make: Callable[[], Buffer], kind: Kind | None) -> None:
+    def _keep(
+        self, header: Header, nbytes: int, reserved: int, make: Callable[[], Buffer], kind: WeightType | None
+    ) -> None:
         id = int(header["id"])
         if id in self._memory or nbytes < 0:
             raise ValueError("the id is taken, or the size negative")
         self._budget.take(reserved)
         try:
-            self._memory[id] = Memory(make(), nbytes, reserved, kind)
+            self._memory[id] = ClientBuffer(make(), nbytes, reserved, kind)
         except BaseException:
             self._budget.take(-reserved)
             raise

@@ -50,7 +50,7 @@ def _(x: Tensor, order: Tensor, *weights: Tensor, n: int) -> tuple[Shape, str]:
     return (sum(rows * columns for rows, columns in shapes),), x.dtype
 
 
-def part_of(whole: Tensor, products: Sequence[Tensor], product: Tensor) -> Tensor:
+def slice_of_product(whole: Tensor, products: Sequence[Tensor], product: Tensor) -> Tensor:
     """One of the products as its part of `linear_parts` (or `expert_parts`) of all of them."""
     start = sum(s.shape[0] * s.shape[1] for s in products[: products.index(product)])
     part = slice_rows(whole, start=start, stop=start + product.shape[0] * product.shape[1])

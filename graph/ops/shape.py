@@ -58,7 +58,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(6, 3))], {"start": 2, "stop": 5}
 
 
-def parts(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
+def split_rows(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
     """Split the rows of x into tensors of the shapes of these."""
     result, start = [], 0
     for t in of:

@@ -76,12 +76,12 @@ def problems(op_name: str, seed: int = 0) -> Iterator[Problem]:
             node = OPS[op_name](*src, **attrs)
             if any(DTYPES[t.dtype].quantised for t in src):
                 problem.tolerance = max(problem.tolerance, OPS[op_name].tolerance_quantised)
-            problem.label = f"#{i} {describe(node)}" + (" at odd offsets" if odd else "")
+            problem.label = f"#{i} {signature(node)}" + (" at odd offsets" if odd else "")
             problem.roots = (_fetchable(node),)
             yield problem
 
 
-def describe(node: Tensor) -> str:
+def signature(node: Tensor) -> str:
     """Format a node's sources and attributes: `f32[4, 6] q8_0[37, 64] eps=1e-05`."""
     attrs = (f"{k}={v}" for k, v in node.attrs.items())
     return " ".join((*(f"{s.dtype}{list(s.shape)}" for s in node.src), *attrs))

@@ -12,7 +12,7 @@ from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
 from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, feed
-from logitless.graph.testing.conformance import Array, Problem, add_constant, add_variable, describe, encode
+from logitless.graph.testing.conformance import Array, Problem, add_constant, add_variable, encode, signature
 
 
 def graph_problems(
@@ -37,7 +37,7 @@ def graph_problems(
         rule = OPS[node.op]
         quantised = any(DTYPES[s.dtype].quantised for s in node.src)
         tolerance = max(rule.tolerance, rule.tolerance_quantised) if quantised else rule.tolerance
-        problem = Problem(node.op, describe(node), (), tolerance)
+        problem = Problem(node.op, signature(node), (), tolerance)
         leaves: dict[Tensor, Tensor] = {}
         src = []
         for i, s in enumerate(node.src):

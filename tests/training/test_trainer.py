@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.host_memory import Memory
+from logitless.backends.host_memory import HostBuffer
 from logitless.graph.backend import Bytes
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
@@ -122,11 +122,11 @@ class Counting(CPUBackend):
 
     taken = 0
 
-    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> HostBuffer:
         self.taken += nbytes
         return super().alloc(nbytes, feeds=feeds)
 
-    def load(self, t: Tensor, raw: Bytes) -> Memory:
+    def load(self, t: Tensor, raw: Bytes) -> HostBuffer:
         memory = super().load(t, raw)
         self.taken += memory.nbytes
         return memory

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed
-from logitless.graph.ops.fused import part_of
+from logitless.graph.ops.fused import slice_of_product
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, with_sources
 
@@ -34,6 +34,6 @@ def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Ten
             if t is family[0]:
                 size = sum(s.shape[0] * s.shape[1] for s in family)
                 wholes[t] = Tensor("linear_parts", (node.src[0], *(s.src[1] for s in family)), (size,), t.dtype)
-            node = part_of(wholes[family[0]], family, t)
+            node = slice_of_product(wholes[family[0]], family, t)
         made[t] = node
     return tuple(made[f] for f in fetches)

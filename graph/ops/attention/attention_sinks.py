@@ -13,7 +13,7 @@ import numpy as np
 from logitless.graph.op import Array, Case, op, require
 from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.paged_attention import attention, attention_case, visible_cells
-from logitless.graph.ops.shape import parts
+from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
 
@@ -97,7 +97,7 @@ def _(
 def _(
     g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **attrs: Any
 ) -> tuple[Tensor | None, ...]:
-    of_rows = parts(causal_attention_sinks_back(g, q, k, v, start, sinks, **attrs), (q, k, v))
+    of_rows = split_rows(causal_attention_sinks_back(g, q, k, v, start, sinks, **attrs), (q, k, v))
     return (*of_rows, None, sinks_back(g, q, k, v, start, sinks, **attrs))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from logitless.graph.op import Array, Case, op, require
-from logitless.graph.ops.shape import parts
+from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
 
@@ -62,7 +62,7 @@ def _(
 
 @causal_attention.vjp
 def _(g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, **attrs: Any) -> tuple[Tensor | None, ...]:
-    return (*parts(causal_attention_back(g, q, k, v, start, **attrs), (q, k, v)), None)
+    return (*split_rows(causal_attention_back(g, q, k, v, start, **attrs), (q, k, v)), None)
 
 
 @op

@@ -12,7 +12,7 @@ import numpy as np
 from logitless.graph.op import Array, Case, Variable, op, require
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_back, attention_case
 from logitless.graph.ops.elementwise import add
-from logitless.graph.ops.shape import parts
+from logitless.graph.ops.shape import split_rows
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Shape, Tensor
 
@@ -40,7 +40,7 @@ def _(
     g: Tensor, y: Tensor, q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, scale: float
 ) -> tuple[Tensor | None, ...]:
     v = transpose(k, axes=TURNED)
-    dq, dk, dv = parts(attention_back(g, q, k, v, tables, slot, pos, scale=scale), (q, k, v))
+    dq, dk, dv = split_rows(attention_back(g, q, k, v, tables, slot, pos, scale=scale), (q, k, v))
     return dq, add(dk, transpose(dv, axes=TURNED)), None, None, None
 
 

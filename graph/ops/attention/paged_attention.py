@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from logitless.graph.op import Array, Case, Variable, op, require, writing
-from logitless.graph.ops.shape import parts
+from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
 PAGE = 16
@@ -316,7 +316,7 @@ def _(
 def _(
     g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
 ) -> tuple[Tensor | None, ...]:
-    return (*parts(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
+    return (*split_rows(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
 
 
 def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:
