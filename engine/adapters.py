@@ -10,9 +10,9 @@ from pathlib import Path
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.kv_cache.slot_files import AdapterNames
 from logitless.engine.requests import Lora
-from logitless.models.adapters.adapter_bank import BASE, AdapterBank, Choice
-from logitless.models.adapters.full_finetunes import WeightSets, digest_of
+from logitless.models.adapters.full_finetunes import FullFinetunes, digest_of
 from logitless.models.adapters.lora import Adapter
+from logitless.models.adapters.stacked_lora import BASE, Choice, StackedLora
 
 MAX_RESIDENT = 16  # adapters on the device beside those of running requests
 MAX_WEIGHTS = 2  # whole models likewise
@@ -48,8 +48,8 @@ class Adapters:
 
     def __init__(
         self,
-        bank: AdapterBank,
-        weight_sets: WeightSets,
+        bank: StackedLora,
+        weight_sets: FullFinetunes,
         in_use: Callable[[], Iterable[Choice]] = tuple,
         remembered: Callable[[], Iterable[Choice]] = tuple,
     ) -> None:
@@ -166,7 +166,7 @@ class Adapters:
                 else:
                     adapter = entry.source()
                     self._make_room(self._bank, besides, MAX_RESIDENT)
-                    if not grows and self._bank.is_torn(adapter.rank, besides.mix):
+                    if not grows and self._bank.is_fragmented(adapter.rank, besides.mix):
                         raise _Torn
                     entry.handle = self._bank.put(adapter, besides.mix)
             except (MemoryError, OSError, ValueError) as error:
@@ -174,7 +174,7 @@ class Adapters:
                 raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {said}") from None
         return entry.handle
 
-    def _make_room(self, held: AdapterBank | WeightSets, besides: Choice, limit: int) -> None:
+    def _make_room(self, held: StackedLora | FullFinetunes, besides: Choice, limit: int) -> None:
         """Only what something needs, and of the rest what was used last."""
 
         def handles(choices: Iterable[Choice]) -> set[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.sampling.sampler import Row
-from logitless.models.adapters.adapter_bank import Mix
+from logitless.models.adapters.stacked_lora import Mix
 
 PAGE = 16  # cells of a page
 LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows

@@ -12,7 +12,7 @@ from logitless.engine.sampling.reasoning_budget import Thoughts
 from logitless.engine.sampling.sampler import F32, Row
 from logitless.engine.sampling.stop_filter import Decoder
 from logitless.engine.speculation.draft_state import Drafts
-from logitless.models.adapters.adapter_bank import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, Choice
 
 FIRST_TOKENS = 8  # warm-up of a stream: prompts that arrive during it count as arrived together with its own
 PATIENCE = 100  # later requests that a level of priority overtakes

@@ -32,10 +32,10 @@ class RouterDesk:
 
     def check(self, path: Path, filename: str) -> None:
         """TrainingError names a line that is no record. Whether its text suits a model shows when a job begins."""
-        from logitless.training.data.dataset_rows import read_records
+        from logitless.training.data.dataset_rows import read_rows
 
         with path.open("rb") as file:
-            for _ in read_records(file, filename):
+            for _ in read_rows(file, filename):
                 pass
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:

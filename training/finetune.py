@@ -16,7 +16,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.load import DataOptions, load_dataset, rows_dataset
-from logitless.training.data.sampler import Order, split_windows
+from logitless.training.data.sampler import Sampler, split_samples
 from logitless.training.errors import TrainingError
 from logitless.training.save import save_result
 from logitless.training.schedule import Stopping
@@ -78,7 +78,7 @@ class FineTuning:
                 name, dataset = Path(data).name, load_dataset(data, self.tokenizer, template, options)
             else:
                 name, dataset = "rows", rows_dataset(data, self.tokenizer, template, options)
-            training, held_out = split_windows(dataset, validation, seed)
+            training, held_out = split_samples(dataset, validation, seed)
             base = define_model(session, self.gguf, h, settings.n_ctx)
             if method is None or isinstance(method, LoraOptions):
                 trainable = lora(session, base, method or LoraOptions(seed=seed))
@@ -87,7 +87,7 @@ class FineTuning:
             self.trainer = Trainer(
                 trainable,
                 settings,
-                Order(dataset, training, name, seed),
+                Sampler(dataset, training, name, seed),
                 held_out,
                 stopping=stopping,
                 before_step=before_step,

@@ -19,10 +19,10 @@ from logitless.models.model import Model
 LOGITS_NBYTES = 24 << 20  # at most, at a time
 
 
-def stretches(model: Model, n_rows: int) -> list[tuple[int, int]]:
+def logit_chunks(model: Model, n_rows: int) -> list[tuple[int, int]]:
     """Bounds of equal stretches of rows; one, where rows have adapters of their own."""
     low_rank = model.weights.low_rank
-    whole = low_rank is not None and low_rank.gates is not None
+    whole = low_rank is not None and low_rank.row_scales is not None
     n = 1 if whole else -(-n_rows * model.hparams.n_vocab * 4 // LOGITS_NBYTES)
     step = -(-n_rows // min(n, n_rows))
     return [(a, min(n_rows, a + step)) for a in range(0, n_rows, step)]
@@ -32,11 +32,11 @@ def evaluation(model: Model, sequences: Sequences) -> list[Tensor]:
     """Losses and likeliest tokens, (rows,) each, of one stretch after the other. Feeds `targets`, (rows,) of i32."""
     rows = sequences.tokens.shape[0]
     x, targets = model.hidden(sequences, sequences), feed("targets", (rows,), "i32")
-    told = []
-    for start, stop in stretches(model, rows):
+    outputs = []
+    for start, stop in logit_chunks(model, rows):
         logits = model.head(slice_rows(x, start=start, stop=stop))
-        told += [cross_entropy(logits, slice_rows(targets, start=start, stop=stop)), argmax(logits)]
-    return told
+        outputs += [cross_entropy(logits, slice_rows(targets, start=start, stop=stop)), argmax(logits)]
+    return outputs
 
 
 def gradients(
@@ -48,16 +48,16 @@ def gradients(
     """
     rows = sequences.tokens.shape[0]
     x, targets, weight = model.hidden(sequences, sequences), feed("targets", (rows,), "i32"), feed("weight", (rows,))
-    told: list[Tensor] = []
+    outputs: list[Tensor] = []
     total: dict[Tensor, Tensor] = {}
     slopes: dict[Tensor, Tensor] = {}  # of each stretch's hidden states
     largest = 0
-    for start, stop in stretches(model, rows):
+    for start, stop in logit_chunks(model, rows):
         part = slice_rows(x, start=start, stop=stop)
-        own = after(part, *slopes.values(), *told[-2:]) if told else part
+        own = after(part, *slopes.values(), *outputs[-2:]) if outputs else part
         logits = model.head(own)
         losses = cross_entropy(logits, slice_rows(targets, start=start, stop=stop))
-        told += [losses, argmax(logits)]
+        outputs += [losses, argmax(logits)]
         loss = sum_to(mul(losses, slice_rows(weight, start=start, stop=stop)), shape=())
         found = backward(loss, [own, *params], stop_at=[own])
         slope = found.pop(own)
@@ -69,4 +69,4 @@ def gradients(
         total[p] = add(total[p], g) if p in total else g
     if segment is not None:
         total = recompute(x, total, choose(x, total, layers_of(x), segment, head_nbytes=largest).checkpoints)
-    return {p: total[p] for p in params if p in total}, told
+    return {p: total[p] for p in params if p in total}, outputs

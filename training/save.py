@@ -16,7 +16,7 @@ from logitless.models.gguf.write import Data, copied_keys, u32, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.dequantize import dequantized
 from logitless.models.quantization.quantize import quantize, storable_dtype
-from logitless.models.weights.tensor_map import Part
+from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import check_weights
 from logitless.training.trainable import LORA, Trainable
 
@@ -33,12 +33,12 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     if dtype in file_types:
         keys["general.file_type"] = u32(file_types[dtype])
 
-    def rows(source: str, kind: str, parts: list[tuple[str, Part]]) -> Iterator[npt.NDArray[Any]]:
+    def rows(source: str, kind: str, parts: list[tuple[str, TensorSlice]]) -> Iterator[npt.NDArray[Any]]:
         if len(parts) > 1 and parts[0][1].n_experts:  # parts lie between each other
             whole = dequantized(gguf.tensors[source], gguf.bytes_of(source)).copy()
             for name, part in parts:
                 if name in trained:
-                    part.put(whole, np.concatenate(list(trainable.pieces(name))))
+                    part.scatter(whole, np.concatenate(list(trainable.pieces(name))))
             whole = whole.reshape(-1, whole.shape[-1])
             yield whole if kind == "f32" else quantize(whole, kind)
             return
@@ -46,7 +46,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
             if name in trained:
                 pieces = trainable.pieces(name)
             else:  # beside parts of the same matrix that were trained
-                pieces = iter([part.taken(dequantized(gguf.tensors[source], gguf.bytes_of(source)))])
+                pieces = iter([part.gather(dequantized(gguf.tensors[source], gguf.bytes_of(source)))])
             for piece in pieces:
                 yield piece if kind == "f32" else quantize(piece, kind)
 
@@ -54,7 +54,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     for source, info in gguf.tensors.items():
         parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda found: found[1].start)
         if any(name in trained for name, _ in parts):
-            loose = any(part.loose for _, part in parts)
+            loose = any(part.as_f32 for _, part in parts)
             kind = "f32" if loose or _stays_f32(source, info) else storable_dtype(dtype, info.shape[-1])
             data = Data(partial(rows, source, kind, parts), info.shape, kind)
         else:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from logitless.graph.ops.training.optimizer import global_norm
 from logitless.graph.tensor import Tensor
-from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.batch import Sequences
-from logitless.training.data.packing import Window
+from logitless.training.data.packing import Sample
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.head import gradients
 from logitless.training.schedule import OptimizerSettings
@@ -35,7 +35,7 @@ class Score:
     gradient_norm: float | None = None
 
 
-def score(tuned: Tuned, example: Example, *, gradient: bool = False) -> Score:
+def score(tuned: AdaptedModel, example: Example, *, gradient: bool = False) -> Score:
     """ValueError for a text of fewer than two tokens. `gradient`: of the mean loss, its norm over all weights."""
     n = len(example.tokens) - 1
     if n < 1:
@@ -49,14 +49,14 @@ def score(tuned: Tuned, example: Example, *, gradient: bool = False) -> Score:
     every, counted = np.zeros(length, np.float32), np.zeros(length, np.float32)
     every[:n], counted[:n] = 1, example.learn[1:]
     more = tuned.feeds(length)
-    losses = steps.evaluate([Window(tokens, labels, every)], more).losses[:n]
+    losses = steps.evaluate([Sample(tokens, labels, every)], more).losses[:n]
     chosen = losses[example.learn[1:]]
     loss = float(chosen.sum(dtype=np.float64) / len(chosen)) if len(chosen) else float("nan")
-    norm = _norm(steps, Window(tokens, labels, counted), more) if gradient and len(chosen) else None
+    norm = _norm(steps, Sample(tokens, labels, counted), more) if gradient and len(chosen) else None
     return Score(-losses, loss, len(chosen), norm)
 
 
-def _norm(steps: Steps, window: Window, more: Feeds) -> float:
+def _norm(steps: Steps, window: Sample, more: Feeds) -> float:
     """Of the gradient of the mean loss by all weights of the file."""
     tensors = steps.trainable.model.weights.tensors
     weights = [t for name, t in tensors.items() if not name.startswith("rope_")]

@@ -27,9 +27,9 @@ from logitless.graph.ops.training.optimizer import (
 )
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.batch import Sequences
-from logitless.training.data.packing import Window
+from logitless.training.data.packing import Sample
 from logitless.training.errors import TrainingError
-from logitless.training.head import evaluation, gradients, stretches
+from logitless.training.head import evaluation, gradients, logit_chunks
 from logitless.training.schedule import OptimizerSettings
 from logitless.training.trainable import Trainable
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Slice:
     """A part of some device run is done: the device is free for other things, such as another
     model's step.
 
@@ -50,10 +50,10 @@ class Part:
     following: float = 0.0
 
 
-Parts = Generator[Part, None, T]
+Slices = Generator[Slice, None, T]
 
 
-def outcome(parts: Parts[T]) -> T:
+def outcome(parts: Slices[T]) -> T:
     """What work in parts returns, all done in one go."""
     while True:
         try:
@@ -153,7 +153,7 @@ class Steps:
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         params = self.trainable.params
-        found, told = gradients(
+        found, outputs = gradients(
             self.trainable.model,
             Sequences.feeds(self.n_batch, self.n_ctx),
             params,
@@ -162,16 +162,16 @@ class Steps:
         missing = [p.name for p in params if p not in found]
         if missing:
             raise TrainingError(f"tensor '{missing[0]}' has no influence on the loss")
-        return [found[p] for p in params], told
+        return [found[p] for p in params], outputs
 
     def _accumulate(self) -> list[Tensor]:
-        gradients, told = self._gradients()
-        return [*told, *(accumulate(total, g) for total, g in zip(self._totals, gradients, strict=True))]
+        gradients, outputs = self._gradients()
+        return [*outputs, *(accumulate(total, g) for total, g in zip(self._totals, gradients, strict=True))]
 
     def _step(self) -> list[Tensor]:
         """One run for forward, backward and the optimizer."""
-        gradients, told = self._gradients()
-        return [*told, *self._update(gradients)]
+        gradients, outputs = self._gradients()
+        return [*outputs, *self._update(gradients)]
 
     def _step_of_totals(self) -> list[Tensor]:
         return [*self._update(self._totals), *(clear(total) for total in self._totals)]
@@ -251,39 +251,39 @@ class Steps:
             session.load_initial(p.name)
         return [t for placement, _ in self._ahead.values() for t in placement.order]
 
-    def settle(self) -> Parts[None]:
+    def settle(self) -> Slices[None]:
         """Bring the parameters to their devices, where plans were made ahead."""
         homes = {name: b for placement, _ in self._ahead.values() for name, b in placement.variable_backend.items()}
         if homes:
             for _ in self.trainable.session.upload(homes, [p.name for p in self.trainable.params]):
-                yield Part()
+                yield Slice()
 
     # -- runs
 
-    def evaluate(self, windows: Sequence[Window], more: Feeds | None = None) -> BatchResult:
+    def evaluate(self, windows: Sequence[Sample], more: Feeds | None = None) -> BatchResult:
         """Loss and accuracy, with nothing changed. `more`: feeds of the model itself."""
         return outcome(self.evaluation(windows, more))
 
-    def evaluation(self, windows: Sequence[Window], more: Feeds | None = None) -> Parts[BatchResult]:
+    def evaluation(self, windows: Sequence[Sample], more: Feeds | None = None) -> Slices[BatchResult]:
         """The same in parts."""
         feeds = {**self.feeds(windows, 1.0), **(more or {})}
-        told = yield from self._run("evaluate", self._evaluate, feeds, self._n_told)
-        return self._result(windows, told)
+        outputs = yield from self._run("evaluate", self._evaluate, feeds, self._n_outputs)
+        return self._result(windows, outputs)
 
-    def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> Parts[tuple[list[BatchResult], float]]:
+    def step(self, batches: Sequence[Sequence[Sample]], n: int, rate: float) -> Slices[tuple[list[BatchResult], float]]:
         """Optimizer step number n (from 1) on all micro-batches: their results, and the norm of the
         gradient."""
         total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
         if len(batches) == 1 and self.on_gradients is None:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
-            *told, norm = yield from self._run("step", self._step, feeds, self._n_told, norm=True)
-            return [self._result(batches[0], told)], float(norm)
+            *outputs, norm = yield from self._run("step", self._step, feeds, self._n_outputs, norm=True)
+            return [self._result(batches[0], outputs)], float(norm)
         self._define_totals()
         results = []
         for windows in batches:
-            told = yield from self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
-            results.append(self._result(windows, told))
-            yield Part()
+            outputs = yield from self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_outputs)
+            results.append(self._result(windows, outputs))
+            yield Slice()
         if self.on_gradients is not None:
             self._call_hook(self.on_gradients)
         feeds = self._optimizer_feeds(n, rate)
@@ -305,23 +305,23 @@ class Steps:
             session.write(totals[name].name, array)
 
     @property
-    def _n_told(self) -> int:
+    def _n_outputs(self) -> int:
         """Tensors of a batch's losses and likeliest tokens."""
-        return 2 * len(stretches(self.trainable.model, self.n_batch * self.n_ctx))
+        return 2 * len(logit_chunks(self.trainable.model, self.n_batch * self.n_ctx))
 
     def _run(
-        self, key: str, build: Build, feeds: Feeds, n_told: int, *, norm: bool = False
-    ) -> Parts[list[npt.NDArray[Any]]]:
+        self, key: str, build: Build, feeds: Feeds, n_outputs: int, *, norm: bool = False
+    ) -> Slices[list[npt.NDArray[Any]]]:
         """Run a plan and bring back what it tells first, and the norm: parameters and moments stay
         on the device."""
         plan = self.trainable.session.cached_plan((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
-        wanted: list[int | None] = [None] * n_told
+        wanted: list[int | None] = [None] * n_outputs
         if norm:
             wanted += [*([0] * len(self.trainable.params)), None]
         wanted += [0] * (plan.n_fetches - len(wanted))
         if isinstance(plan, PreemptiblePlan):
             for following in plan.parts(feeds):
-                yield Part(following)
+                yield Slice(following)
             values = plan.results(wanted)
         else:
             values = plan.run(feeds, wanted)
@@ -335,7 +335,7 @@ class Steps:
             params = sgd_params(rate, decay=o.decay)
         return {"optimizer": params, "clip": np.array(o.gclip, np.float32)}
 
-    def feeds(self, windows: Sequence[Window], total: float) -> Feeds:
+    def feeds(self, windows: Sequence[Sample], total: float) -> Feeds:
         """A batch; one that is not full is filled up with windows that do not count."""
         n, length = self.n_batch, self.n_ctx
         tokens, targets, pos, start = (np.zeros((n, length), np.int32) for _ in range(4))
@@ -353,9 +353,9 @@ class Steps:
         feeds: Feeds = {name: array.reshape(-1) for name, array in flat.items()}
         return feeds
 
-    def _result(self, windows: Sequence[Window], told: Sequence[npt.NDArray[Any]]) -> BatchResult:
+    def _result(self, windows: Sequence[Sample], outputs: Sequence[npt.NDArray[Any]]) -> BatchResult:
         labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in windows])
         counted = labels >= 0
-        losses, best = (np.concatenate(told[i::2])[: len(labels)] for i in (0, 1))
+        losses, best = (np.concatenate(outputs[i::2])[: len(labels)] for i in (0, 1))
         correct = int((best[counted] == labels[counted]).sum())
         return BatchResult(losses, int(counted.sum()), correct)

@@ -20,7 +20,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
 from logitless.models.quantization.dequantize import dequantized
-from logitless.models.weights.tensor_map import Part
+from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights, check_weights
 from logitless.training.errors import TrainingError
 
@@ -161,11 +161,11 @@ def full(
         if _WITHOUT_GRADIENT.match(name) or not any(fnmatch.fnmatchcase(name, p) for p in patterns):
             continue
 
-        def start(part: Part = part) -> F32:
-            return part.taken(dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source)))
+        def start(part: TensorSlice = part) -> F32:
+            return part.gather(dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source)))
 
         source = _bytes_from(start)
-        tensors[name] = session.define(f"{prefix}.{name}", part.held_shape, source=source, on_loaded=gguf.release)
+        tensors[name] = session.define(f"{prefix}.{name}", part.graph_shape, source=source, on_loaded=gguf.release)
         params.append(tensors[name])
         names.append(name)
     if not params:

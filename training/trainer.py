@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from logitless.training.data.sampler import Order, validation
+from logitless.training.data.sampler import Sampler, validation
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 from logitless.training.reporting.results import Result
 from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
-from logitless.training.step import GradientHook, Part, Steps
+from logitless.training.step import GradientHook, Slice, Steps
 from logitless.training.trainable import Trainable
 
 
@@ -133,7 +133,7 @@ class Finished:
     cancelled: bool = False
 
 
-Event = Part | Step | Validating | Validated | Save | Settled | Finished
+Event = Slice | Step | Validating | Validated | Save | Settled | Finished
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Trainer:
         self,
         trainable: Trainable,
         settings: Settings,
-        order: Order,
+        order: Sampler,
         validation_indices: I32,
         *,
         stopping: Stopping | None = None,
@@ -243,8 +243,8 @@ class Trainer:
         return Control(self.counters.iterations, epoch, rate)
 
     def _step(self, control: Control) -> Generator[Event, None, Step]:
-        s, c, n_windows = self.settings, self.counters, len(self.order)
-        if c.samples // n_windows != max(0, c.samples - s.n_logical) // n_windows:
+        s, c, n_samples = self.settings, self.counters, len(self.order)
+        if c.samples // n_samples != max(0, c.samples - s.n_logical) // n_samples:
             self.epoch_result = Result()
         batches = [self.order.take(s.n_batch) for _ in range(s.grad_acc)]
         results, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate)
@@ -253,15 +253,15 @@ class Trainer:
         c.iterations += 1
         c.samples += s.n_logical
         c.tokens += n_data
-        c.epochs = c.samples // n_windows
+        c.epochs = c.samples // n_samples
         self.just_initialized = False
         self.epoch_result.add(loss, n_data, n_correct)
         return Step(
             c.iterations,
             self.n_steps,
             control.epoch,
-            (c.samples - 1) % n_windows + 1,
-            n_windows,
+            (c.samples - 1) % n_samples + 1,
+            n_samples,
             loss,
             n_correct / max(1, n_data),
             norm,
@@ -286,8 +286,8 @@ class Trainer:
         result = Result()
         n, done = len(self.validation_indices), 0
         for windows in validation(self.order.dataset, self.validation_indices, self.settings.n_batch):
-            told = yield from self.steps.evaluation(windows)
-            result.add(told.total / max(1, told.n_data), told.n_data, told.n_correct)
+            outputs = yield from self.steps.evaluation(windows)
+            result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)
             done += len(windows)
             yield Validating(done, n, result)
         yield Validated(self.counters.iterations, self.counters.epochs, result)

@@ -63,7 +63,7 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     from logitless.engine.loading.open_model import open_model
     from logitless.graph.testing.conformance import run
     from logitless.graph.testing.graph_cases import graph_problems
-    from logitless.models.quantization.requantize import held
+    from logitless.models.quantization.requantize import requantize
 
     show_compiling()
     engine = open_model(options.model, model_options(options, **SIZES), generates=True).engine()
@@ -71,7 +71,7 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
 
     def weight(name: str) -> Bytes | None:
         info = engine.gguf.tensors.get(name)
-        return None if info is None else held(engine.gguf.bytes_of(name), info.dtype)
+        return None if info is None else requantize(engine.gguf.bytes_of(name), info.dtype)
 
     for n_tokens in (1, 32):
         roots, feeds = step_graph(engine, n_tokens)

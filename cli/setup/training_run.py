@@ -170,13 +170,13 @@ def prepare(
 ) -> tuple[Settings, Dataset, tuple[I32, I32]]:
     """(settings, dataset, (training, validation) indices), with everything wrong about them said in one line."""
     from logitless.training.data.load import load_dataset
-    from logitless.training.data.sampler import split_windows
+    from logitless.training.data.sampler import split_samples
     from logitless.training.errors import TrainingError
 
     try:
         wanted = settings(o)
         dataset = load_dataset(o.file, vocabulary, template, data_options(o))
-        return wanted, dataset, split_windows(dataset, o.val_split, max(0, o.seed))
+        return wanted, dataset, split_samples(dataset, o.val_split, max(0, o.seed))
     except TrainingError as error:
         raise CliError(str(error)) from None
 
@@ -184,11 +184,11 @@ def prepare(
 def make_trainer(
     o: SimpleNamespace, trainable: Trainable, wanted: Settings, dataset: Dataset, indices: tuple[I32, I32]
 ) -> Trainer:
-    from logitless.training.data.sampler import Order
+    from logitless.training.data.sampler import Sampler
     from logitless.training.schedule import Stopping
     from logitless.training.trainer import Trainer
 
-    order = Order(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
+    order = Sampler(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
     stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
     return Trainer(trainable, wanted, order, indices[1], stopping=stopping)
 

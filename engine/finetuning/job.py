@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
     from logitless.training.data.packing import PackedExamples
-    from logitless.training.data.sampler import Order
+    from logitless.training.data.sampler import Sampler
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.trainer import Settings
 
@@ -44,7 +44,7 @@ class Prepared:
 
     hyperparameters: Hyperparameters
     settings: Settings
-    order: Order
+    order: Sampler
     validation: I32
 
 
@@ -76,7 +76,7 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
     import numpy as np
 
     from logitless.training.data.load import DataOptions, jsonl_dataset
-    from logitless.training.data.sampler import Order
+    from logitless.training.data.sampler import Sampler
     from logitless.training.errors import TrainingError
     from logitless.training.schedule import Schedule
     from logitless.training.trainer import Settings
@@ -110,5 +110,5 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
             cos_decay_steps=max(1, n_steps),
         ),
     )
-    order = Order(dataset, np.arange(n_train, dtype=np.int32), job["training_file"], job["seed"])
+    order = Sampler(dataset, np.arange(n_train, dtype=np.int32), job["training_file"], job["seed"])
     return Prepared(h, settings, order, validation)

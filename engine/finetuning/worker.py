@@ -119,11 +119,11 @@ class Tuning:
 
     def check(self, path: Path, filename: str) -> None:
         """TrainingError names the line of a file that cannot be trained on."""
-        from logitless.training.data.dataset_rows import read_records
-        from logitless.training.data.tokenize_rows import texts_of
+        from logitless.training.data.dataset_rows import read_rows
+        from logitless.training.data.tokenize_rows import row_texts
 
         with path.open("rb") as file:
-            for _ in texts_of(read_records(file, filename), self._template, filename):
+            for _ in row_texts(read_rows(file, filename), self._template, filename):
                 pass
 
     @property
@@ -195,14 +195,14 @@ class Tuning:
     def _part(self) -> float | None:
         """Go on to what the trainer tells next: seconds of the next part (0: not known), or None where that is more
         than the end of a part."""
-        from logitless.training.step import Part
+        from logitless.training.step import Slice
         from logitless.training.trainer import Settled
 
         assert self._work is not None
         assert self._job is not None
         event = next(self._work)
         self._settled = isinstance(event, Settled)
-        if isinstance(event, Part):
+        if isinstance(event, Slice):
             self.engine.session.wait()
             return event.following
         job = self.store.get("jobs", self._job)

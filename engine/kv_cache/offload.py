@@ -11,7 +11,7 @@ from logitless.engine.kv_cache.block_pool import reach
 from logitless.engine.kv_cache.host_cache import Bytes, HostCache, Store, chain_key
 from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, PrefixCache
 from logitless.engine.sequence import Slot
-from logitless.models.adapters.adapter_bank import Choice
+from logitless.models.adapters.stacked_lora import Choice
 
 
 class Known(NamedTuple):

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from logitless.engine.batch import PAGE
 from logitless.engine.kv_cache.block_pool import Pages
 from logitless.engine.kv_cache.host_cache import chain_key
-from logitless.models.adapters.adapter_bank import BASE
+from logitless.models.adapters.stacked_lora import BASE
 
 # first item of a block's key if its KV entries were moved (cache_reuse.py) or follow moved ones
 INEXACT = -1

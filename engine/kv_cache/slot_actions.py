@@ -12,7 +12,7 @@ from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, U
 from logitless.engine.kv_cache.block_pool import n_pages_for
 from logitless.engine.kv_cache.slot_files import SlotState
 from logitless.engine.sequence import Slot
-from logitless.models.adapters.adapter_bank import BASE
+from logitless.models.adapters.stacked_lora import BASE
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters

@@ -16,7 +16,7 @@ from logitless.graph.dtype import nbytes
 from logitless.models.batch import cache_types
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.requantize import held_nbytes
+from logitless.models.quantization.requantize import requantized_nbytes
 
 log = logging.getLogger("logitless.loading")
 USABLE = 0.9  # of the machine's memory: weights and KV cache together
@@ -118,7 +118,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesse
 
 def weights_nbytes(gguf: GGUFFile) -> int:
     """Bytes of the weights in memory; the mapped file's own pages do not count, the system takes them back."""
-    return sum(held_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
+    return sum(requantized_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
 
 
 def cache_ram_bytes(mib: int | None) -> int | None:

@@ -12,8 +12,8 @@ from logitless.engine.batch import bucket
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.adapters.adapter_bank import BASE, Choice
-from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.adapters.adapted_model import AdaptedModel
+from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.batch import Sequences, Texts
 from logitless.models.hparams.hparams import Hparams
 
@@ -25,7 +25,7 @@ class Embedder:
     """Embeds texts in batches. Texts do not attend to each other, so a result does not depend on its batch."""
 
     def __init__(
-        self, tuned: Callable[[Choice], Tuned], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
+        self, tuned: Callable[[Choice], AdaptedModel], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
     ) -> None:
         """`template`: the model's rerank template for query and document; "": concatenate them."""
         self.template = template

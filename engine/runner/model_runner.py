@@ -41,10 +41,10 @@ from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.adapters.adapter_bank import AdapterBank, Choice
-from logitless.models.adapters.full_finetunes import WeightSets
+from logitless.models.adapters.adapted_model import AdaptedModel
+from logitless.models.adapters.full_finetunes import FullFinetunes
 from logitless.models.adapters.low_rank import LowRank
-from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.adapters.stacked_lora import Choice, StackedLora
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import KV_TYPES, PagedMemory
 from logitless.models.gguf.file import GGUFFile
@@ -125,8 +125,8 @@ class Engine:
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._beside = beside
         self._open(options.devices)
-        self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
-        self.weight_sets = WeightSets(self.session, self.model, self.gguf, options.block)
+        self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
+        self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
         template = str(self.gguf.metadata.get("tokenizer.chat_template.rerank", ""))
         self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
 
@@ -304,25 +304,25 @@ class Engine:
         kept, fetched = self._graph.nodes(model, shape)
         return kept + fetched
 
-    def tuned(self, choice: Choice) -> Tuned:
+    def tuned(self, choice: Choice) -> AdaptedModel:
         """Model with weights and adapters, for graphs other than request steps."""
         weights, mix = choice
-        return Tuned(
+        return AdaptedModel(
             self.session,
             lambda n: self._tuned_model(weights, n if mix else 0),
             f"{weights}.{self.adapters.generation if mix else 0}",
-            lambda n: {"gates": self.adapters.gates([mix] * n, n)} if mix else {},
+            lambda n: {"lora_scales": self.adapters.row_scales([mix] * n, n)} if mix else {},
         )
 
     def _tuned_model(self, weights: int, n_gated: int = 0) -> Model:
         """Model with these weights. With `n_gated` > 0, it has LoRA scales of each row as an input.
 
-        That input is "gates", (n_gated, n_columns) f32.
+        That input is "lora_scales", (n_gated, n_columns) f32.
         """
         model = self.weight_sets.model(weights)
         if not n_gated:
             return model
-        return model.adapted(LowRank(self.adapters.pairs, feed("gates", (n_gated, self.adapters.n_columns))))
+        return model.adapted(LowRank(self.adapters.pairs, feed("lora_scales", (n_gated, self.adapters.n_columns))))
 
     def measure(self, eval_order: str = "") -> Measurement:
         """Device and memory of every node in the largest ordinary step; nothing is allocated.
@@ -425,9 +425,9 @@ class Engine:
         plan = self.session.cached_plan(shape, lambda: self.build(shape))
         feeds = self.feeds_of(plan)
         feeds.write(batch)
-        if feeds.gates is not None:
+        if feeds.row_scales is not None:
             mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
-            feeds.gates[:] = self.adapters.gates(mixes, shape.n_tokens)
+            feeds.row_scales[:] = self.adapters.row_scales(mixes, shape.n_tokens)
         unsampled: dict[int, str] = {}
         late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
         n_out = len(batch.out)

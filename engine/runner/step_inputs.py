@@ -21,8 +21,8 @@ from logitless.graph.tensor import Tensor, feed
 
 Array = npt.NDArray[Any]
 SAMPLING = ("params", "chain", "draws", "list_ptr", "list_kind", "list_id", "list_value", "slot")
-INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `gates`
-    {"tokens", "pos", "slot", "cells", "near", "begin", "end", "out", "out.pos", "out.slot", "targets", "gates"}
+INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `lora_scales`
+    {"tokens", "pos", "slot", "cells", "near", "begin", "end", "out", "out.pos", "out.slot", "targets", "lora_scales"}
     | {"hidden.before", "hidden.to", *(f"sample.{name}" for name in SAMPLING)}
 )
 
@@ -80,12 +80,12 @@ class StepFeeds:
         self._begin, self._end = room.get("begin"), room.get("end")
         self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
         self._spare_hidden = spare_hidden
-        self._targets, self.gates = room.get("targets"), room.get("gates")
+        self._targets, self.row_scales = room.get("targets"), room.get("lora_scales")
         self._spare_slot, self._spare_cell = spare_slot, spare_cell
         self._sampling = SamplingFeeds(room) if "sample.params" in room else None
 
     def write(self, batch: UBatch) -> None:
-        """Write every input but `gates`, the LoRA scales."""
+        """Write every input but `lora_scales`."""
         slot, out = batch.slot, batch.out
         n, n_out = len(slot), len(out)
         self._tokens[:n] = batch.tokens

@@ -24,7 +24,7 @@ from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
 from logitless.engine.sequence import Sequence
 from logitless.engine.stats import SchedulerStats
-from logitless.models.adapters.adapter_bank import BASE
+from logitless.models.adapters.stacked_lora import BASE
 
 RETRY = 32  # steps after which a prompt that begins has a step with the streams tried again
 log = logging.getLogger("logitless.scheduler")

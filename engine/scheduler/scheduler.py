@@ -34,7 +34,7 @@ from logitless.engine.scheduler.waiting_queue import WaitingQueue
 from logitless.engine.sequence import Sampler, Sequence, Slot
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.stats import SchedulerStats
-from logitless.models.adapters.adapter_bank import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 
 Events = list[tuple[Sequence, Event]]

@@ -18,7 +18,7 @@ from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.weights import Weights, check_weights, define_weight
 
 
-class WeightSets:
+class FullFinetunes:
     """Weights by handle; 0 is the model's own. Handles are never used again. What a file has byte for byte as the
     model's is not held twice."""
 

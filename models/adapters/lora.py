@@ -21,7 +21,7 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Key, f32, tensor, text, write_gguf
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.weights.tensor_map import Part, is_unused
+from logitless.models.weights.tensor_map import TensorSlice, is_unused
 from logitless.models.weights.weights import check_weights
 
 F32 = npt.NDArray[np.float32]
@@ -88,7 +88,7 @@ def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
     return Adapter(pairs, float(alpha), texts)
 
 
-def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part], h: Hparams) -> dict[str, Pair]:
+def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSlice], h: Hparams) -> dict[str, Pair]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -125,7 +125,7 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part], h:
             continue
         target = base.tensors.get(weight)
         parts = [(n, part) for n, part in declared.items() if part.source == weight and n.endswith(".weight")]
-        names = [n for n, part in parts if not (part.n_experts or part.in_file or part.loose)]
+        names = [n for n, part in parts if not (part.n_experts or part.in_file or part.as_f32)]
         if target is None or not names or not (len(target.shape) == 2 or any(map(NORMS.fullmatch, names))):
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
         a, b = gguf.tensors[name].shape, gguf.tensors[other].shape
@@ -147,7 +147,7 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return (1, *shape)[-2:]  # type: ignore[return-value]
 
 
-def _taken_apart(source: str, whole: Pair, declared: Mapping[str, Part]) -> list[tuple[str, Pair]]:
+def _taken_apart(source: str, whole: Pair, declared: Mapping[str, TensorSlice]) -> list[tuple[str, Pair]]:
     parts = [(name, part) for name, part in declared.items() if part.source == source]
     if len(parts) == 1:
         return [(parts[0][0], whole)]
@@ -185,7 +185,7 @@ def _with_one_alpha(adapter: Adapter) -> Adapter:
 def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
     """Pairs by the file's tensor names. The pairs of a fused matrix become one: A stacked, B in blocks."""
     declared = check_weights(base, h)
-    groups: dict[str, list[tuple[Part, Pair]]] = {}
+    groups: dict[str, list[tuple[TensorSlice, Pair]]] = {}
     for name, pair in adapter.pairs.items():
         groups.setdefault(declared[name].source, []).append((declared[name], pair))
     result = {}

@@ -22,12 +22,12 @@ class LowRank:
     """Pairs A (R, n_in), B (n_out, R) by weight; of the embedding A is (n_vocab, R), and a norm's vector is one row of
     n_in: B is (1, R).
 
-    With `gates` (T, R) row t's products with A are multiplied by gates[t] before B, which chooses its adapters and
+    With `row_scales` (T, R) row t's products with A are multiplied by row_scales[t] before B, which chooses its adapters and
     their scales; without, every row's are multiplied by the pair's factor.
     """
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
-    gates: Tensor | None = None
+    row_scales: Tensor | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def added(self, name: str, x: Tensor, y: Tensor) -> Tensor:
@@ -49,17 +49,17 @@ class LowRank:
         if name not in self.pairs:
             return y
         a, b = self.pairs[name]
-        if self.gates is None:
+        if self.row_scales is None:
             factor = self.factors.get(name, 1.0)
             weight = matmul(scaled(b, factor), a)  # (1, n)
         else:
-            weight = matmul(mul(self.gates, b), a)  # (T, n)
+            weight = matmul(mul(self.row_scales, b), a)  # (T, n)
         return add(y, mul(rms_norm(centred(x) if layer_norm else x, const(1.0), eps=eps), weight))
 
     def of_rows(self, ids: Tensor) -> LowRank:
-        return self if self.gates is None else replace(self, gates=get_rows(self.gates, ids))
+        return self if self.row_scales is None else replace(self, row_scales=get_rows(self.row_scales, ids))
 
     def _weighted(self, name: str, h: Tensor) -> Tensor:
-        if self.gates is not None:
-            return gate(h, self.gates)
+        if self.row_scales is not None:
+            return gate(h, self.row_scales)
         return scaled(h, self.factors.get(name, 1.0))

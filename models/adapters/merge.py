@@ -14,7 +14,7 @@ from logitless.models.gguf.write import Data, copied_keys, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.dequantize import F32, dequantized
 from logitless.models.quantization.quantize import DTYPES, quantize
-from logitless.models.quantization.requantize import held_as
+from logitless.models.quantization.requantize import requantized_type
 
 
 def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
@@ -31,7 +31,7 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
     if "token_embd.weight" in changes and "output.weight" not in base.tensors:
         raise ModelFileError(base.path, "the embedding is the output matrix too, and its adapter is for the one only")
     for name in changes:
-        if held_as(base.tensors[name].dtype) not in DTYPES:
+        if requantized_type(base.tensors[name].dtype) not in DTYPES:
             raise ModelFileError(
                 base.path, f"tensor '{name}' has type {base.tensors[name].dtype}, which is not written"
             )
@@ -40,7 +40,7 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
         for name, info in base.tensors.items():
             raw, dtype = base.bytes_of(name), info.dtype
             if name in changes:
-                dtype = held_as(dtype)
+                dtype = requantized_type(dtype)
                 raw = quantize(_changed(dequantized(info, raw), name, changes[name]), dtype)
             if dtype == "f32":
                 yield name, Data(raw.view(np.float32), info.shape)

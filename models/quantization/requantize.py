@@ -28,7 +28,7 @@ NUMBERS = 1 << 19  # at once, by each thread: a few megabytes of temporaries
 
 
 # type of the file → that of the graph, numbers of a block, their bytes in either, and how they change
-HELD: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
+REQUANTIZED: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
     "q2_k": ("q8_0", 256, 84, 272, requantize_blocks.of_q2_k),
     "q3_k": ("q6_k", 256, 110, 210, requantize_blocks.of_q3_k),
     "iq1_s": ("q5_0", 256, 50, 176, requantize_grids.of_iq1_s),
@@ -44,21 +44,21 @@ HELD: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
 }
 
 
-def held_as(dtype: str) -> str:
+def requantized_type(dtype: str) -> str:
     """The type that weights of this one have in the graph."""
-    return HELD[dtype][0] if dtype in HELD else dtype
+    return REQUANTIZED[dtype][0] if dtype in REQUANTIZED else dtype
 
 
-def held_nbytes(dtype: str, nbytes: int) -> int:
+def requantized_nbytes(dtype: str, nbytes: int) -> int:
     """Of so many bytes of a file."""
-    return nbytes // HELD[dtype][2] * HELD[dtype][3] if dtype in HELD else nbytes
+    return nbytes // REQUANTIZED[dtype][2] * REQUANTIZED[dtype][3] if dtype in REQUANTIZED else nbytes
 
 
-def held(raw: Bytes, dtype: str) -> Bytes:
+def requantize(raw: Bytes, dtype: str) -> Bytes:
     """A matrix's bytes as the graph holds them. OverflowError for numbers that it cannot hold."""
-    if dtype not in HELD:
+    if dtype not in REQUANTIZED:
         return raw
-    _, numbers, before, after, change = HELD[dtype]
+    _, numbers, before, after, change = REQUANTIZED[dtype]
     at_once = NUMBERS // numbers
     blocks = raw.reshape(-1, before)
     out = np.empty((len(blocks), after), np.uint8)

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts or by heads
     (n, N, K): then of each one's."""
 
@@ -32,20 +32,20 @@ class Part:
     stacked: bool = False  # the file has several such matrices (n, K, K), which are one after the other here
     in_file: tuple[int, ...] = ()  # its shape there, if it is another
     in_graph: tuple[int, ...] = ()  # and its shape here
-    turned: bool = False  # of each head it has columns as rows
-    loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
+    transposed: bool = False  # of each head it has columns as rows
+    as_f32: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
 
     @property
-    def held_shape(self) -> tuple[int, ...]:
+    def graph_shape(self) -> tuple[int, ...]:
         """In the graph."""
         if self.in_graph:
             return self.in_graph
-        return (self.shape[0], 1, *self.shape[1:]) if self.loose else self.shape
+        return (self.shape[0], 1, *self.shape[1:]) if self.as_f32 else self.shape
 
     @property
     def n_rows(self) -> int:
         """Of the file; of an expert or head, where there are some."""
-        return self.shape[1] if self.turned else self.shape[0] // max(1, self.n_experts)
+        return self.shape[1] if self.transposed else self.shape[0] // max(1, self.n_experts)
 
     def of(self, rows: npt.NDArray[T]) -> npt.NDArray[T]:
         """Its rows, of all of the file's tensor: numbers, or their bytes."""
@@ -55,25 +55,25 @@ class Part:
         by_expert = rows.reshape(max(1, self.n_experts), -1, *rows.shape[1:])
         return by_expert[:, self.start : self.start + self.n_rows]
 
-    def taken(self, whole: npt.NDArray[T]) -> npt.NDArray[T]:
+    def gather(self, whole: npt.NDArray[T]) -> npt.NDArray[T]:
         """Its numbers, of all numbers of the tensor."""
         own = self._own(self._as_rows(whole))
-        return np.ascontiguousarray(own.transpose(0, 2, 1) if self.turned else own).reshape(self.shape)
+        return np.ascontiguousarray(own.transpose(0, 2, 1) if self.transposed else own).reshape(self.shape)
 
-    def put(self, whole: npt.NDArray[T], values: npt.NDArray[T]) -> None:
+    def scatter(self, whole: npt.NDArray[T], values: npt.NDArray[T]) -> None:
         """Write its numbers into those of the tensor."""
         own = self._own(self._as_rows(whole))
-        own = own.transpose(0, 2, 1) if self.turned else own
+        own = own.transpose(0, 2, 1) if self.transposed else own
         own[:] = values.reshape(own.shape)
 
     def _as_rows(self, whole: npt.NDArray[T]) -> npt.NDArray[T]:
-        return whole.reshape(-1, *((self.shape[0] // self.n_experts,) if self.turned else self.shape[1:]))
+        return whole.reshape(-1, *((self.shape[0] // self.n_experts,) if self.transposed else self.shape[1:]))
 
 
-def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
     if h.architecture.norm.post_residual:
-        yield from _bert_parts(h, present)
+        yield from _bert_tensors(h, present)
         return
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     if h.architecture.learned_positions:
@@ -85,24 +85,24 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
         yield from _one(name, h.rope_dim // 2, required=False)
-    yield from _head_parts(h, present)
+    yield from _head_tensors(h, present)
     if n := h.n_embd_per_layer:
         yield from _one("per_layer_token_embd.weight", h.n_vocab, n * h.n_layer)
         yield from _one("per_layer_model_proj.weight", n * h.n_layer, h.n_embd)
         yield from _one("per_layer_proj_norm.weight", n)
     n = h.n_streams - 1
     if h.architecture.altup:
-        yield "altup_proj.weight", Part("altup_proj.weight", (n * h.n_embd, h.n_embd), stacked=True)
+        yield "altup_proj.weight", TensorSlice("altup_proj.weight", (n * h.n_embd, h.n_embd), stacked=True)
     for i in range(n):
-        part = Part("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
+        part = TensorSlice("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
         yield f"altup_unembd_proj.{i}.weight", part
     for i in range(h.n_layer):
-        yield from _layer_parts(h, i, present)
+        yield from _layer_tensors(h, i, present)
 
 
-def nextn_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     """Those of the first block that predicts one token more: models/architectures/mtp.py."""
-    yield from _layer_parts(h, h.n_layer, present)
+    yield from _layer_tensors(h, h.n_layer, present)
     b = f"blk.{h.n_layer}.nextn."
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
     yield from _norm(b + "enorm", h)
@@ -112,7 +112,7 @@ def nextn_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
     yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
 
 
-def _layer_parts(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     b = f"blk.{i}."
     second = h.architecture.norm.parallel_attention and b + "attn_norm_2.weight" in present
     if h.architecture.norm.pre:
@@ -121,16 +121,16 @@ def _layer_parts(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Itera
         yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.architecture.norm.embedding))
     recurrent = h.recurrent_of(i)
     if recurrent:
-        yield from _recurrent_parts(h, b, recurrent)
+        yield from _recurrent_tensors(h, b, recurrent)
     if h.attends(i):
-        yield from _attention_parts(h, i, present)
+        yield from _attention_tensors(h, i, present)
     elif h.architecture.attention.optional:
         yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
     if h.architecture.norm.post:
         yield from _norm(b + "post_attention_norm", h)
     if h.architecture.norm.pre and h.feeds(i) and (recurrent or h.attends(i) or not h.architecture.states.one_sublayer):
         if b + "ffn_norm" in present:  # as Falcon H1's files have it
-            yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
+            yield b + "ffn_norm.weight", TensorSlice(b + "ffn_norm", (h.n_embd,))
         else:
             name = "post_attention_norm" if h.architecture.states.one_sublayer else h.architecture.norm.ffn_name
             source = b + ("attn_norm" if second else name)
@@ -138,29 +138,31 @@ def _layer_parts(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Itera
     if h.architecture.norm.post:
         yield from _norm(b + "post_ffw_norm", h)
     if h.feeds(i):
-        yield from _feed_forward_parts(h, i, present)
+        yield from _feed_forward_tensors(h, i, present)
     if n := h.n_embd_per_layer:
         yield from _one(b + "inp_gate.weight", n, h.n_embd)
         yield from _one(b + "proj.weight", h.n_embd, n)
         yield from _norm(b + "post_norm", h)
     if h.architecture.altup:
-        yield from _altup_parts(h, b, present)
+        yield from _altup_tensors(h, b, present)
     elif h.architecture.per_layer_embeddings:
         yield from _one(b + "layer_output_scale.weight", 1, required=False)
 
 
-def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
-    yield name, Part(name, shape, required=required)
+def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
+    yield name, TensorSlice(name, shape, required=required)
 
 
-def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, Part]]:
+def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
     """`source`: as the file calls it, where it is not the same."""
-    yield f"{name}.weight", Part(f"{source or name}.weight", (h.n_embd,), required=required)
+    yield f"{name}.weight", TensorSlice(f"{source or name}.weight", (h.n_embd,), required=required)
     if h.architecture.norm.layer_norm:
-        yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
+        yield f"{name}.bias", TensorSlice(f"{source or name}.bias", (h.n_embd,), required=False)
 
 
-def _mla_tensors(h: Hparams, e: MLAParams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _mla_tensors(
+    h: Hparams, e: MLAParams, b: str, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
     n, n_in, n_query = h.n_head, h.n_embd, h.n_head * e.size
     if e.q_rank:
         yield from _one(b + "attn_q_a.weight", e.q_rank, n_in)
@@ -168,20 +170,20 @@ def _mla_tensors(h: Hparams, e: MLAParams, b: str, present: Mapping[str, TensorI
         yield from _one(b + "attn_q_b.weight", n_query, e.q_rank)
     else:
         yield from _one(b + "attn_q.weight", n_query, n_in)
-    yield b + "attn_kv_a.weight", Part(b + "attn_kv_a_mqa.weight", (e.rank, n_in))
-    yield b + "attn_k_turned.weight", Part(b + "attn_kv_a_mqa.weight", (e.n_rope, n_in), e.rank)
+    yield b + "attn_kv_a.weight", TensorSlice(b + "attn_kv_a_mqa.weight", (e.rank, n_in))
+    yield b + "attn_k_turned.weight", TensorSlice(b + "attn_kv_a_mqa.weight", (e.n_rope, n_in), e.rank)
     yield from _one(b + "attn_kv_a_norm.weight", e.rank)
     if b + "attn_kv_b.weight" in present:
-        both = Part(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * (e.n_nope + e.n_value), e.rank))
-        yield b + "attn_k_b.weight", replace(both, shape=(n * e.rank, e.n_nope), turned=True)
+        both = TensorSlice(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * (e.n_nope + e.n_value), e.rank))
+        yield b + "attn_k_b.weight", replace(both, shape=(n * e.rank, e.n_nope), transposed=True)
         yield b + "attn_v_b.weight", replace(both, shape=(n * e.n_value, e.rank), start=e.n_nope)
     else:
-        yield b + "attn_k_b.weight", Part(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
-        yield b + "attn_v_b.weight", Part(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
+        yield b + "attn_k_b.weight", TensorSlice(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
+        yield b + "attn_v_b.weight", TensorSlice(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
 
 
-def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     b, size = f"blk.{layer}.", h.sizes(layer)
     if h.mla:
         yield from _mla_tensors(h, h.mla, b, present)
@@ -193,15 +195,15 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
     for name, rows in (("attn_q", n_query), *heads[1:]):
         source = b + ("attn_qkv" if fused else name)
         required = name != "attn_v" or not h.architecture.attention.k_as_v
-        yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start, required)
-        yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
+        yield f"{b}{name}.weight", TensorSlice(f"{source}.weight", (rows, h.n_embd), start, required)
+        yield f"{b}{name}.bias", TensorSlice(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
     qk_norm = h.architecture.attention.qk_norm
     for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm is not QKNorm.NONE):
         of_all, source = qk_norm in (QKNorm.ALL_HEADS, QKNorm.CENTRED), f"{b}{name}.weight"
         in_file = (rows // size.head_dim, size.head_dim) if qk_norm is QKNorm.CENTRED else ()
         must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD)
-        yield source, Part(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
+        yield source, TensorSlice(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
     yield from _one(b + "attn_output.weight", h.n_embd, attn)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
@@ -210,18 +212,18 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
         yield from _one(b + "attn_sinks.weight", h.n_head)
 
 
-def _recurrent_parts(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, Part]]:
+def _recurrent_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
     if not r.n_heads:
         name = f"{b}shortconv.conv.weight"
-        yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
+        yield name, TensorSlice(name, (r.n_columns, r.n_taps), as_f32=True)
         yield from _one(b + "shortconv.in_proj.weight", 3 * r.n_columns, h.n_embd)
         yield from _one(b + "shortconv.out_proj.weight", h.n_embd, r.n_columns)
         return
     if h.architecture.states.kind is StateKind.MAMBA2:
-        yield from _mamba_parts(h, b, r)
+        yield from _mamba_tensors(h, b, r)
         return
     name, n_values = f"{b}ssm_conv1d.weight", r.n_heads * r.size
-    yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
+    yield name, TensorSlice(name, (r.n_columns, r.n_taps), as_f32=True)
     yield from _one(b + "attn_qkv.weight", r.n_columns, h.n_embd)
     yield from _one(b + "attn_gate.weight", n_values, h.n_embd)
     if h.architecture.states.grouped_heads:
@@ -235,48 +237,57 @@ def _recurrent_parts(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[s
     yield from _one(b + "ssm_out.weight", h.n_embd, n_values)
 
 
-def _mamba_parts(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, Part]]:
+def _mamba_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
     n = r.n_heads * r.width
     yield from _one(b + "ssm_in.weight", n + r.n_columns + r.n_heads, h.n_embd)
-    yield b + "ssm_conv1d.weight", Part(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), loose=True)
+    yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), as_f32=True)
     yield from _one(b + "ssm_conv1d.bias", r.n_columns, required=False)
     yield from _one(b + "ssm_dt.bias", r.n_heads)
     for name, shape in ((b + "ssm_a", ()), (b + "ssm_d", (1, r.n_heads, 1))):
-        yield name, Part(name, (r.n_heads,), in_file=(r.n_heads, 1), in_graph=shape)
+        yield name, TensorSlice(name, (r.n_heads,), in_file=(r.n_heads, 1), in_graph=shape)
     groups = r.n_key_heads, n // r.n_key_heads
-    yield b + "ssm_norm.weight", Part(b + "ssm_norm.weight", (n,), required=h.arch != "falcon-h1", in_file=groups)
+    yield (
+        b + "ssm_norm.weight",
+        TensorSlice(b + "ssm_norm.weight", (n,), required=h.arch != "falcon-h1", in_file=groups),
+    )
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 
-def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _feed_forward_tensors(
+    h: Hparams, layer: int, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
-        yield from _expert_parts(h, b, experts, present)
+        yield from _expert_tensors(h, b, experts, present)
     if n_ff and (not experts or h.architecture.moe.parallel_dense):
-        yield from _dense_parts(h, b, n_ff, present)
+        yield from _dense_tensors(h, b, n_ff, present)
     if experts and h.architecture.moe.parallel_dense:
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
             yield from _norm(b + name, h)
 
 
-def _dense_parts(h: Hparams, b: str, n_ff: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _dense_tensors(
+    h: Hparams, b: str, n_ff: int, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
     up = present.get(b + "ffn_up.weight")
     fused = (
         h.architecture.ffn.glu and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * n_ff
     )
     for start, name in enumerate(("ffn_gate", "ffn_up")[not h.architecture.ffn.glu :]):
         source, at = (b + "ffn_up", start * n_ff) if fused else (b + name, 0)
-        yield f"{b}{name}.weight", Part(f"{source}.weight", (n_ff, h.n_embd), at)
-        yield f"{b}{name}.bias", Part(f"{source}.bias", (n_ff,), at, required=False)
+        yield f"{b}{name}.weight", TensorSlice(f"{source}.weight", (n_ff, h.n_embd), at)
+        yield f"{b}{name}.bias", TensorSlice(f"{source}.bias", (n_ff,), at, required=False)
     yield from _one(b + "ffn_down.weight", h.n_embd, n_ff)
     yield from _one(b + "ffn_down.bias", h.n_embd, required=False)
 
 
-def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _expert_tensors(
+    h: Hparams, b: str, e: Experts, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
     balance = b + "exp_probs_b"
-    yield balance + ".bias", Part(balance if balance in present else balance + ".bias", (e.n,), required=False)
+    yield balance + ".bias", TensorSlice(balance if balance in present else balance + ".bias", (e.n,), required=False)
     if h.architecture.moe.parallel_dense:
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)
@@ -290,7 +301,10 @@ def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorIn
         source, start = f"ffn_{name}_exps", 0
         if fused and name != "down":
             source, start = "ffn_gate_up_exps", e.n_ff * (name == "up")
-        yield f"{b}ffn_{name}_exps.weight", Part(f"{b}{source}.weight", (e.n * n_out, n_in), start, n_experts=e.n)
+        yield (
+            f"{b}ffn_{name}_exps.weight",
+            TensorSlice(f"{b}{source}.weight", (e.n * n_out, n_in), start, n_experts=e.n),
+        )
         yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
         if e.n_ff_shared:
             shape = (h.n_embd, e.n_ff_shared) if name == "down" else (e.n_ff_shared, h.n_embd)
@@ -299,7 +313,7 @@ def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorIn
         yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
 
 
-def _altup_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _altup_tensors(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     a, rank = h.n_streams, _rows(present, b + "laurel_l")
     yield from _one(b + "altup_router.weight", a, h.n_embd)
     yield from _norm(b + "altup_router_norm", h)
@@ -316,7 +330,7 @@ def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
     return info.shape[0] if info is not None and len(info.shape) > 1 else 1
 
 
-def _head_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _head_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     """What makes vectors, or scores, of hidden states."""
     yield from _norm("cls.norm", h, required=False)
     n_in = h.n_embd
@@ -331,22 +345,22 @@ def _head_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
         n_in = rows
 
 
-def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
-        yield f"{name}.weight", Part(f"{name}.weight", shape, required=required)
-        yield f"{name}.bias", Part(f"{name}.bias", shape[:1], required=required)
+def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+    def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
+        yield f"{name}.weight", TensorSlice(f"{name}.weight", shape, required=required)
+        yield f"{name}.bias", TensorSlice(f"{name}.bias", shape[:1], required=required)
 
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd, required=False)
     if h.architecture.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from pair("token_embd_norm", h.n_embd)
-    yield from _head_parts(h, present)
+    yield from _head_tensors(h, present)
     for i in range(h.n_layer):
         b = f"blk.{i}."
-        yield from _attention_parts(h, i, present)
+        yield from _attention_tensors(h, i, present)
         yield from pair(b + "attn_output_norm", h.n_embd)
-        yield from _feed_forward_parts(h, i, present)
+        yield from _feed_forward_tensors(h, i, present)
         yield from pair(b + "layer_output_norm", h.n_embd)
 
 

@@ -23,11 +23,11 @@ from logitless.models.adapters.low_rank import LowRank
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.requantize import HELD, held, held_as
-from logitless.models.weights.tensor_map import Part, is_unused, nextn_parts, parts
+from logitless.models.quantization.requantize import REQUANTIZED, requantize, requantized_type
+from logitless.models.weights.tensor_map import TensorSlice, is_unused, mtp_tensors, tensor_map
 
 FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
-MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *HELD)
+MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *REQUANTIZED)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 LANES = 16  # outputs that kernels make together, which must not be of two experts
@@ -108,12 +108,12 @@ class Weights:
         return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
 
 
-def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, Part]:
+def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, TensorSlice]:
     """The parts that the file holds, with `nextn` those of the block that predicts one token more, too. ModelFileError
     names a tensor that is missing, unknown, or not as it must be."""
-    declared = dict(parts(h, gguf.tensors))
+    declared = dict(tensor_map(h, gguf.tensors))
     if nextn:
-        declared |= nextn_parts(h, gguf.tensors)
+        declared |= mtp_tensors(h, gguf.tensors)
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.n_rows)
@@ -136,8 +136,8 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
-        if (part.loose or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
-            kind = "small matrix" if part.loose else "vector"
+        if (part.as_f32 or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
+            kind = "small matrix" if part.as_f32 else "vector"
             raise ModelFileError(gguf.path, f"tensor '{info.name}' is a {kind} of type {info.dtype}")
     for name in gguf.tensors:
         if is_unused(h, name):
@@ -150,10 +150,13 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> Weights:
     """Define every weight as a constant state. `nextn`, ModelFileError: as in `check_weights`."""
     found = check_weights(gguf, h, nextn=nextn)
-    for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & HELD.keys()):
-        _, _, before, after, _ = HELD[dtype]
+    for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & REQUANTIZED.keys()):
+        _, _, before, after, _ = REQUANTIZED[dtype]
         log.warning(
-            "weights of type %s are held as %s, in %.1f times the memory", dtype, held_as(dtype), after / before
+            "weights of type %s are requantized to %s, in %.1f times the memory",
+            dtype,
+            requantized_type(dtype),
+            after / before,
         )
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.architecture.norm.layer_norm:  # some have no biases
@@ -166,34 +169,34 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = 
     return Weights(weights)
 
 
-def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
+def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice, state: str = "") -> Tensor:
     """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process; numbers
     that cannot be held are a ModelFileError when they are read."""
-    info, plain = gguf.tensors[part.source], part.loose or len(part.shape) == 1
+    info, plain = gguf.tensors[part.source], part.as_f32 or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
-    dtype = "f32" if plain else held_as(info.dtype)
-    if part.turned and DTYPES[dtype].quantised:  # along other rows
+    dtype = "f32" if plain else requantized_type(info.dtype)
+    if part.transposed and DTYPES[dtype].quantised:  # along other rows
         dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
 
     def source() -> Bytes:
-        if part.turned:
-            return _turned(info, gguf.bytes_of(info.name), part, dtype)
+        if part.transposed:
+            return _transposed(info, gguf.bytes_of(info.name), part, dtype)
         raw: Bytes = part.of(gguf.bytes_of(info.name).reshape(-1, row_nbytes)).reshape(-1)
         if plain:
             return vector(raw, info.dtype).view(np.uint8)
         try:
-            return held(raw, info.dtype)
+            return requantize(raw, info.dtype)
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    return session.define(state or name, part.held_shape, dtype, source, constant=True, on_loaded=gguf.release)
+    return session.define(state or name, part.graph_shape, dtype, source, constant=True, on_loaded=gguf.release)
 
 
-def _turned(info: TensorInfo, raw: Bytes, part: Part, dtype: str) -> Bytes:
+def _transposed(info: TensorInfo, raw: Bytes, part: TensorSlice, dtype: str) -> Bytes:
     from logitless.models.quantization.dequantize import dequantized
     from logitless.models.quantization.quantize import quantize
 
-    values = part.taken(dequantized(info, raw))
+    values = part.gather(dequantized(info, raw))
     return (values if dtype == "f32" else quantize(values, dtype)).reshape(-1).view(np.uint8)
 
 

@@ -23,12 +23,12 @@ from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.packing import TextWindows
-from logitless.training.data.sampler import Order
+from logitless.training.data.sampler import Sampler
 from logitless.training.examples import mnist
 from logitless.training.examples.network import Batches
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
-from logitless.training.step import Part
+from logitless.training.step import Slice
 from logitless.training.trainable import FULL, LORA, LoraOptions, full, lora
 from logitless.training.trainer import Settings, Step, Trainer
 
@@ -67,7 +67,7 @@ def start(model: Path, cpu: Backend) -> Iterator[Start]:
             default = {"n_ctx": N_CTX, "n_batch": N_BATCH, "max_steps": N_STEPS, "schedule": schedule}
             indices = np.arange(len(data), dtype=np.int32)
             settings = Settings(**(default | changes))  # type: ignore[arg-type]
-            return Trainer(trainable, settings, Order(data, indices[:-4], "text", 5), indices[-2:], apart=apart)
+            return Trainer(trainable, settings, Sampler(data, indices[:-4], "text", 5), indices[-2:], apart=apart)
 
         yield make
 
@@ -160,7 +160,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(
     other = rest.trainable.session.plan(lambda: [add(silu(feed("x", x.shape)), scale(feed("y", x.shape), factor=2.0))])
     n_parts = 0
     for event in rest.work():
-        if isinstance(event, Part):
+        if isinstance(event, Slice):
             n_parts += 1
             if n_parts % 16 == 1:
                 other.run({"x": x, "y": x}, [0])

@@ -25,7 +25,7 @@ from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, feed
 from logitless.graph.testing.conformance import decode
 from logitless.graph.testing.evaluate import evaluate
-from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from tests.backends.cpu.kernels.test_sampling import rows_of
@@ -161,7 +161,7 @@ def test_texts_of_an_encoder(devices: list[Backend], tmp_path: Path) -> None:
         with GGUFFile.open(path) as gguf:
             session, h = Session(placer.parts), hparams_of(gguf)
             model = define_model(session, gguf, h, 16)
-            tuned = Tuned(session, lambda _, m=model: m)  # type: ignore[misc]
+            tuned = AdaptedModel(session, lambda _, m=model: m)  # type: ignore[misc]
             graph = [Embedder(lambda _, t=tuned: t, h, 64, 16).graph(2, 16, pooling)]  # type: ignore[misc]
             (got,) = placer.plan(session, graph).run(feeds)
             held = {}

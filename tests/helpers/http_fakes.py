@@ -27,7 +27,7 @@ from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
 from logitless.engine.sequence import Slot
 from logitless.engine.stats import SchedulerStats
-from logitless.models.adapters.adapter_bank import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.chat.tool_calls import GENERIC
 from logitless.server.app import make_app

@@ -12,7 +12,7 @@ from gguf import GGUFWriter, quants
 from gguf.constants import GGMLQuantizationType
 
 from logitless.models.quantization.quantize import quantize
-from logitless.models.quantization.requantize import HELD
+from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.synthetic.vocabulary import vocabulary
 from tests.helpers import gemma_layers
 from tests.helpers import reference_traits as traits
@@ -253,7 +253,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
     def put(name: str, values: Array, dtype: str) -> None:
         kind = GGMLQuantizationType[dtype.upper()]
-        if dtype in HELD:
+        if dtype in REQUANTIZED:
             raw = random_blocks(rng, values.shape, dtype, values.std())
             writer.add_tensor(name, raw, raw_dtype=kind)
             seen[name] = quants.dequantize(raw, kind).astype(np.float64)

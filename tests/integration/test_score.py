@@ -16,7 +16,7 @@ from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.training.data.dataset_rows import read_records
+from logitless.training.data.dataset_rows import read_rows
 from logitless.training.data.packing import PackedExamples
 from logitless.training.data.tokenize_rows import examples_of
 from logitless.training.schedule import OptimizerSettings
@@ -42,7 +42,7 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
         trainable = lora(session, define_model(session, gguf, h, 512), LoraOptions(rank=4))
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         rows = BytesIO("\n".join(map(json.dumps, ROWS)).encode())
-        examples = list(examples_of(read_records(rows, "rows"), vocabulary, None))
+        examples = list(examples_of(read_rows(rows, "rows"), vocabulary, None))
         steps = Steps(trainable, OptimizerSettings(), n_batch=2, n_ctx=32)
         dataset = PackedExamples(examples, 32, pack=False)
         windows = [dataset.window(i, np.random.default_rng(0)) for i in range(2)]

@@ -14,7 +14,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.dequantize import dequantized
 from logitless.training.data.packing import TextWindows
-from logitless.training.data.sampler import Order
+from logitless.training.data.sampler import Sampler
 from logitless.training.save import save_result
 from logitless.training.schedule import Schedule
 from logitless.training.trainable import LoraOptions, Trainable, full, lora
@@ -32,7 +32,7 @@ def trained(trainable: Trainable) -> list[float]:
     schedule = Schedule(alpha=1e-2, kind="constant", warmup=0)
     settings = Settings(n_ctx=16, n_batch=4, max_steps=6, schedule=schedule)
     found: list[float] = []
-    trainer = Trainer(trainable, settings, Order(data, np.arange(len(data), dtype=np.int32), "text", 5), np.arange(0))
+    trainer = Trainer(trainable, settings, Sampler(data, np.arange(len(data), dtype=np.int32), "text", 5), np.arange(0))
     trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)
     return found
 

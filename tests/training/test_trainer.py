@@ -24,7 +24,7 @@ from logitless.models.synthetic.model import Shape
 from logitless.training import head
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.packing import PackedExamples, TextWindows
-from logitless.training.data.sampler import Order
+from logitless.training.data.sampler import Sampler
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.errors import TrainingError
 from logitless.training.save import save_result
@@ -78,7 +78,7 @@ def start(model: Path) -> Iterator[Open]:
         default = {"n_ctx": 16, "n_batch": 4, "max_steps": 6, "schedule": SCHEDULE, "optimizer": optimizer}
         settings = Settings(**(default | changes))  # type: ignore[arg-type]
         indices = np.arange(len(data), dtype=np.int32)
-        order = Order(data, indices[:-4], "text", 5)
+        order = Sampler(data, indices[:-4], "text", 5)
         return Trainer(trainable, settings, order, indices[-4:], on_gradients=on_gradients)
 
     yield make
@@ -149,7 +149,7 @@ def test_the_footprint_is_what_a_run_allocates(model: Path, kind: str, changes: 
         trainable = lora(session, base, LoraOptions(3)) if kind == LORA else full(session, base, gguf, h)
         settings = Settings(**({"n_ctx": 16, "n_batch": 4, "max_steps": 2} | changes))  # type: ignore[arg-type]
         data = TextWindows(TEXT, 16)
-        order = Order(data, np.arange(len(data) - 4, dtype=np.int32), "text", 5)
+        order = Sampler(data, np.arange(len(data) - 4, dtype=np.int32), "text", 5)
         trainer = Trainer(trainable, settings, order, np.arange(4, dtype=np.int32) + len(order))
         (planned,) = trainer.steps.footprint(settings.grad_acc)
         assert backend.taken < 16  # where programs that cannot run look
@@ -193,7 +193,7 @@ def test_logits_of_a_few_rows_at_a_time_give_the_same_run(
     for nbytes in (head.LOGITS_NBYTES, 260 * 4 * 17):  # 17 of the 64 rows
         monkeypatch.setattr(head, "LOGITS_NBYTES", nbytes)
         trainer = start(kind, max_steps=3)
-        assert len(head.stretches(trainer.trainable.model, 64)) == (4 if found else 1)
+        assert len(head.logit_chunks(trainer.trainable.model, 64)) == (4 if found else 1)
         windows = trainer.order.take(4)
         found.append([trainer.steps.evaluate(windows).losses, *losses(trainer)])
         weights.append(trainer.trainable.read())

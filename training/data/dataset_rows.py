@@ -15,7 +15,7 @@ MAX_LINE = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class Record:
+class DatasetRow:
     """One row: texts in order, each with whether the model is to learn it, or a conversation for the chat template."""
 
     line: int
@@ -24,7 +24,7 @@ class Record:
     tools: tuple[dict[str, Any], ...] = ()
 
 
-def read_records(file: BinaryIO, name: str) -> Iterator[Record]:
+def read_rows(file: BinaryIO, name: str) -> Iterator[DatasetRow]:
     """Every row of a JSONL file, of which no more than a line is held. TrainingError names the file, the line, and the
     field at fault."""
     number = n_rows = 0
@@ -36,12 +36,12 @@ def read_records(file: BinaryIO, name: str) -> Iterator[Record]:
             raise TrainingError(f"{name}: line {number}: is longer than {MAX_LINE} bytes")
         if line.strip():
             n_rows += 1
-            yield _record(line, number, f"{name}: line {number}")
+            yield _row(line, number, f"{name}: line {number}")
     if not n_rows:
         raise TrainingError(f"{name}: has no rows")
 
 
-def _record(line: bytes, number: int, where: str) -> Record:
+def _row(line: bytes, number: int, where: str) -> DatasetRow:
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
         json.dumps(row, ensure_ascii=False).encode("utf-8")  # a lone surrogate has no UTF-8
@@ -60,22 +60,22 @@ def _record(line: bytes, number: int, where: str) -> Record:
     return parse_row(row, number, where)
 
 
-def parse_row(row: Mapping[str, Any], number: int, where: str) -> Record:
+def parse_row(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     """A row that is an object already; TrainingError begins with `where`."""
     kinds = [key for key in ("messages", "prompt", "text") if row.get(key) is not None]
     if len(kinds) != 1:
         raise TrainingError(f"{where}: must have one of 'text', 'prompt' with 'completion', and 'messages'")
     if kinds == ["messages"]:
-        return Record(number, (), _messages(row["messages"], where), _tools(row.get("tools"), where))
+        return DatasetRow(number, (), _messages(row["messages"], where), _tools(row.get("tools"), where))
     if kinds == ["prompt"]:
         parts = ((_text(row, "prompt", where), False), (_text(row, "completion", where), True))
         if not parts[1][0]:
             raise TrainingError(f"{where}: field 'completion' is empty")
-        return Record(number, parts)
+        return DatasetRow(number, parts)
     text = _text(row, "text", where)
     if not text:
         raise TrainingError(f"{where}: field 'text' is empty")
-    return Record(number, ((text, True),))
+    return DatasetRow(number, ((text, True),))
 
 
 def _no_constant(name: str) -> NoReturn:

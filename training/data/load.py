@@ -11,7 +11,7 @@ import numpy as np
 
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import Record, parse_row, read_records
+from logitless.training.data.dataset_rows import DatasetRow, parse_row, read_rows
 from logitless.training.data.packing import (
     Dataset,
     PackedExamples,
@@ -57,7 +57,7 @@ def jsonl_dataset(
     """`name`: what messages call the file. It is read line by line; the tokens are what is kept of
     it."""
     with path.open("rb") as file:
-        return packed_rows(read_records(file, name), name, tokenizer, template, o)
+        return packed_rows(read_rows(file, name), name, tokenizer, template, o)
 
 
 def rows_dataset(
@@ -70,7 +70,7 @@ def rows_dataset(
 
 
 def packed_rows(
-    records: Iterable[Record], name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
+    records: Iterable[DatasetRow], name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
 ) -> PackedExamples:
     """Rows, tokenized and packed into samples of `o.n_ctx` tokens."""
     return PackedExamples(examples_of(records, tokenizer, template, name), o.n_ctx, pack=o.pack, name=name)

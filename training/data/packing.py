@@ -17,7 +17,7 @@ from logitless.training.errors import TrainingError
 
 
 @dataclass(frozen=True)
-class Window:
+class Sample:
     """T tokens of one or several sequences. `starts` are where a sequence begins; they do not see each other."""
 
     tokens: I32  # (T,)
@@ -33,7 +33,7 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def window(self, i: int, rng: np.random.Generator) -> Window: ...
+    def window(self, i: int, rng: np.random.Generator) -> Sample: ...
 
     @property
     def begins(self) -> I32: ...
@@ -67,9 +67,9 @@ class TextWindows:
     def ends(self) -> I32:
         return self.begins + self.sizes
 
-    def window(self, i: int, rng: np.random.Generator) -> Window:
+    def window(self, i: int, rng: np.random.Generator) -> Sample:
         a, n = int(self.begins[i]), self.n_window
-        return Window(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
+        return Sample(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
 
 
 class PackedExamples:
@@ -130,7 +130,7 @@ class PackedExamples:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def window(self, i: int, rng: np.random.Generator) -> Window:
+    def window(self, i: int, rng: np.random.Generator) -> Sample:
         tokens, labels = np.zeros(self.n_window, np.int32), np.zeros(self.n_window, np.int32)
         weights = np.zeros(self.n_window, np.float32)
         starts, at = [], 0
@@ -142,7 +142,7 @@ class PackedExamples:
             at += n
         if at < self.n_window:
             starts.append(at)  # what fills it up is a sequence of its own
-        return Window(tokens, labels, weights, tuple(starts))
+        return Sample(tokens, labels, weights, tuple(starts))
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class TextSamples:
     def ends(self) -> I32:
         return self.begins + self.sizes + (self.n_window if self.options.fill_with_next else 0)
 
-    def window(self, i: int, rng: np.random.Generator) -> Window:
+    def window(self, i: int, rng: np.random.Generator) -> Sample:
         o, n = self.options, self.n_window
         labels = np.empty(n, np.int32)
         offset = int(rng.integers(0, max(1, int(self.sizes[i])))) if o.random_offsets else 0
@@ -195,7 +195,7 @@ class TextSamples:
                 offset += 1
             labels[k] = token
         tokens = np.concatenate([[self.bos], labels[:-1]]).astype(np.int32)
-        return Window(tokens, labels, np.ones(n, np.float32))
+        return Sample(tokens, labels, np.ones(n, np.float32))
 
 
 def find_samples(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.training.data.packing import Dataset, Window
+from logitless.training.data.packing import Dataset, Sample
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 
@@ -34,7 +34,7 @@ def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
     return order[: n - n_val].astype(np.int32), np.sort(order[n - n_val :]).astype(np.int32)
 
 
-def split_windows(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I32]:
+def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I32]:
     """The same of windows, so that no token is learned that validates: where windows overlap they are not shuffled, the
     last of the text validate, and those that reach into them are left out."""
     training, held_out = split(len(dataset), fraction, seed)
@@ -53,7 +53,7 @@ def split_windows(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I3
 
 
 @dataclass
-class Order:
+class Sampler:
     """Endless windows of a dataset's training part, epoch by epoch. `state` and `restore` continue it elsewhere.
 
     Each epoch shuffles the original order, so that it depends on the generator's state alone.
@@ -83,11 +83,11 @@ class Order:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def take(self, n: int) -> list[Window]:
+    def take(self, n: int) -> list[Sample]:
         """The next n windows; a batch may span two epochs."""
         return [self._take() for _ in range(n)]
 
-    def _take(self) -> Window:
+    def _take(self) -> Sample:
         if self.next == len(self._order):
             self.epoch, self.next = self.epoch + 1, 0
             self._shuffle()
@@ -119,7 +119,7 @@ class Order:
         return True
 
 
-def validation(dataset: Dataset, indices: I32, n_batch: int) -> Iterator[list[Window]]:
+def validation(dataset: Dataset, indices: I32, n_batch: int) -> Iterator[list[Sample]]:
     """The validation windows in batches of n, always the same."""
     rng = np.random.default_rng(0)
     for a in range(0, len(indices), n_batch):

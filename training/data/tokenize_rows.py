@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import Record
+from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.errors import TrainingError
 
 I32 = npt.NDArray[np.int32]
@@ -28,20 +28,20 @@ class Example:
 
 
 def examples_of(
-    records: Iterable[Record], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
+    records: Iterable[DatasetRow], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
 ) -> Iterator[Example]:
     """One example a record; a conversation whose template rewrites earlier turns becomes one per turn of the assistant.
 
     TrainingError names the line whose conversation the template refuses.
     """
-    for record, parts in texts_of(records, template, name):
+    for record, parts in row_texts(records, template, name):
         where, chat = f"{name}: line {record.line}", bool(record.messages)
         yield _example(_without_bos(parts, tokenizer) if chat else parts, tokenizer, where, end=not chat)
 
 
-def texts_of(
-    records: Iterable[Record], template: ChatTemplate | None, name: str = ""
-) -> Iterator[tuple[Record, Sequence[Part]]]:
+def row_texts(
+    records: Iterable[DatasetRow], template: ChatTemplate | None, name: str = ""
+) -> Iterator[tuple[DatasetRow, Sequence[Part]]]:
     """The texts of each example, which is all that can be wrong with it; errors as `examples_of`."""
     for record in records:
         turns = _turns(record, template, f"{name}: line {record.line}") if record.messages else [record.parts]
@@ -95,7 +95,7 @@ def _starts(text: bytes, pieces: Sequence[bytes]) -> list[int] | None:
     return starts
 
 
-def _turns(record: Record, template: ChatTemplate | None, where: str) -> list[list[Part]]:
+def _turns(record: DatasetRow, template: ChatTemplate | None, where: str) -> list[list[Part]]:
     if template is None:
         raise TrainingError(f"{where}: the model has no chat template")
     messages = [{k: v for k, v in m.items() if k != "weight"} for m in record.messages]

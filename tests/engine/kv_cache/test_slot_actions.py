@@ -9,7 +9,7 @@ from logitless.engine.batch import PAGE
 from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
 from logitless.engine.kv_cache.slot_files import AdapterNames, SlotState
-from logitless.models.adapters.adapter_bank import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, Choice
 from tests.helpers.scheduler_checks import check_cells, check_pages
 from tests.helpers.scheduler_fakes import N_VOCAB, Bench, oracle, prompt
 

@@ -13,7 +13,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
 from logitless.graph.execution.session import Session
-from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
@@ -30,7 +30,7 @@ def opened(path: Path) -> tuple[Session, Embedder]:
         hparams = hparams_of(gguf)
         session = Session([CPUBackend(2)])
         model = define_model(session, gguf, hparams, hparams.n_ctx_train)
-        embedder = Embedder(lambda _: Tuned(session, lambda _: model), hparams, 64, hparams.n_ctx_train)
+        embedder = Embedder(lambda _: AdaptedModel(session, lambda _: model), hparams, 64, hparams.n_ctx_train)
         for pooling in ("cls", "rank") if embedder.ranks else ("cls",):  # reads the weights while the file is open
             assert embedder.embed([[1]], pooling)[0].size > 0
     return session, embedder

@@ -23,7 +23,7 @@ from logitless.models.adapters.low_rank import EMBEDDING, NORMS
 from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from logitless.models.quantization.requantize import HELD
+from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
 from tests.helpers import bert_model
@@ -310,7 +310,7 @@ def test_scores_of_pairs_are_llama_cpps(tmp_path: Path) -> None:
 def test_types_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     synthesize(source := tmp_path / "source.gguf", "mini", "F32")
     cases = []
-    for dtype in (*HELD, "iq4_nl", "mxfp4"):
+    for dtype in (*REQUANTIZED, "iq4_nl", "mxfp4"):
         reader, rng = GGUFReader(source), np.random.default_rng(4)
         writer = GGUFWriter(path := tmp_path / f"{dtype}.gguf", "llama")
         for f in reader.fields.values():

@@ -17,7 +17,7 @@ from gguf import GGUFReader, GGUFWriter
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
-from logitless.models.adapters.full_finetunes import WeightSets
+from logitless.models.adapters.full_finetunes import FullFinetunes
 from logitless.models.architectures.mtp import Hidden, can_guess, follow, guess
 from logitless.models.batch import Batch, Cached, PagedMemory
 from logitless.models.errors import ModelFileError
@@ -294,7 +294,7 @@ def test_a_finetune_guesses_by_its_own_block(tmp_path: Path) -> None:
     t, name = write(path := tmp_path / "m.gguf", s), "blk.4.nextn.eh_proj.weight"
     other = changed(path, tmp_path / "other.gguf", {name: 2 * t[name].astype(np.float32)})
     run = Guessing(path)
-    sets = WeightSets(run.session, run.model, run.gguf)
+    sets = FullFinetunes(run.session, run.model, run.gguf)
     block, base = sets.model(sets.put(other)).nextn, run.model.nextn
     assert block is not None
     assert base is not None

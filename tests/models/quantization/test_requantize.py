@@ -14,7 +14,7 @@ from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from logitless.models.quantization.dequantize import dequantized
-from logitless.models.quantization.requantize import HELD, NUMBERS, held, held_as
+from logitless.models.quantization.requantize import NUMBERS, REQUANTIZED, requantize, requantized_type
 from tests.helpers.random_blocks import put_scales
 from tests.helpers.reference_model import Spec, write
 
@@ -29,7 +29,7 @@ ORDINARY, SMALL = (0.01, 4), (1e-5, 1e-3)  # scales: those of f16 below 2^-14 ha
 def blocks_of(dtype: str, n: int, scales: tuple[float, float] = ORDINARY) -> np.ndarray:
     """Any bytes, but for scales in f16."""
     rng = np.random.default_rng(n)
-    blocks = rng.integers(0, 256, (n, HELD[dtype][2]), np.uint8)
+    blocks = rng.integers(0, 256, (n, REQUANTIZED[dtype][2]), np.uint8)
     put_scales(blocks, dtype, rng.uniform(*scales, (n, 1)) * rng.choice([-1, 1], (n, 1)))
     return blocks
 
@@ -44,18 +44,18 @@ def greatest_of_q2_k(blocks: np.ndarray) -> np.ndarray:
     return np.maximum(*found)
 
 
-@pytest.mark.parametrize("dtype", HELD)
+@pytest.mark.parametrize("dtype", REQUANTIZED)
 @pytest.mark.parametrize("scales", [ORDINARY, SMALL])
 @pytest.mark.parametrize("n", [1, 7, "more than a part"])
 def test_the_same_numbers(dtype: str, n: int | str, scales: tuple[float, float]) -> None:
-    source, target = GGMLQuantizationType[dtype.upper()], GGMLQuantizationType[held_as(dtype).upper()]
+    source, target = GGMLQuantizationType[dtype.upper()], GGMLQuantizationType[requantized_type(dtype).upper()]
     size, nbytes = GGML_QUANT_SIZES[source]
     count = n if isinstance(n, int) else NUMBERS // size + 3
     blocks = blocks_of(dtype, count, scales)
-    assert (size, nbytes) == HELD[dtype][1:3]
+    assert (size, nbytes) == REQUANTIZED[dtype][1:3]
     want = dequantize(blocks, source).reshape(-1)
-    raw = held(blocks.reshape(-1), dtype)
-    assert len(raw) == count * HELD[dtype][3]
+    raw = requantize(blocks.reshape(-1), dtype)
+    assert len(raw) == count * REQUANTIZED[dtype][3]
     got = dequantize(raw.reshape(-1, GGML_QUANT_SIZES[target][1]), target).reshape(-1)
     assert len(want) == count * size
     assert want.std() > 0
@@ -73,7 +73,7 @@ def test_the_same_numbers(dtype: str, n: int | str, scales: tuple[float, float])
 def test_blocks_of_zeros_and_of_no_numbers(dtype: str) -> None:
     blocks = blocks_of(dtype, 4)
     put_scales(blocks[1:], dtype, np.array([[0], [np.nan], [np.inf]]))
-    raw = held(blocks.reshape(-1), dtype).reshape(-1, 34)
+    raw = requantize(blocks.reshape(-1), dtype).reshape(-1, 34)
     with np.errstate(invalid="ignore"):
         numbers = dequantize(raw, GGMLQuantizationType.Q8_0).reshape(4, 256)
     assert np.isfinite(numbers[0]).all()
@@ -85,7 +85,7 @@ def test_iq4_xs_scales_beyond_f16() -> None:
     blocks = blocks_of("iq4_xs", 2)
     blocks[:, :2] = np.array([3000], np.float16).view(np.uint8)
     with pytest.raises(OverflowError, match="a scale of"):
-        held(blocks.reshape(-1), "iq4_xs")
+        requantize(blocks.reshape(-1), "iq4_xs")
 
 
 @pytest.mark.parametrize("dtype", ["q2_k", "iq1_m", "iq4_xs", "tq2_0", "iq4_nl", "mxfp4"])
@@ -101,15 +101,15 @@ def test_merged_matrices_get_the_type_that_they_are_held_as(dtype: str, tmp_path
         expected = dequantized(base.tensors[name], base.bytes_of(name)) + 0.25 * pair.b @ pair.a
         untouched = base.bytes_of(other).tobytes()
     with GGUFFile.open(tmp_path / "merged.gguf") as merged:
-        assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (held_as(dtype), dtype)
+        assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (requantized_type(dtype), dtype)
         assert merged.bytes_of(other).tobytes() == untouched
         found = dequantized(merged.tensors[name], merged.bytes_of(name))
     greatest = np.abs(expected).max()
-    levels = {"q8_0": 127, "q6_k": 31, "q4_0": 7, "iq4_nl": 7, "mxfp4": 4}[held_as(dtype)]
+    levels = {"q8_0": 127, "q6_k": 31, "q4_0": 7, "iq4_nl": 7, "mxfp4": 4}[requantized_type(dtype)]
     assert np.abs(found - expected).max() < greatest / levels
 
 
 def test_other_types_are_held_as_they_are() -> None:
     raw = np.arange(34, dtype=np.uint8)
-    assert held(raw, "q8_0") is raw
-    assert [held_as(t) for t in ("q4_k", "iq4_nl", "mxfp4")] == ["q4_k", "iq4_nl", "mxfp4"]
+    assert requantize(raw, "q8_0") is raw
+    assert [requantized_type(t) for t in ("q4_k", "iq4_nl", "mxfp4")] == ["q4_k", "iq4_nl", "mxfp4"]

@@ -16,7 +16,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
-from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.server.protocol.embeddings import normalized
@@ -35,7 +35,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         hparams = hparams_of(gguf)
         session = Session([CPUBackend(2)])
         model = define_model(session, gguf, hparams, hparams.n_ctx_train)
-        embedder = Embedder(lambda _: Tuned(session, lambda _: model), hparams, 64, 64)
+        embedder = Embedder(lambda _: AdaptedModel(session, lambda _: model), hparams, 64, 64)
         embedder.load()
         yield embedder, tokenizer.from_metadata(gguf.metadata)
     session.close()

@@ -14,10 +14,10 @@ from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import MAX_LINE, Record, read_records
+from logitless.training.data.dataset_rows import MAX_LINE, DatasetRow, read_rows
 from logitless.training.data.load import DataOptions, load_dataset, text_dataset
 from logitless.training.data.packing import PackedExamples, SampleOptions, TextSamples, TextWindows, find_samples
-from logitless.training.data.sampler import Order, split, split_windows
+from logitless.training.data.sampler import Sampler, split, split_samples
 from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of
 from logitless.training.errors import TrainingError
 from logitless.training.scratch import byte_vocabulary
@@ -131,17 +131,17 @@ def test_what_validates_is_never_learned() -> None:
         text_dataset("".join(f"ab{i:04} {i * i:07}" for i in range(40)), "t", bytes_vocabulary(), filled),
         PackedExamples([example(2 + i % 9, 7 * i) for i in range(60)], 16),
     ):
-        training, held_out = split_windows(data, 0.2, 1)
+        training, held_out = split_samples(data, 0.2, 1)
         assert len(training) > 0.5 * len(data)
         assert 0.1 * len(data) < len(held_out) <= round(0.2 * len(data))
         at = [set(range(data.begins[i], data.ends[i])) for i in range(len(data))]
         learned = {p for i in training for p in at[i]}
         assert not any(learned & at[i] for i in held_out)
     labels = [set(TextWindows(text, 16).window(int(i), RNG).labels.tolist()) for i in range(23)]
-    training, held_out = split_windows(TextWindows(text, 16), 0.2, 1)
+    training, held_out = split_samples(TextWindows(text, 16), 0.2, 1)
     assert not set().union(*(labels[i] for i in training)) & set().union(*(labels[i] for i in held_out))
     with pytest.raises(TrainingError, match="leaves none apart"):
-        split_windows(TextWindows(text[:50], 30), 0.5, 1)
+        split_samples(TextWindows(text[:50], 30), 0.5, 1)
 
 
 def test_order_is_resumed_exactly() -> None:
@@ -150,18 +150,18 @@ def test_order_is_resumed_exactly() -> None:
     assert not set(train.tolist()) & set(val.tolist())
     assert sorted([*train.tolist(), *val.tolist()]) == list(range(len(data)))
     assert len(val) == round(len(data) * 0.1)
-    whole = Order(data, train, "f", seed=7)
+    whole = Sampler(data, train, "f", seed=7)
     visited = [int(w.tokens[0]) for w in whole.take(3 * len(train))]
     assert [sorted(visited[i : i + len(train)]) for i in (0, len(train))] == [sorted(visited[-len(train) :])] * 2
     assert visited[: len(train)] != visited[len(train) : 2 * len(train)]
-    first = Order(data, train, "f", seed=7)
+    first = Sampler(data, train, "f", seed=7)
     n = len(train) + 17
     assert [int(w.tokens[0]) for w in first.take(n)] == visited[:n]
-    second = Order(data, train, "f", seed=99)
+    second = Sampler(data, train, "f", seed=99)
     assert second.restore(json.loads(json.dumps(first.state())))
     assert [int(w.tokens[0]) for w in second.take(len(visited) - n)] == visited[n:]
-    assert not Order(data, train, "other", seed=7).restore(first.state())
-    assert not Order(data, train, "f", seed=7).restore(first.state(), force_reshuffle=True)
+    assert not Sampler(data, train, "other", seed=7).restore(first.state())
+    assert not Sampler(data, train, "f", seed=7).restore(first.state(), force_reshuffle=True)
 
 
 def test_the_assistants_part_is_learned(shared_data: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_assistants_part_is_learned(shared_data: Path) -> None:
         {"role": "user", "content": "Why?"},
         {"role": "assistant", "content": "Because it rains."},
     )
-    (found,) = examples_of([Record(1, messages=messages)], v, template)
+    (found,) = examples_of([DatasetRow(1, messages=messages)], v, template)
     assert v.decode(found.tokens[found.learn], special=True).decode() == "Because it rains.<|im_end|>\n"
     plain = [{k: x for k, x in m.items() if k != "weight"} for m in messages]
     assert found.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
@@ -192,7 +192,7 @@ def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Pat
         {"role": "user", "content": "2?"},
         {"role": "assistant", "content": f"{thought}two"},
     )
-    found = list(examples_of([Record(1, messages=messages)], v, template))
+    found = list(examples_of([DatasetRow(1, messages=messages)], v, template))
     learned = [v.decode(e.tokens[e.learn], special=True).decode() for e in found]
     assert [text.split("</think>")[-1].strip() for text in learned] == ["one<|im_end|>", "two<|im_end|>"]
 
@@ -202,7 +202,7 @@ def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) 
     ids, learn = encode_parts([("Hello wor", False), ("ld, you", True)], v)
     assert ids == v.encode("Hello world, you", add_special=False)
     assert v.decode([t for t, flag in zip(ids, learn, strict=True) if flag]).decode() == ", you"  # "ld" is not alone
-    (e,) = examples_of([Record(1, parts=(("Hello", False), (" you", True)))], v, None)
+    (e,) = examples_of([DatasetRow(1, parts=(("Hello", False), (" you", True)))], v, None)
     assert e.tokens.tolist() == [v.bos_id, *v.encode("Hello you", add_special=False), v.eos_id]
     assert e.learn.tolist() == [False, False, True, True]
 
@@ -229,18 +229,18 @@ def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) 
 )
 def test_bad_rows_are_named(row: str, told: str) -> None:
     with pytest.raises(TrainingError) as refused:
-        list(read_records(BytesIO(b'{"text": "fine"}\n' + row.encode()), "rows.jsonl"))
+        list(read_rows(BytesIO(b'{"text": "fine"}\n' + row.encode()), "rows.jsonl"))
     assert str(refused.value).startswith("rows.jsonl: ")
     assert told in str(refused.value)
 
 
 def test_encodings_and_empty_files() -> None:
     whole = b'\xef\xbb\xbf\r\n{"text": "a"}\r\n\n'
-    assert list(read_records(BytesIO(whole), "rows.jsonl")) == [Record(2, (("a", True),))]
+    assert list(read_rows(BytesIO(whole), "rows.jsonl")) == [DatasetRow(2, (("a", True),))]
     longest = b'\xef\xbb\xbf{"text": "' + b"a" * (MAX_LINE - 12) + b'"}\r\n{"text": "b"}'
-    assert [record.line for record in read_records(BytesIO(longest.replace(b"\r", b"")), "rows.jsonl")] == [1, 2]
+    assert [record.line for record in read_rows(BytesIO(longest.replace(b"\r", b"")), "rows.jsonl")] == [1, 2]
     with pytest.raises(TrainingError, match="line 1: is longer"):
-        list(read_records(BytesIO(longest), "rows.jsonl"))
+        list(read_rows(BytesIO(longest), "rows.jsonl"))
     for raw, told in (
         (b'{"text": "\xff"}', "line 1: byte 10 is not UTF-8"),
         ('{"text": "a"}'.encode("utf-16"), "line 1: byte 0 is not UTF-8"),
@@ -249,7 +249,7 @@ def test_encodings_and_empty_files() -> None:
         (b" \n\r\n\t\n", "has no rows"),
     ):
         with pytest.raises(TrainingError) as refused:
-            list(read_records(BytesIO(raw), "rows.jsonl"))
+            list(read_rows(BytesIO(raw), "rows.jsonl"))
         assert str(refused.value) == f"rows.jsonl: {told}"
 
 

@@ -1,8 +1,9 @@
-"""Adapters side by side on the device: one stack of columns, so that one plan serves every mixture of them.
+"""LoRA adapters of one model, stacked on the device (S-LoRA, Punica), so that one plan serves every mix.
 
-An adapter of rank r has r columns of the stack. A row's gates are its scales at the columns of its adapters and 0
-elsewhere; products are sums over the columns in order, and adding zeros changes no bit, so a row's result does not
-depend on what else is in the stack. It does on the order of its adapters, which is that of its mixture.
+An adapter of rank r has r columns of the stack. A row of the batch has its adapters' scales in
+their columns and 0 elsewhere. Products are summed over the columns in order, and adding zeros
+changes no bit, so a row's result does not depend on the other adapters in the stack. It does
+depend on the order of its own, which is that of its mix.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.lora import Adapter, matrix_shape
 from logitless.models.adapters.low_rank import EMBEDDING
-from logitless.models.weights.tensor_map import Part
+from logitless.models.weights.tensor_map import TensorSlice
 
 F32 = npt.NDArray[np.float32]
 Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter, in the order of their columns
@@ -36,10 +37,10 @@ class Choice(NamedTuple):
 BASE = Choice()
 
 
-class AdapterBank:
+class StackedLora:
     """Adapters by handle. A handle is never used again, so whoever holds one knows exactly which weights it means."""
 
-    def __init__(self, session: Session, declared: Mapping[str, Part]) -> None:
+    def __init__(self, session: Session, declared: Mapping[str, TensorSlice]) -> None:
         self._session, self._declared = session, declared
         self._columns: dict[int, range] = {}
         self._names: set[str] = set()
@@ -95,7 +96,7 @@ class AdapterBank:
         """Whether an adapter is here, and may be added at the end of a mixture."""
         return handle in self._columns and self._behind(mix) <= self._columns[handle].start
 
-    def is_torn(self, rank: int, mix: Mix) -> bool:
+    def is_fragmented(self, rank: int, mix: Mix) -> bool:
         """Whether there are columns enough for one more adapter, but none in a row behind a mixture."""
         used = sum(len(columns) for columns in self._columns.values())
         return self._room(rank, self._behind(mix)) is None and used + rank <= self.n_columns // 2
@@ -103,7 +104,7 @@ class AdapterBank:
     def __contains__(self, handle: int) -> bool:
         return handle in self._columns
 
-    def gates(self, rows: Sequence[Mix], n_rows: int) -> F32:
+    def row_scales(self, rows: Sequence[Mix], n_rows: int) -> F32:
         """(n_rows, n_columns): the rows' mixtures, and zeros after them."""
         out = np.zeros((n_rows, self.n_columns), np.float32)
         for mix in set(rows):

@@ -13,7 +13,7 @@ from logitless.models.model import Model
 
 
 @dataclass(frozen=True)
-class Tuned:
+class AdaptedModel:
     """`model(n)` is for n rows, `feeds(n)` what it wants besides their tokens; `name` tells its graphs from those of
     other choices."""
 
