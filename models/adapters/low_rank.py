@@ -1,5 +1,4 @@
-"""Low-rank adapters in the graph: what they add to a product, to the embedding and to the weight of a norm, for all
-rows alike or each row."""
+"""LoRA in the graph: adapters of matrices, the embedding and norms, with scales per row or for all."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ NORMS = re.compile(r"(blk\.\d+\.(attn|ffn)|output)_norm\.weight")  # vectors tha
 
 @dataclass(frozen=True)
 class LowRank:
-    """Pairs A (R, n_in), B (n_out, R) by weight; of the embedding A is (n_vocab, R), and a norm's vector is one row of
-    n_in: B is (1, R).
+    """LoRA pairs A (R, n_in), B (n_out, R) by weight name.
 
-    With `row_scales` (T, R) row t's products with A are multiplied by row_scales[t] before B, which chooses its adapters and
-    their scales; without, every row's are multiplied by the pair's factor.
+    The embedding's A is (n_vocab, R). A norm's vector is a matrix of one row: its B is (1, R).
+    `row_scales` (T, R): row t's products with A are multiplied by row_scales[t] before B, which
+    selects its adapters and their scales. Without it each pair's factor scales all rows alike.
     """
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
@@ -31,8 +30,7 @@ class LowRank:
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def added(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """y plus what the adapters add to the product of x with a weight. The output of a model whose embedding is its
-        output matrix stays as it is, as in llama.cpp."""
+        """y = x · Wᵀ plus the adapters of W. A tied output matrix has none, as in llama.cpp."""
         if name not in self.pairs or name == EMBEDDING:
             return y
         a, b = self.pairs[name]
@@ -45,7 +43,7 @@ class LowRank:
         return add(x, linear(self._weighted(EMBEDDING, get_rows(a, tokens)), b))
 
     def normed(self, name: str, x: Tensor, y: Tensor, eps: float, *, layer_norm: bool) -> Tensor:
-        """y, x normalised with a weight, plus what adapters of that weight add."""
+        """y, x normalised with a weight, plus the adapters of that weight."""
         if name not in self.pairs:
             return y
         a, b = self.pairs[name]
