@@ -1,39 +1,45 @@
-"""Device code for OpenCL and Vulkan, written once, and the lowering of ops to dispatches that both backends share.
+"""GPU kernels, written once for OpenCL and Vulkan, and the lowering of ops to their launches.
 
-**A kernel** (`dialect.Kernel`) is a body in a portable subset of C, rendered to OpenCL C and to GLSL:
+**A kernel** (`language.dialect.Kernel`) is a body in a portable subset of C, which is rendered to
+OpenCL C and to GLSL:
 
-* Buffers are named in capitals and only indexed (`X[i]`, no pointers), parameters are 32-bit words in small letters.
-  Types of elements: f32, u32, i32 (u64 in kernels of SOFT alone), and u16 and u8, which are read with `LOAD16(X, i)`,
-  `LOAD8(X, i)` (uint) and
-  written with `STORE16(X, i, v)`, `STORE8(X, i, v)`.
-* Types of variables: uint, int, float, bool, uvec2 (made with `UVEC2(a, b)`) and arrays of a constant size. Casts are
-  `UINT(x)`, `INT(x)`, `FLOAT(x)`; bits `F2U`, `U2F`; functions of the prelude: `EXP`, `LOG`, `SIN`, `COS`, `TANH` (our
-  own, the same bits everywhere), `FMA`, `RINT`, `FABS`, `F16(bits)`, `TO_F16(x)`. Functions begin with `FN`.
-* `LID` is the thread in its group of `WG`, `GX GY` the group, `NGX` how many groups; `FOR_EACH(i, n)` walks n elements
-  with all threads of all groups. `BARRIER()` in uniform control flow only; local memory is declared in `local`.
-* Constants are `#define`s: a *variant* is one choice of them, and every kernel lists all of its variants, so that
-  SPIR-V can be compiled when the project is developed.
+* Buffers have names in capitals and are indexed only (`X[i]`, no pointers). Parameters are 32-bit
+  words in small letters. Element types are f32, u32, i32 (u64 in kernels of `SOFT` alone), u16 and
+  u8. The last two are read with `LOAD16(X, i)`, `LOAD8(X, i)` (uint) and written with
+  `STORE16(X, i, v)`, `STORE8(X, i, v)`.
+* Variables are uint, int, float, bool, uvec2 (`UVEC2(a, b)`) or arrays of a constant size. Casts
+  are `UINT(x)`, `INT(x)`, `FLOAT(x)`; bit casts `F2U`, `U2F`. The prelude has `EXP`, `LOG`, `SIN`,
+  `COS`, `TANH` (the same bits on every device), `FMA`, `RINT`, `FABS`, `F16(bits)`, `TO_F16(x)`.
+  Functions begin with `FN`.
+* `LID` is the thread in its work group of `WG` threads, `GX GY` the group, `NGX` the number of
+  groups. `FOR_EACH(i, n)` walks n elements with all threads of all groups. `BARRIER()` stands in
+  uniform control flow only. Local memory is declared in `local`.
+* Constants are `#define`s. A *variant* is one choice of them. Every kernel lists all its variants,
+  so that SPIR-V can be compiled during development.
 
-**Shapes** (`dialect.Shape`): a device class decides how a body is laid on the machine. `SIMT`: a lane is a thread.
-`CPU` (an OpenCL CPU device): a work group is one thread, and lanes are the elements of a float16 vector. Bodies that
-care use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers at once. Vulkan has SIMT only.
+**Device classes** (`language.dialect.Shape`) decide what a SIMD lane is. `SIMT` (GPUs): a lane is a
+thread. `CPU` (OpenCL on a CPU): a work group is one thread, and lanes are the elements of a float16
+vector. `SOFT` (Vulkan on a CPU) is `SIMT` with smaller groups and a `linear` of its own. Bodies
+that depend on it use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers at once.
 
-**Fewer launches**: `fuse` (fuse.py) puts nodes in the place of several, before memory is laid out (graph/ops/fused.py);
-a kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch has several weights.
+**Fewer launches**: `fuse` (fuse.py) merges nodes before memory planning (graph/ops/fused.py). A
+kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch has several weights.
 
 **What a runtime does** (backends/opencl, backends/vulkan):
 
-* `supports`, `rewrite`, `constant_nbytes`, `pack` (device.py) answer for the backend protocol's methods.
-* `dispatches(t, shape)` (device.py) gives what a node runs: `Dispatch(kernel, defines, buffers, words, groups,
-  scratch)`. Run them in order, each seeing all that those before it wrote (`Kernel.args` tells which are written).
-* A buffer of a dispatch is `(tensor, byte offset)`: the tensor's place, moved by the offset. Tensor None is the
-  scratch: memory of the runtime of at least `Dispatch.scratch` bytes, shared by all dispatches. Offsets are multiples
-  of the element's size and of nothing more.
-* OpenCL: arguments are, per buffer, the cl_mem and a ulong byte offset, then the words as 4 raw bytes each.
-  Work size: groups × `Kernel.threads(defines)`, local size `Kernel.threads(defines)`.
-* Vulkan: push constants are the buffers' device addresses (8 bytes each, offset added), then the words (4 bytes each);
-  at most 128 bytes, which `Kernel` checks. `groups` is the dispatch's count.
-* `KERNELS[name].variants(SIMT)` and `(SOFT)` with `render_glsl(kernel, defines)` enumerate everything there is to
-  compile ahead. Needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess, and for SOFT also subgroup ballots
-  and 64-bit integers.
+* `supports`, `rewrite`, `constant_nbytes`, `pack` (device.py) answer for the backend protocol's
+  methods.
+* `dispatches(t, shape)` (device.py) returns the launches of a node: `Dispatch(kernel, defines,
+  buffers, words, groups, scratch)`. They run in order; each sees what those before it wrote
+  (`Kernel.args` says which buffers are written).
+* A buffer of a dispatch is `(tensor, byte offset)`. Tensor None is the scratch: memory of the
+  runtime, at least `Dispatch.scratch` bytes, shared by all dispatches. Offsets are multiples of the
+  element's size and of nothing more.
+* OpenCL: arguments are, per buffer, the cl_mem and a ulong byte offset, then the words, 4 raw bytes
+  each. Work size: groups × `Kernel.threads(defines)`, local size `Kernel.threads(defines)`.
+* Vulkan: push constants are the buffers' device addresses (8 bytes each, offset added), then the
+  words (4 bytes each); at most 128 bytes, which `Kernel` checks. `groups` is the dispatch's count.
+* `KERNELS[name].variants(SIMT)` and `(SOFT)` with `render_glsl(kernel, defines)` enumerate all that
+  is compiled ahead. It needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess; `SOFT`
+  also subgroup ballots and 64-bit integers.
 """

@@ -1,4 +1,4 @@
-"""The whole of the shared lowering: what any device that runs these kernels answers to the backend protocol."""
+"""Backend protocol methods that OpenCL and Vulkan share: supports, fuse, lower, pack."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def supports(t: Tensor, shape: Shape) -> bool:
 
 
 def rewrite(t: Tensor) -> Tensor:
-    """What runs in a node's place; its sources are rewritten already."""
+    """The node that runs in place of t, whose sources are rewritten already."""
     rule = REWRITES.get(t.op)
     return rule(t) if rule else t
 
 
 def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    """What a node runs, in order; None when there is no kernel for it."""
+    """The launches of a node, in order; None when there is no kernel for it."""
     rule = LOWERINGS.get(t.op)
     readable = READS_PACKED.get(t.op, ())
     if rule is None or any(is_packed(s) and not (i in readable and layout.packs(s)) for i, s in enumerate(t.src)):
@@ -69,7 +69,7 @@ def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 
 def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
-    """What a run of nodes on one device is; every node must be supported."""
+    """The launches of consecutive nodes on one device. ValueError names a node without a kernel."""
     found: list[Dispatch] = []
     waiting = deque(nodes)
     while waiting:
@@ -83,12 +83,14 @@ def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
 
 
 def constant_nbytes(t: Tensor) -> int:
-    """Bytes that `pack` makes of a constant state."""
+    """Bytes of a constant variable once packed."""
     return layout.packed_nbytes(t.dtype, t.shape[0], t.shape[1]) if is_packed(t) and layout.packs(t) else t.nbytes
 
 
 def pack(t: Tensor, raw: Bytes) -> Bytes:
-    """A constant state's GGUF bytes as the kernels read them: a matrix packed, anything else as it is."""
+    """Pack a constant variable's GGUF bytes: a matrix as kernels read it, anything else as it
+    is.
+    """
     if len(raw) != t.nbytes:
         raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
     return layout.pack(t.dtype, t.shape, raw) if is_packed(t) and layout.packs(t) else raw

@@ -1,4 +1,4 @@
-"""Element by element, numpy's broadcasting included."""
+"""Elementwise kernels: unary, binary with numpy's broadcasting, GLU, their gradients."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ for _name in UNARY:
 
 
 def period(a: Tensor, b: Tensor) -> int | None:
-    """After how many elements of a those of b begin again; None where numpy's broadcasting is needed."""
+    """Number of elements of a after which those of b repeat; None where full broadcasting is
+    needed.
+    """
     n = n_elements(b)
     return n if n == 1 or b.shape == a.shape[len(a.shape) - len(b.shape) :] else None
 
@@ -196,7 +198,9 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 
 def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index to the next in each axis of the full shape; 0 where t is broadcast."""
+    """Elements from one index to the next in each axis of the full shape; 0 where t is
+    broadcast.
+    """
     own = (1,) * (len(full) - len(t.shape)) + t.shape
     made, step = [], 1
     for size in reversed(own):

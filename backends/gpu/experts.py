@@ -1,7 +1,7 @@
-"""Mixtures of experts: which experts a row has, and the rows brought together by expert and back.
+"""Mixture-of-experts routing: top-k experts, their weights, and rows sorted by expert and back.
 
-graph/ops/moe.py says what `order` is; expert_linear.py has the products. Every thread has numbers of its own, and
-finds them without any other thread, so nothing depends on which comes first.
+graph/ops/moe.py defines `order`; matmul/moe_linear.py has the products. Every thread writes numbers
+of its own and finds them without other threads, so no result depends on their order.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ _kernel(
 
 
 def _launch(t: Tensor, shape: Shape, *words: int, n: int = 0) -> list[Dispatch]:
-    """A kernel of the op's name over n numbers, those of the result where it is not told."""
+    """The launch of the kernel with the op's name over n numbers, by default those of the
+    result.
+    """
     n = n or n_elements(t)
     buffers: Buffers = (*t.src, t)
     return [dispatch(t.op, shape, buffers, (n, *words), groups_for(n, shape, WG))]

@@ -1,6 +1,8 @@
-"""Which nodes one launch computes together. A launch costs what thousands of multiplications do, so a step has few.
+"""Node fusion: nodes that one launch computes together. A launch costs thousands of
+multiplications.
 
-What is fused gets the bits that it gets alone: the same sums in the same order, for any number of rows.
+A fused node has the bits of the nodes alone: the same sums in the same order, for any number of
+rows.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ TURNING = {"attention": attention_rope, "attention_sinks": attention_sinks_rope}
 
 
 def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tensor, ...]:
-    """The same values from fewer nodes. `mine`: whether a node runs on this device; `refused`: ops that must not."""
+    """The same values from fewer nodes. `mine`: whether a node runs on this device;
+    `refused`: ops that must not.
+    """
     order = toposort(fetches)
     readers = Counter(s for t in order for s in t.src)
     readers.update(f for f in fetches)
 
     def alone(t: Tensor, op: str) -> bool:
-        """Whether a source is such a node of this device, and nobody else reads it."""
+        """Whether t is such a node of this device with a single reader."""
         return t.op == op and mine(t) and readers[t] == 1
 
     def product_alone(t: Tensor) -> bool:
@@ -83,7 +87,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _added(t: Tensor, product_alone: Callable[[Tensor], bool]) -> Tensor | None:
-    """The product that an `add` can contain: what it is added to has its shape, or is one row."""
+    """The product that an `add` can contain; the other operand has its shape, or is one row."""
     for mine, other in (t.src, t.src[::-1]):
         fits = t.shape == mine.shape and other.dtype == "f32" and other.shape in (mine.shape, mine.shape[1:])
         if fits and product_alone(mine) and mine is not other:
@@ -94,9 +98,10 @@ def _added(t: Tensor, product_alone: Callable[[Tensor], bool]) -> Tensor | None:
 def _siblings(
     order: Sequence[Tensor], mine: Mine, inside: set[Tensor], refused: set[str]
 ) -> dict[Tensor, list[Tensor]]:
-    """Products of the same activations by weights of one type, as many as a launch can have.
+    """Groups of products of the same activations by weights of one type, as many as a launch
+    takes.
 
-    Those of experts are worth it alone, too: the launch brings the rows together by expert itself.
+    Expert products gain alone, too: the launch sorts the rows by expert itself.
     """
     families: dict[tuple[str, Tensor, str], list[Tensor]] = defaultdict(list)
     for t in order:
@@ -114,14 +119,14 @@ def _siblings(
 
 
 def _gathers(t: Tensor, mine: Mine) -> bool:
-    """Whether a product's rows are brought together by expert just for such products."""
+    """Whether an expert product's rows are sorted by expert for such products alone."""
     if t.op != "expert_linear" or t.src[0].op != "expert_rows" or not moe_linear.whole_groups(t.src[1], t.attrs["n"]):
         return False
     return mine(t.src[0]) and t.src[0].src[1] is t.src[2]
 
 
 def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor]) -> Tensor:
-    """A product as a slice of all its siblings' results."""
+    """A product as a slice of its group's results."""
     first = group[0]
     if t is not first:
         whole = made[first].src[0].src[0]

@@ -1,4 +1,4 @@
-"""Rows of a table by number, and their gradient."""
+"""Gather: rows of a table by id, and the gradient of that."""
 
 from __future__ import annotations
 

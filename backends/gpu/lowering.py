@@ -1,9 +1,10 @@
-"""From a node to what a device runs: one small function per op, registered by the op's name.
+"""Lowering rules: one function per op, from a node to its launches, registered by the op's name.
 
     @lower("rms_norm")
     def _(t, shape): return [Dispatch(...)]
 
-A rule returns None where it has no kernel for these types or shapes; then the node runs on the next backend.
+A rule returns None where it has no kernel for these types or shapes; the node then runs on the next
+backend.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CHUNK = 4096  # elements that are worth a group
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it that are used."""
+    """A launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it
+    that are used.
+    """
 
     kernel: str
     defines: Defines
@@ -38,7 +41,7 @@ class Dispatch:
 
 
 def bits(value: float) -> int:
-    """A float as the word of a parameter."""
+    """A float as a parameter word."""
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
@@ -51,7 +54,9 @@ def dispatch(
     scratch: int = 0,
     **variant: int,
 ) -> Dispatch:
-    """A launch of the variant of a kernel that has these constants."""
+    """A launch of the variant of a kernel that has these constants. ValueError where it does
+    not fit.
+    """
     gx, gy = groups if isinstance(groups, tuple) else (groups, 1)
     if gx > MAX_GROUPS or gy > MAX_GROUPS:
         raise ValueError(f"kernel {kernel}: {gx} x {gy} groups are more than {MAX_GROUPS}")
@@ -70,7 +75,9 @@ def dispatch(
 
 
 def groups_for(n: int, shape: Shape, per_group: int) -> int:
-    """Groups of a kernel that walks n elements with FOR_EACH, `per_group` of them at a time."""
+    """Number of groups of a kernel that walks n elements with FOR_EACH, `per_group` of them
+    at a time.
+    """
     if shape.name == "cpu":
         return max(1, min(shape.units, n // CHUNK))
     return max(1, min(-(-n // per_group), 16384))
@@ -84,13 +91,13 @@ def n_elements(t: Tensor) -> int:
 
 
 def rows_of(t: Tensor) -> tuple[int, int]:
-    """Rows of the last axis, and its length."""
+    """Number of rows of the last axis, and its length."""
     n = t.shape[-1] if t.shape else 1
     return n_elements(t) // max(n, 1), n
 
 
 def is_packed(t: Tensor) -> bool:
-    """Whether a source is a constant matrix, whose bytes are packed (layout.py)."""
+    """Whether t is a constant matrix, whose bytes are packed (matmul/layout.py)."""
     return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 

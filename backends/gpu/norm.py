@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation: a group a row."""
+"""RMS norm and its gradient: one work group a row."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 
 
 def row_groups(rows: int, shape: Shape) -> int:
-    """Groups of a kernel that takes rows in turn."""
+    """Number of groups of a kernel that takes rows in turn."""
     return min(rows, shape.units if shape.name == "cpu" else MAX_GROUPS)

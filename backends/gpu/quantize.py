@@ -1,6 +1,7 @@
-"""Activations rounded to 8 bits, 32 k to a scale, for products that multiply bytes (linear_dot.py, linear_coop.py).
+"""Activations quantised to 8 bits, one scale per 32 k, for integer products.
 
-They are made into the scratch, by a launch of their own or by that of the norm or the attention which made them.
+linear_int_dot.py and linear_coop_matrix.py read them from the scratch. A launch of their own makes
+them, or the norm or attention that made the activations.
 """
 
 from __future__ import annotations
@@ -104,21 +105,23 @@ MAKERS = {"rms_norm": "rms_norm_rounded", "attention_join": "attention_join_roun
 
 
 def rounding(x: Tensor, shape: Shape) -> Dispatch:
-    """The launch that rounds activations, into the scratch."""
+    """The launch that quantises activations into the scratch."""
     m, k = x.shape
     n = m * (k // 32)
     return dispatch("round_rows", shape, (x, None), (n,), groups_for(n, shape, 8), n * WORDS * 4)
 
 
 def _whole(t: Tensor | None) -> Tensor | None:
-    """The node that made all of t's bytes."""
+    """The node whose launch made all of t's bytes."""
     while t is not None and t.op in ALIASES and t.src[0].nbytes == t.nbytes:
         t = t.src[0]
     return t
 
 
 def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
-    """The same launches; what makes activations that are rounded next does that, too."""
+    """The same launches, where a norm or attention quantises its own result if the next
+    launch would.
+    """
     found: list[Dispatch] = []
     offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
     for d in work:

@@ -1,4 +1,4 @@
-"""Layers that keep a state: short convolutions and linear attention (graph/ops/linear_attention.py)."""
+"""Recurrent layers: short convolutions and linear attention (graph/ops/linear_attention.py)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _keeps(t: Tensor) -> bool:
 
 
 def _buffers(t: Tensor) -> Buffers:
-    """Without `end` its place has `begin`, which nobody reads there."""
+    """Buffers of a launch; without `end`, `begin` fills its place and is not read there."""
     return (*t.src, t) if _keeps(t) else (*t.src, t.src[-1], t)
 
 

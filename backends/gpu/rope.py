@@ -1,4 +1,4 @@
-"""Rotary position embedding: the angles once a step, the rotation once a layer."""
+"""RoPE: angles once a step, rotation once a layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies between places that are not contiguous: axes in another order, blocks out of and into arrays, diagonals."""
+"""Strided copies: transposed axes, blocks out of and into arrays, diagonals."""
 
 from __future__ import annotations
 

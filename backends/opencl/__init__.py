@@ -1,1 +1,1 @@
-"""The OpenCL backend. Nothing here is imported before a device is asked for."""
+"""OpenCL backend. Nothing here is imported before a device is requested."""

@@ -1,4 +1,4 @@
-"""The OpenCL backend: kernels with their arguments bound, on one queue that runs in order."""
+"""OpenCL backend: kernels with bound arguments on one in-order queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Memory:
 
 
 class OpenCLBackend(Backend):
-    """DeviceError when there is no such device. Used by one thread at a time."""
+    """An OpenCL device. DeviceError when it does not exist. Used by one thread at a time."""
 
     alignment = ALIGNMENT
     self_tested = True
@@ -129,7 +129,7 @@ class OpenCLBackend(Backend):
             raise self._translated(error) from error
 
     def scratch(self, nbytes: int) -> Memory:
-        """Memory that every program may use while it runs."""
+        """Scratch memory that every program may use while it runs."""
         if self._scratch is None or self._scratch.nbytes < nbytes:
             self._scratch = self.alloc(nbytes)
         return self._scratch
@@ -140,7 +140,7 @@ class OpenCLBackend(Backend):
         return Launches(self._queue)
 
     def queue(self, launches: Launches) -> None:
-        """Queue kernels; they run in order, while Python goes on."""
+        """Queue kernels, which run in order; returns at once."""
         try:
             launches.run()
             self._queue.flush()
@@ -148,7 +148,7 @@ class OpenCLBackend(Backend):
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """An error of the driver as the engine knows it: out of memory, or a device that is lost."""
+        """A driver error as the engine knows it: MemoryError or DeviceLost."""
         line = f"{self.name}: {error}".replace("\n", " ")
         out_of_memory = (
             self._cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,

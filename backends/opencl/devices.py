@@ -1,4 +1,4 @@
-"""The machine's OpenCL devices: `opencl:0` is the first device of the first platform, and so on."""
+"""OpenCL device list: `opencl:0` is the first device of the first platform."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from logitless.backends.errors import DeviceError
 
 @dataclass(frozen=True)
 class Found:
-    """A device and what `logitless devices` says of it."""
+    """A device, as `logitless devices` lists it."""
 
     name: str
     description: str
@@ -24,7 +24,7 @@ class Found:
 
 
 def driver_error() -> str:
-    """Why there is no OpenCL on this machine, in one line; empty when there is."""
+    """Reason why this machine has no OpenCL, in one line; empty when it has."""
     try:
         import pyopencl as cl
     except (ImportError, OSError) as error:
@@ -60,7 +60,7 @@ def _describe(name: str, platform: Any, d: Any) -> Found:
 
 
 def device_named(name: str) -> Found:
-    """The device of `--device opencl:N` (`opencl` is the first). DeviceError says what there is."""
+    """The device of `--device opencl:N` (`opencl` is the first). DeviceError lists the devices."""
     wanted = "opencl:0" if name == "opencl" else name
     found = find()
     for device in found:

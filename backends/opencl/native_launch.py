@@ -1,9 +1,10 @@
-"""Kernels straight from the driver: a plan binds thousands of arguments and a step has hundreds of launches.
+"""Native launches: binding of arguments and the launches of a step without pyopencl.
 
-Through the binding a kernel object costs 0.3 ms (it makes Python code for each), an argument 12 µs and a launch 9 µs.
-The functions are those of the loader that the binding itself is linked with. What binds keeps Python's lock, since none
-of it waits; the launches of a step are one call of machine code without it, because the driver's own threads take the
-processor away from a thread that gives them work, and nobody else could have the lock meanwhile.
+A plan binds thousands of arguments and a step has hundreds of launches. Through pyopencl a kernel
+object costs 0.3 ms (it generates Python code for each), an argument 12 µs and a launch 9 µs. The
+functions are those of the loader that pyopencl is linked with. Binding keeps the GIL, since none of
+it waits. The launches of a step are one call of machine code without the GIL: the driver's threads
+preempt a thread that gives them work, and no other thread could take the GIL meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ done:
 
 
 class CallFailed(cl.Error):
-    """What the binding would raise. `code` is OpenCL's."""
+    """The error that pyopencl would raise. `code` is OpenCL's."""
 
     code = 0
 
@@ -68,7 +69,7 @@ class CallFailed(cl.Error):
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """By name. DeviceError where the loader cannot be reached."""
+    """The loader's functions by name. DeviceError where the loader cannot be reached."""
     for library in (cl._cl.__file__, "OpenCL.dll"):  # Windows finds no functions of what a library is linked with
         try:
             loader = ctypes.PyDLL(library)
@@ -84,7 +85,7 @@ def _functions() -> dict[str, Any]:
 
 @functools.cache
 def _launch_all() -> tuple[Callable[..., int], Any]:
-    """`LAUNCH_ALL` as machine code, and what keeps it."""
+    """`LAUNCH_ALL` as machine code, and the object that keeps it alive."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
@@ -95,7 +96,7 @@ def _launch_all() -> tuple[Callable[..., int], Any]:
 
 
 class Launches:
-    """Kernels with bound arguments, to be queued in order as often as wanted."""
+    """Kernels with bound arguments, queued in order as often as needed."""
 
     def __init__(self, queue: Any) -> None:
         self._functions = _functions()
@@ -108,7 +109,9 @@ class Launches:
         weakref.finalize(self, _each, release, self._kernels).atexit = False  # the driver may be gone by then
 
     def add(self, program: Any, name: str, arguments: Sequence[bytes], groups: Sequence[int], threads: int) -> None:
-        """A kernel of a program. `arguments` as the device has them; what they point to is the caller's to keep."""
+        """Add a kernel of a program. `arguments` are raw bytes; memory that they point to is
+        the caller's to keep.
+        """
         code = ctypes.c_int()
         kernel = self._functions["clCreateKernel"](program.int_ptr, name.encode(), ctypes.addressof(code))
         if not kernel:

@@ -1,7 +1,7 @@
-"""Compiled OpenCL programs: one per kernel variant, kept on disk as the driver's binary.
+"""OpenCL programs: one per kernel variant, cached on disk as the driver's binary.
 
-`build_program` is where everything that OpenCL compiles is compiled, and what a compiler says goes to the log.
-PoCL keeps what it compiles by itself (we tell it where), and making a binary of it costs as much as compiling again.
+`build_program` is the only place that compiles OpenCL; compiler output goes to the log. PoCL has a
+disk cache of its own (`use_cache_of_pocl`), and its binaries cost as much as compiling again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ OPTIONS = ["-cl-std=CL1.2"]
 
 
 def build_program(context: Any, code: str | bytes) -> Any:
-    """A program for a context of one device, from source or from a binary of the driver's.
+    """Compile a program for a context of one device, from source or from the driver's binary.
 
-    Compilers warn of kernels in which nothing is wrong: their words are a debug line of the log, and never a warning of
-    Python's. Raises the binding's error, with the same words, where the program is refused.
+    Compilers warn of correct kernels: their output is a debug line of the log, never a Python
+    warning. Raises pyopencl's error, with the compiler's output, where the program is refused.
     """
     (device,) = context.devices
     program: Any = cl.Program(context, code) if isinstance(code, str) else cl.Program(context, [device], [code])
@@ -38,7 +38,7 @@ def build_program(context: Any, code: str | bytes) -> Any:
 
 
 class Programs:
-    """Programs of one device. What is compiled once is read from the cache by the next process."""
+    """Programs of one device, cached on disk for the next process."""
 
     def __init__(self, context: Any, identity: str, shape: Shape) -> None:
         self._context, self._identity, self._shape = context, identity, shape
@@ -69,6 +69,6 @@ class Programs:
 
 
 def use_cache_of_pocl() -> None:
-    """PoCL compiles for each local size on its own and keeps the result: beside ours. It reads this when it starts."""
+    """Put PoCL's disk cache beside ours. PoCL reads the variable once, when it starts."""
     os.environ.setdefault("POCL_CACHE_DIR", str(disk_cache.cache_folder() / "pocl"))
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # pyopencl's own would keep a second copy of every program

@@ -1,8 +1,8 @@
-"""The Vulkan binding as this backend uses it: raw calls, struct makers that keep what they point to, literals, errors.
+"""Vulkan API: raw calls of the binding, struct makers, constants and errors.
 
-The binding's own wrappers look at the type of every argument at every call (1 to 3 µs), and free nested structs too
-early. Raw calls through its `lib` take a third of that, and `Keep` holds what is nested. The interpreter lock is
-released inside all of them.
+The binding's own wrappers check the type of every argument of every call (1 to 3 µs), and free
+nested structs too early. Raw calls through its `lib` take a third of that, and `Keep` holds nested
+structs. All of them release the GIL.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def binding() -> tuple[Any, Any]:
 
 
 def check(result: int, what: str) -> None:
-    """MemoryError or DeviceLost where a call failed for that; OSError otherwise."""
+    """Raise MemoryError or DeviceLost for those results of a call, OSError for any other
+    failure.
+    """
     if result == 0:
         return
     if result in NOT_ENOUGH:
@@ -101,7 +103,7 @@ def check(result: int, what: str) -> None:
 
 
 class Keep(list[Any]):
-    """C memory for as long as this list lives."""
+    """C memory that lives as long as this list."""
 
     def new(self, ctype: str, init: Any = None) -> Any:
         made = binding()[0].new(ctype, init)
@@ -122,7 +124,8 @@ class Keep(list[Any]):
 
 
 def listed(call: Any, ctype: str, *before: Any, struct: str = "") -> list[Any]:
-    """What a Vulkan function of the form f(…, &count, array) enumerates. The items point into memory they keep.
+    """The items that a Vulkan function f(…, &count, array) enumerates. They point into memory
+    that the list keeps.
 
     `struct`: the name in TYPES, where items have an sType.
     """

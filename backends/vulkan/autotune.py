@@ -1,7 +1,8 @@
-"""Which kernels multiply quantised weights: integer dot products, or cooperative matrices where those are faster.
+"""Autotuning: integer dot products or cooperative matrices for quantised weights.
 
-Both give the same bits, so the choice, and from how many rows on it holds, is about time alone, and is measured on the
-user's own device: once, for as long as device, driver and kernels stay the same.
+Both give the same bits, so the choice, and the number of rows from which it holds, affects time
+alone. It is measured on the user's device, once, as long as device, driver and kernels stay the
+same.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ MOST_ROWS = 129  # where they begin if they win in none
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether cooperative matrices are used, and why; and from how many rows on."""
+    """Whether cooperative matrices are used, the reason, and the number of rows from which
+    they are.
+    """
 
     used: bool
     why: str
@@ -66,7 +69,9 @@ def class_of(info: DeviceInfo) -> Shape:
 
 
 def known(info: DeviceInfo) -> Choice | None:
-    """What needs no measuring, or was measured before; None when the device must be asked."""
+    """A choice that needs no measurement, or was measured before; None when the device must
+    be measured.
+    """
     if info.matrices is None:
         return Choice(False, "the device has none that fit")
     if not class_of(info).dot:
@@ -78,7 +83,7 @@ def known(info: DeviceInfo) -> Choice | None:
 
 
 def measure(backend: Tunable) -> Choice:
-    """Time both kernels on a device that has both, and keep what was found."""
+    """Time both kernels on a device that has both, and cache the choice."""
     before, path = backend.shape, _path(backend.device.info)
     _keep(path, Choice(False, "the driver did not survive the trial"))  # the next start is not to find out again
     try:
@@ -120,7 +125,7 @@ def _race(backend: Tunable) -> Choice:
 
 
 def _first_rows(backend: Tunable, begun: float) -> int:
-    """From how many rows on matrices are faster."""
+    """The number of rows from which matrices are faster."""
     found = MOST_ROWS
     for m, rows in ROWS:
         dots, matrices, _ = _timed(backend, m, 2048, 2048, begun)
@@ -131,7 +136,7 @@ def _first_rows(backend: Tunable, begun: float) -> int:
 
 
 def _timed(backend: Tunable, m: int, n: int, k: int, begun: float) -> tuple[float, float, bool]:
-    """Seconds of a product with dots and with matrices, and whether they gave the same bits."""
+    """Seconds of a product with dots and with matrices, and whether their bits are equal."""
     programs, result = _programs(backend, m, n, k)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     results: dict[bool, bytes] = {}
@@ -150,7 +155,7 @@ def _timed(backend: Tunable, m: int, n: int, k: int, begun: float) -> tuple[floa
 
 
 def _programs(backend: Tunable, m: int, n: int, k: int) -> tuple[dict[bool, Callable[[], None]], Callable[[], Bytes]]:
-    """What runs a product with dots and with matrices, and what brings its result."""
+    """Runs of a product with dots and with matrices, and a function that downloads the result."""
     draw = np.random.default_rng(0)
     raw = draw.integers(0, 256, (n, k // 32, 34), np.uint8)
     raw[..., :2] = np.array([0.01], np.float16).view(np.uint8)  # scales of Q8_0

@@ -1,4 +1,6 @@
-"""The Vulkan backend: the shared kernels (backends/gpu) as SPIR-V, one recorded command buffer per program."""
+"""Vulkan backend: the kernels of backends/gpu as SPIR-V, one recorded command buffer per
+program.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ RESULT_NBYTES = 1 << 16  # what is brought back by a copy that is submitted behi
 
 
 class VulkanBackend(Backend):
-    """`vulkan` is the first device. `validation` and `mapped` are for tests: see Instance and Device."""
+    """A Vulkan device; `vulkan` is the first. `validation` and `mapped` are for tests: see
+    Instance and Device.
+    """
 
     alignment = ALIGNMENT
     self_tested = True
@@ -119,7 +123,9 @@ class VulkanBackend(Backend):
         return result
 
     def _small(self, memory: Memory, at: int, nbytes: int) -> Bytes:
-        """The same of few bytes, such as a step's tokens: the copy is recorded while that runs, and follows it."""
+        """Download few bytes, such as a step's tokens, by a copy that is recorded while the
+        step runs, and follows it.
+        """
         if self._results is None:
             self._results = self.device.memory(RESULT_NBYTES, "staging")
         self._last.begin()
@@ -131,7 +137,7 @@ class VulkanBackend(Backend):
         return self._results.array[:nbytes].copy()
 
     def _staged(self, nbytes: int) -> tuple[Memory, Bytes]:
-        """Memory of at least so many bytes that both sides see."""
+        """Staging memory of at least so many bytes, visible to host and device."""
         if self._staging is None or self._staging.nbytes < nbytes:
             self._staging = self.device.memory(max(nbytes, 1 << 16), "staging")
         assert self._staging.array is not None
@@ -162,7 +168,7 @@ class VulkanBackend(Backend):
 
 
 class VulkanProgram:
-    """A run of dispatches, recorded. `run` starts it; whoever reads what it made waits for it."""
+    """Recorded dispatches. `run` submits them; readers of their results wait for the device."""
 
     def __init__(
         self,
@@ -181,7 +187,7 @@ class VulkanProgram:
         self.recording.finish()
 
     def _arguments(self, d: Dispatch) -> tuple[list[int], list[Range], list[Range]]:
-        """What its kernel is told of its buffers, and the ranges that it reads and writes."""
+        """A kernel's buffer addresses, and the ranges that it reads and writes."""
         arguments, reads, writes = [], [], []
         for arg, (t, offset) in zip(KERNELS[d.kernel].args, d.buffers, strict=True):
             span: Range | None

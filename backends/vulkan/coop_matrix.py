@@ -1,4 +1,6 @@
-"""Cooperative matrices: which sizes a device multiplies bytes in, and which of them the kernels take."""
+"""Cooperative matrices: the sizes that a device supports for bytes, and the one that kernels
+use.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SIZES = (8, 16, 32)  # of rows, columns and depth, in what the kernels' tiles an
 
 @dataclass(frozen=True)
 class Matrices:
-    """Rows and columns of a result, the depth of one product, and the threads of a subgroup that make it."""
+    """Size of cooperative matrices: rows and columns of a result, depth, threads of a subgroup."""
 
     rows: int
     columns: int
@@ -27,7 +29,7 @@ class Matrices:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernels are specialised by (linear_coop.py)."""
+        """Specialisation constants of the kernels (matmul/linear_coop_matrix.py)."""
         return {"CM": self.rows, "CN": self.columns, "CK": self.depth, "SG": self.subgroup}
 
     def __str__(self) -> str:
@@ -36,14 +38,16 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Entry:
-    """One of what a device can: sizes, and the types of A, B, C and the result."""
+    """A supported combination: sizes, and the types of A, B, C and the result."""
 
     sizes: tuple[int, int, int]
     types: tuple[int, int, int, int]
 
 
 def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: int, v13: Any) -> Matrices | None:
-    """What the kernels use of a device's matrices, from its features and properties; None where they cannot run."""
+    """The matrices that kernels use, from a device's features and properties; None where they
+    cannot run.
+    """
     limits = core.limits
     if (
         not features >= NEEDS
@@ -59,7 +63,7 @@ def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: in
 
 
 def entries(instance: Any, device: Any) -> list[Entry]:
-    """What a device (VkPhysicalDevice) says that its subgroups can multiply."""
+    """The combinations that a device (VkPhysicalDevice) reports for subgroups."""
     ffi, lib = binding()
     name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
     found = ffi.cast(f"PFN_{name}", lib.vkGetInstanceProcAddr(instance, name.encode()))
@@ -71,9 +75,10 @@ def entries(instance: Any, device: Any) -> list[Entry]:
 
 
 def choose(found: Iterable[Entry], subgroup: int) -> Matrices | None:
-    """The largest size of bytes times bytes that the kernels can take; None when there is none.
+    """The largest size of bytes times bytes that the kernels can use; None when there is none.
 
-    Scales are applied in matrices of f32 of the same rows and columns, so the device must have these too.
+    Scales are applied in matrices of f32 of the same rows and columns, so the device must have
+    these too.
     """
     found = list(found)
     floats = {e.sizes[:2] for e in found if F32 in e.types[2:]}

@@ -1,4 +1,4 @@
-"""A logical device: its queue, its memory, and one submission at a time on a timeline semaphore."""
+"""Logical device: its queue, its memory, and one submission at a time on a timeline semaphore."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ ANY = 0xFFFFFFFF  # every memory type
 
 
 class Memory:
-    """A buffer with a device address. `array` is its bytes in this process, None where the host cannot see them."""
+    """A buffer with a device address. `array`: its bytes in this process, None if not
+    host-visible.
+    """
 
     __slots__ = ("__weakref__", "_finalizer", "address", "array", "handle", "nbytes")
 
     def __init__(self, device: Device, nbytes: int, kinds: tuple[int, ...]) -> None:
-        """`kinds`: wanted property flags, the best first. MemoryError when nothing of the kind is left."""
+        """`kinds`: property flags, the best first. MemoryError when no memory of these kinds
+        is left.
+        """
         ffi, lib = binding()
         self.nbytes, keep = nbytes, Keep()
         info = keep.struct("BufferCreateInfo", size=nbytes, usage=api.USAGE)
@@ -54,13 +58,15 @@ class Memory:
         )
 
     def release(self) -> None:
-        """Give it back now."""
+        """Free the memory now."""
         self.array = None
         self._finalizer()
 
 
 class Device:
-    """`mapped` False does as if the host could not see the device's memory, which it cannot on most discrete GPUs."""
+    """A logical device. `mapped` False: act as if its memory were not host-visible, as on
+    most discrete GPUs.
+    """
 
     def __init__(self, info: DeviceInfo, *, mapped: bool = True) -> None:
         ffi, lib = binding()
@@ -117,7 +123,9 @@ class Device:
         self._wait = keep.struct("SemaphoreWaitInfo", semaphoreCount=1, pSemaphores=made, pValues=self._value)
 
     def memory_types(self, allowed: int, kinds: tuple[int, ...]) -> list[int]:
-        """Indices of the memory types that have all of the wanted flags, for each choice of flags in turn."""
+        """Indices of the memory types that have all of the flags, for each choice of flags in
+        turn.
+        """
         return [
             i
             for flags in kinds
@@ -133,15 +141,15 @@ class Device:
         return made
 
     def discard(self, buffer: Any, memory: Any) -> None:
-        """Memory that nobody refers to any more; the collector may say so on any thread, so it is freed later."""
+        """Free memory later: the garbage collector may call this on any thread."""
         self._garbage.append((buffer, memory))
 
     def discard_commands(self, commands: Any) -> None:
-        """The same of a command buffer (VkCommandBuffer *)."""
+        """Free a command buffer (VkCommandBuffer *) later."""
         self._garbage.append((None, commands))
 
     def sweep(self) -> None:
-        """Free what was discarded."""
+        """Free discarded memory."""
         if self._garbage:
             ffi, lib = binding()
             self.idle()
@@ -154,9 +162,11 @@ class Device:
                     lib.vkFreeMemory(self.handle, memory, ffi.NULL)
 
     def submit(self, commands: Any, *, follows: bool = False) -> int:
-        """Start a recorded command buffer (VkCommandBuffer *), after the one before it has ended. Its number.
+        """Submit a recorded command buffer (VkCommandBuffer *) after the one before it has
+        ended. Returns its number.
 
-        `follows`: that is the device's affair, and the host need not wait for it. Whoever waits then waits for both.
+        `follows`: the device orders it after the one before, and the host does not wait. A wait
+        then covers both.
         """
         if not follows:
             self.idle()
@@ -169,14 +179,14 @@ class Device:
         return int(self._value[0])
 
     def idle(self) -> None:
-        """Return when the last submission has ended. DeviceLost when it never will."""
+        """Wait for the last submission. DeviceLost when it does not end."""
         if self.ended < self._value[0]:
             result = binding()[1].vkWaitSemaphores(self.handle, self._wait, api.TIMEOUT_NS)
             self.ended = self._value[0]
             check(result, f"waiting for {self.info.name}")
 
     def close(self) -> None:
-        """Give everything back to the driver; the memory of buffers goes with it."""
+        """Destroy the device, and the memory of all buffers."""
         if self.open:
             ffi, lib = binding()
             lib.vkDeviceWaitIdle(self.handle)

@@ -1,4 +1,4 @@
-"""What the Vulkan loader finds: the instance of the process, and its devices."""
+"""Vulkan instance of the process, and its physical devices."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DeviceInfo:
 
 
 class Instance:
-    """VkInstance; `messages` collects what the validation layer says when that is asked for."""
+    """VkInstance. `messages`: the validation layer's messages, when validation is on."""
 
     def __init__(self, validation: bool = False) -> None:
         # Mesa's drivers read these when they start. lavapipe takes 256 bits unless told, and does not tell shaders that
@@ -121,7 +121,7 @@ class Instance:
         )
 
     def devices(self) -> list[DeviceInfo]:
-        """In the loader's order: `vulkan:0` is the first."""
+        """Physical devices in the loader's order: `vulkan:0` is the first."""
         found = listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle)
         return [self._describe(i, handle) for i, handle in enumerate(found)]
 
@@ -183,7 +183,7 @@ class Instance:
 
 
 def feature_chain(keep: Keep, api: int, extensions: frozenset[str]) -> tuple[Any, dict[str, Any]]:
-    """VkPhysicalDeviceFeatures2 with the structs of FEATURES that a device knows behind it."""
+    """VkPhysicalDeviceFeatures2, chained with the structs of FEATURES that the device knows."""
     names = ["PhysicalDeviceVulkan11Features", "PhysicalDeviceVulkan12Features"]
     if api >= API_1_3:
         names.append("PhysicalDeviceVulkan13Features")
@@ -199,12 +199,14 @@ def feature_chain(keep: Keep, api: int, extensions: frozenset[str]) -> tuple[Any
 
 @functools.cache
 def instance(validation: bool = False) -> Instance:
-    """The process' instance (one with validation beside it for tests). DeviceError says what is not installed."""
+    """The process' instance (a second one with validation for tests). DeviceError names what
+    is not installed.
+    """
     return Instance(validation)
 
 
 def all_devices(validation: bool = False) -> list[DeviceInfo]:
-    """Every device that the loader knows, at least one. DeviceError says what is not installed."""
+    """Every device that the loader knows, at least one. DeviceError names what is not installed."""
     found = instance(validation).devices()
     if not found:
         raise DeviceError("Vulkan: no driver has a device")

@@ -1,4 +1,4 @@
-"""Compute pipelines by kernel and variant, and the driver's cache of them on disk."""
+"""Compute pipelines by kernel and variant, and the driver's pipeline cache on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANIFEST = SHADERS / "manifest.json"
 
 @functools.cache
 def manifest() -> dict[str, dict[str, str]]:
-    """By file name: hashes of the GLSL that it was made of and of the file (scripts/build-shaders)."""
+    """By file name: hashes of its GLSL source and of the file (scripts/build-shaders)."""
     found: dict[str, dict[str, str]] = json.loads(MANIFEST.read_text(encoding="utf-8"))["shaders"]
     return found
 
@@ -39,7 +39,7 @@ class Pipeline:
 
 
 class Pipelines:
-    """What a device has compiled; `save` keeps it for the next start."""
+    """Pipelines of a device; `save` writes the driver's cache for the next start."""
 
     def __init__(self, device: Device) -> None:
         ffi, lib = binding()
@@ -57,7 +57,9 @@ class Pipelines:
         self._cache = made[0]
 
     def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
-        """Compiled now if it never was. OSError names a kernel that the driver refuses."""
+        """The pipeline of a variant, compiled at first use. OSError names a kernel that the
+        driver refuses.
+        """
         found = self._made.get((kernel.name, defines))
         if found is None:
             found = self._made[kernel.name, defines] = self._make(kernel, defines)
@@ -89,7 +91,9 @@ class Pipelines:
         return Pipeline(made[0], info.layout, push_bytes)
 
     def _fit_matrices(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
-        """Give a kernel the constants of this device's cooperative matrices, and subgroups as large as those say."""
+        """Set the constants of this device's cooperative matrices, and the subgroup size that
+        they need.
+        """
         sizes = self.device.info.matrices
         if sizes is None:
             raise OSError(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")
@@ -100,7 +104,7 @@ class Pipelines:
         )
 
     def _layout(self, push_bytes: int) -> Any:
-        """All arguments are push constants, so a layout is a size."""
+        """Pipeline layout for a size of push constants, which are all arguments."""
         if push_bytes not in self._layouts:
             ffi, lib = binding()
             keep = Keep()
@@ -112,7 +116,7 @@ class Pipelines:
         return self._layouts[push_bytes]
 
     def save(self) -> None:
-        """Write the driver's cache when there is something new in it."""
+        """Write the driver's cache if it has new pipelines."""
         if self._unsaved:
             self._unsaved = False
             ffi, lib = binding()
@@ -136,7 +140,7 @@ class Pipelines:
 
 
 def _specialise(stage: Any, values: Sequence[int], keep: Keep) -> None:
-    """Give a kernel its special constants, in the order in which it declares them."""
+    """Set specialisation constants, in the order in which the kernel declares them."""
     data = keep.new("uint32_t[]", list(values))
     entries = keep.new("VkSpecializationMapEntry[]", [(i, 4 * i, 4) for i in range(len(values))])
     stage.pSpecializationInfo = keep.new(

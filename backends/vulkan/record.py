@@ -1,4 +1,4 @@
-"""A command buffer that is recorded once and submitted as often as wanted, with barriers only where they are needed."""
+"""Command buffers: recorded once, submitted often, with barriers only where they are needed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ Range = tuple[int, int]  # device addresses: start, end
 
 
 class Hazards:
-    """Which commands must wait for those before them: memory that was written, or read, since the last barrier."""
+    """Memory that commands wrote or read since the last barrier: decides where a barrier is
+    needed.
+    """
 
     def __init__(self) -> None:
         self._written, self._read = _Ranges(), _Ranges()
 
     def meets(self, reads: list[Range], writes: list[Range]) -> bool:
-        """Whether a command with these reads and writes needs a barrier first; it is noted either way."""
+        """Whether a command with these reads and writes needs a barrier first. The command is
+        noted.
+        """
         conflict = (
             any(self._written.overlap(r) for r in reads)
             or any(self._written.overlap(w) for w in writes)
@@ -37,7 +41,7 @@ class Hazards:
 
 
 class _Ranges:
-    """A union of ranges of addresses, kept as disjoint ones in order."""
+    """A union of address ranges, kept as disjoint ones in order."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -58,9 +62,9 @@ class _Ranges:
 
 
 class Recording:
-    """One VkCommandBuffer: `begin`, record, `finish`, then `submit` again and again.
+    """A VkCommandBuffer: `begin`, record, `finish`, then `submit` again and again.
 
-    What was submitted before has ended when it starts, and the host sees what it wrote when it has ended.
+    A submission starts after the one before has ended. The host sees its writes when it has ended.
     """
 
     def __init__(self, device: Device) -> None:
@@ -83,7 +87,7 @@ class Recording:
         self._to_host = keep.struct("MemoryBarrier", srcAccessMask=writes, dstAccessMask=api.HOST_READ)
 
     def begin(self) -> None:
-        """Start to record, forgetting what was recorded before."""
+        """Start to record; earlier commands are dropped."""
         if self._number > self.device.ended:
             self.device.idle()
         begin = Keep().struct("CommandBufferBeginInfo")
@@ -92,7 +96,7 @@ class Recording:
         self._barrier()
 
     def _barrier(self, *, copies: bool = False) -> None:
-        """Between what was recorded since the last one and what comes. One between kernels alone costs GPUs less."""
+        """Record a barrier. One between kernels alone costs GPUs less."""
         ffi, lib = self._api
         kernels = not copies and not self._copied
         stages = api.STAGE_COMPUTE if kernels else api.STAGE_COMPUTE | api.STAGE_TRANSFER
@@ -118,7 +122,7 @@ class Recording:
         lib.vkCmdDispatch(commands, *groups)
 
     def copy(self, source: Any, source_at: int, destination: Any, destination_at: int, nbytes: int) -> None:
-        """Between two `Memory`s."""
+        """Copy bytes between two `Memory`s."""
         ffi, lib = self._api
         self._order(
             [(source.address + source_at, source.address + source_at + nbytes)],
@@ -129,7 +133,7 @@ class Recording:
         lib.vkCmdCopyBuffer(self.handle[0], source.handle, destination.handle, 1, region)
 
     def fill_zero(self, memory: Any) -> None:
-        """The whole of a `Memory`."""
+        """Fill a `Memory` with zeros."""
         self._order([], [(memory.address, memory.address + memory.nbytes)], copies=True)
         binding()[1].vkCmdFillBuffer(self.handle[0], memory.handle, 0, api.WHOLE_SIZE, 0)
 
@@ -140,5 +144,7 @@ class Recording:
         check(lib.vkEndCommandBuffer(self.handle[0]), "vkEndCommandBuffer")
 
     def submit(self, *, follows: bool = False) -> None:
-        """`follows`: see Device.submit. It begins with a barrier, so it comes after what was submitted before."""
+        """Submit. `follows`: see Device.submit. It begins with a barrier, so it runs after
+        what was submitted before.
+        """
         self._number = self.device.submit(self.handle, follows=follows)

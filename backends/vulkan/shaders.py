@@ -1,10 +1,11 @@
-"""Makes the SPIR-V files that are shipped: every kernel's every variant, with a manifest of what each was made of.
+"""SPIR-V build: every variant of every kernel, with a manifest of their sources' hashes.
 
     scripts/build-shaders            compile what changed
     scripts/build-shaders --check    compare only
 
-Needs glslc and spirv-val, on the machine of whoever changes a kernel and nowhere else. What is shipped was made with
-shaderc 2026.4 (SPIRV-Tools 2026.4); older ones lack cooperative matrices (glslang before 13) or forget `precise`.
+Needs glslc and spirv-val, only on the machine of whoever changes a kernel. The shipped files were
+compiled with shaderc 2026.4 (SPIRV-Tools 2026.4); older ones lack cooperative matrices (glslang
+before 13) or drop `precise`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ TOO_OLD = "glslc is too old: it forgets `precise` where it unrolls a loop (shade
 
 
 class ShaderError(RuntimeError):
-    """A kernel that is not valid GLSL or SPIR-V; the message has the compiler's words."""
+    """A kernel that is not valid GLSL or SPIR-V; the message has the compiler's output."""
 
 
 def sources() -> dict[str, str]:
-    """GLSL by the name of the file that it becomes."""
+    """GLSL by the name of its SPIR-V file."""
     return {
         shader_name(kernel, defines): render_glsl(kernel, defines)
         for kernel in KERNELS.values()
@@ -60,7 +61,7 @@ def file_hash(path: Path) -> str:
 
 
 def outdated() -> Iterator[str]:
-    """What is missing, superfluous or not made of today's sources."""
+    """Names of files that are missing, superfluous or not compiled from today's sources."""
     wanted, held = sources(), manifest() if MANIFEST.exists() else {}
     for name, source in wanted.items():
         entry = held.get(name, {})
@@ -71,7 +72,9 @@ def outdated() -> Iterator[str]:
 
 
 def build() -> list[str]:
-    """Compile what is outdated; the names of what changed. ShaderError says why one cannot be compiled."""
+    """Compile outdated files; returns the names of what changed. ShaderError names a kernel
+    that does not compile.
+    """
     check_compiler()
     SHADERS.mkdir(exist_ok=True)
     wanted, changed = sources(), list(dict.fromkeys(outdated()))
@@ -91,7 +94,9 @@ def build() -> list[str]:
 
 
 def check_compiler() -> None:
-    """ShaderError when glslc loses what keeps the bits of a row the same in an unrolled kernel as in another."""
+    """ShaderError when glslc drops `precise`, which keeps a row's bits the same in unrolled
+    kernels.
+    """
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "probe.spv"
         compile_shader(PROBE, made)

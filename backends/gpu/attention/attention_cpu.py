@@ -1,8 +1,10 @@
-"""Attention over page tables with an online softmax; where lanes are threads of a GPU, attention_spans.py has it.
+"""Paged attention for OpenCL and Vulkan on a CPU, with an online softmax; paged_attention.py
+is for GPUs.
 
-Sixteen lanes are a query head of a token. They walk its pages in position order: a lane has a cell while scores are
-made, and every 16th element of the head while values are summed up. Scores cross lanes in local memory. Queries are
-turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a head).
+Sixteen lanes are a query head of a token. They walk its KV pages in position order: a lane has a
+cell while attention scores are computed, and every 16th element of the head while values are
+summed. Scores cross lanes in local memory. RoPE is applied to queries as they are read where
+`half_n` (pairs of a head) is not 0.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
 
 
 def _key(dtype: str) -> str:
-    """Text that adds q · k over a page's 16 cells to `score`."""
+    """Code that adds q · k of a page's 16 cells to `score`."""
     if dtype == "q8_0":
         return """
       for (uint j = 0u; j < size / 32u; j++) {
@@ -66,7 +68,7 @@ def _key(dtype: str) -> str:
 
 
 def _value(dtype: str) -> str:
-    """16 elements of a cell's values, from element e."""
+    """Expression for 16 elements of a cell's values, from element e."""
     at = "value_at + c * size + LCLAMP(e, size)"
     if dtype == "q8_0":
         scale = "F16(LOAD16(VS, (value_at + size * 16u) / 2u + c * (size / 32u) + e / 32u))"

@@ -1,9 +1,10 @@
-"""Attention within windows, for training: forward, and the gradient from row statistics, without a matrix of weights.
+"""Causal and sliding-window attention for training: forward and gradient, from row statistics.
 
-A group is a query head of a row (or a key head of a row, for the gradients of keys and values). It goes through the
-other rows 64 at a time: first a thread has a row of them and makes its score, then a thread has an element of the head
-and sums over these rows in order. Statistics of a query row are its greatest score, the sum of exponentials, and
-the sum of weight times gradient of weight.
+No matrix of weights is stored (FlashAttention). A group is a query head of a row (a key head of a
+row for the gradients of keys and values). It goes through the other rows 64 at a time: first a
+thread computes the score of one of them, then a thread sums an element of the head over these rows
+in order. Statistics of a query row are its greatest score, the sum of exponentials, and the sum of
+weight times gradient of weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What makes vectors of texts, and rows as single values: full attention, means, layer normalisation, argmax, casts."""
+"""Encoder kernels: full attention, mean pooling, layer norm, argmax and casts."""
 
 from __future__ import annotations
 

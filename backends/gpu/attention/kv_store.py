@@ -1,8 +1,8 @@
-"""The cache's pages: what is written into them, read from them, and copied.
+"""KV cache stores, loads and page copies.
 
-Pages are as graph/ops/attention/paged_attention.py says; in a q8_0 cache a page of a head is, for keys, int8 [D][16]
-and f16 scales
-[D/32][16], for values int8 [16][D] and f16 scales [16][D/32].
+The layout of pages is that of graph/ops/attention/paged_attention.py. In a q8_0 cache a page of a
+head is, for keys, int8 [D][16] and f16 scales [D/32][16]; for values int8 [16][D] and f16 scales
+[16][D/32].
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def page_elements(dtype: str, size: int) -> int:
 
 
 def before_page(dtype: str) -> str:
-    """Text: the elements before the page `cell_page` of one head, in place of `page_elements` as a parameter.
+    """Expression for the elements before the page `cell_page` of one head.
 
-    Kernels of attention have more arguments than there is room for.
+    It stands in for a parameter: attention kernels have no room for another one.
     """
     return f"(cell_page * (size * {PAGE}u{' + size' if dtype == 'q8_0' else ''}))"
 
 
 def scales_of(*caches: Tensor) -> tuple[Tensor, ...]:
-    """Those that have scales, which kernels are given as buffers of their own."""
+    """The caches that have scales, which are separate buffers of a kernel."""
     return tuple(c for c in caches if c.dtype == "q8_0")
 
 
@@ -65,7 +65,9 @@ def _load(name: str, dtype: str) -> None:
 
 
 def _store(name: str, dtype: str) -> None:
-    """A row's element d of a head goes to [D][16] (keys) or [16][D] (values) of its page."""
+    """Declare the kernel that stores element d of a row in [D][16] (keys) or [16][D] (values)
+    of its page.
+    """
     place = "d * 16u + cell" if name == "store_k" else "cell * size + d"
     scale_place = "j * 16u + cell" if name == "store_k" else "cell * (size / 32u) + j"
     where = WHERE
@@ -170,7 +172,9 @@ lower("store_v")(_store_rule)
 
 
 def store_turned(t: Tensor, shape: Shape, values: Tensor | None = None) -> list[Dispatch] | None:
-    """`values`: the node that stores what belongs to the same keys, to do it in this launch (`stores_together`)."""
+    """Launch a store of keys with RoPE; `values`: the node that stores their values in the
+    same launch.
+    """
     cache, x, cells, angles = t.src
     if cache.dtype not in ("f32", "f16"):
         return None
@@ -187,7 +191,7 @@ lower("store_k_rope")(store_turned)
 
 
 def stores_together(keys: Tensor, values: Tensor) -> bool:
-    """Whether one launch can store what two nodes that follow each other do."""
+    """Whether one launch can do the stores of two consecutive nodes."""
     if (keys.op, values.op) != ("store_k_rope", "store_v"):
         return False
     alike = keys.src[1].shape == values.src[1].shape and keys.src[2] is values.src[2]

@@ -1,8 +1,8 @@
-"""Attention to rows that are keys and values in one (graph/ops/attention/mla.py), with an online softmax.
+"""Multi-head latent attention (MLA): one cached row is key and value, with an online softmax.
 
-A group has HEADS query heads of a token and takes CELLS of its cells at a time. A thread makes scores of some cells,
-then sums up some elements of the rows: an element's sixteen cells of a page lie side by side, so a row is read as it
-lies for both, and once for all heads of the group.
+A group has HEADS query heads of a token and takes CELLS of its cells at a time. A thread computes
+the scores of some cells, then sums some elements of the rows. The sixteen cells of a page lie side
+by side for each element, so a row is read as it lies for both, and once for all heads of the group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FUNCTIONS = """
 
 
 def _element(dtype: str) -> str:
-    """Element e of cell c of the page that begins at `row_at`."""
+    """Expression for element e of cell c of the page that begins at `row_at`."""
     at = "row_at + e * 16u + c"
     if dtype == "q8_0":
         scale = "F16(LOAD16(KS, (row_at + size * 16u) / 2u + e / 32u * 16u + c))"

@@ -1,14 +1,15 @@
-"""Attention over page tables for devices whose lanes are threads: cells in spans, many of which can be done at once.
+"""Paged attention for GPUs: spans of 256 cells, in turn or in parallel (Flash-Decoding).
 
-A group of WG threads has the query heads (up to HEADS) of a token that share a key head. It takes 256 cells at a time,
-a *span* that begins at a multiple of 256: a thread makes the scores of two cells, then all of them sum up values, a
-thread two elements (four of heads of 512) of every SLICES-th page. What spans give (greatest score, sum of weights,
-weighted sum of values) is joined in their order, as in an online softmax (Milakov and Gimelshein, 2018).
+A group of WG threads has the query heads (up to HEADS) of a token that share a key head. It takes
+256 cells at a time, a *span* that begins at a multiple of 256: a thread computes the attention
+scores of two cells, then all threads sum values, a thread two elements (four in heads of 512) of
+every SLICES-th page. The results of spans (greatest score, sum of weights, weighted sum of values)
+are joined in order, as in an online softmax (Milakov and Gimelshein, 2018).
 
-Where there are few rows, a group has one span and leaves what it gives in the scratch, and a second launch joins them
-(Flash-Decoding: Dao et al., 2023). Both ways join with the same operations in the same order, so the bits are the same,
-and neither the batch nor the room for context changes them. Loads come before what needs them, 16 at a time: a step of
-one row waits for memory and for nothing else.
+With few rows, a group has one span and leaves its result in the scratch, and a second launch joins
+them (Dao et al., 2023). Both ways join with the same operations in the same order, so the bits are
+the same whatever the batch and the context size. Loads come before their uses, 16 at a time: a step
+of one row waits for memory and for nothing else.
 """
 
 from __future__ import annotations
@@ -68,10 +69,12 @@ JOIN = """
 
 
 def sink(head: str, most: str, total: str, scaled: str) -> str:
-    """A block that joins the sink of a head to a row's greatest score and sum of weights.
+    """Block that joins the attention sink of a head to a row's greatest score and sum of
+    weights.
 
-    It comes once, after all cells, so that it does not matter into what these were cut. The sink may be the greatest:
-    `scaled` is the text that multiplies the weighted sum of values by `was`.
+    It stands after all cells, so the result does not depend on how they are cut into spans. The
+    sink may be the greatest score: `scaled` is the code that multiplies the weighted sum of values
+    by `was`.
     """
     return f"""{{
     float sink = S[{head}], most = max({most}, sink);
@@ -87,7 +90,9 @@ def _join(most: str, total: str) -> str:
 
 
 def _keys(dtype: str) -> str:
-    """Text that adds q · k of the cells `cell` and `cell + 1` of a page to s0 and s1, for each head."""
+    """Code that adds q · k of the cells `cell` and `cell + 1` of a page to s0 and s1, for
+    each head.
+    """
     load, w = {
         "f32": ("a[i] = K[key_at + (d + i) * 16u]; b[i] = K[key_at + (d + i) * 16u + 1u];", ""),
         "f16": ("w[i] = K[key_at / 2u + (d + i) * 8u];", "a[i] = F16(w[i]); b[i] = F16(w[i] >> 16);"),
@@ -133,7 +138,7 @@ def _keys(dtype: str) -> str:
 
 
 def _value(dtype: str) -> str:
-    """Element e of cell c of a page's values."""
+    """Expression for element e of cell c of a page's values."""
     at = "value_at + c * size + e"
     if dtype == "q8_0":
         byte = f"FLOAT((INT(LOAD8(V, {at})) << 24) >> 24)"
@@ -337,7 +342,9 @@ Kernel(
 
 
 def spans(t: Tensor, shape: Shape, words: dict[str, int], rest: tuple[Tensor, ...]) -> list[Dispatch]:
-    """The launches of a node of attention. `rest`: page tables, slots, positions, angles and sinks."""
+    """The launches of an attention node. `rest`: block tables, slots, positions, angles and
+    sinks.
+    """
     q, k, v = t.src[:3]
     tables, _, pos, _, sinks = rest
     tokens, n_heads, size = q.shape

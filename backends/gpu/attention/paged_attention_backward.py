@@ -1,8 +1,8 @@
-"""The gradient of attention over page tables, from row statistics as in causal.py, without a matrix of weights.
+"""Gradient of paged attention, from row statistics as in causal.py, without a matrix of weights.
 
-The first kernel has a group for a query head of a token, which goes through the positions that the token sees. The
-second has one for a key head of a page: it owns the page's gradients, looks for the page in the tables of all tokens,
-and adds what each of them gives in the order of tokens.
+The first kernel has a group for a query head of a token, which goes through the positions that the
+token attends to. The second has one for a key head of a page. It owns the page's gradients, looks
+for the page in the block tables of all tokens, and adds the tokens' contributions in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TABLES = [Arg(name, "i32") for name in ("TABLE", "SLOT", "POS")]
 
 
 def _functions(dtype: str) -> str:
-    """Elements of keys and values, and the two products of a position: a cell c of the page that begins at `page`."""
+    """Macros: elements of keys and values, and the two products of cell c of the page at `page`."""
     load = "{}[i]" if dtype == "f32" else "F16(LOAD16({}, i))"
     return f"""{SCORES}
 #define KEY(i) {load.format("K")}

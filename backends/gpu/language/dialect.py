@@ -1,4 +1,4 @@
-"""A kernel body, its declarations, and their rendering as OpenCL C and as GLSL."""
+"""Kernels of the portable C subset: declaration, and rendering to OpenCL C and GLSL."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ KERNELS: dict[str, Kernel] = {}
 
 @dataclass(frozen=True)
 class Shape:
-    """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
-    that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, from
-    so many rows on (linear_coop.py; 0: never). `threads`: of the largest group, at least 256.
+    """A device class. `units`: how many groups keep it busy; no result depends on it.
+
+    `dot`: Vulkan GPUs that use integer dot products (matmul/linear_int_dot.py). `coop`: the number
+    of rows from which they use cooperative matrices (matmul/linear_coop_matrix.py); 0: never.
+    `threads`: threads of the largest group, at least 256.
     """
 
     name: Literal["simt", "cpu", "soft"]
@@ -39,9 +41,11 @@ SOFT = Shape("soft")
 
 @dataclass(frozen=True)
 class Arg:
-    """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both.
+    """A buffer of a kernel: name in capitals, element type, and whether it is read, written
+    or both.
 
-    `of`: so many buffers, one after the other, of which the body takes one: after `CHOOSE(i)` the name means buffer i.
+    `of`: number of buffers in a row, of which the body takes one: after `CHOOSE(i)` the name means
+    buffer i.
     """
 
     name: str
@@ -51,12 +55,13 @@ class Arg:
 
 
 class Kernel:
-    """Device code. `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's memory.
+    """A kernel: arguments, body and variants. Registers itself in `KERNELS`.
 
-    `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
-    constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
-    `extensions` of GLSL are those that this kernel needs beside the usual ones. `special` are constants that a Vulkan
-    device gives when it compiles the kernel (specialisation constants), with values that are valid.
+    `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's
+    memory. `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device
+    classes: dicts of the constants, `WG` (threads a group) among them. `functions` is code before
+    the kernel: device functions and macros. `extensions`: GLSL extensions beside the usual ones.
+    `special`: specialisation constants, which the Vulkan device sets, with valid values.
     """
 
     def __init__(
@@ -114,12 +119,12 @@ def glsl_type(a: Arg) -> str:
 
 
 def glsl_name(a: Arg) -> str:
-    """The macro for a buffer's elements; the variable's name is the buffer's and a `_`."""
+    """Macro for a buffer's elements; the GLSL variable has the buffer's name and a `_`."""
     return f"#define {a.name} {a.name}_.v\n"
 
 
 def glsl_types(args: Iterable[Arg]) -> str:
-    """What these buffers' variables are declared with."""
+    """Declarations of these buffers' types."""
     text = ""
     for dtype, access in dict.fromkeys((a.dtype, a.access) for a in args):
         qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
@@ -131,7 +136,7 @@ def glsl_types(args: Iterable[Arg]) -> str:
 
 
 def choose(kernel: Kernel, end: str) -> str:
-    """The macro `CHOOSE(i)`; `end` is what the name of a buffer's variable ends with."""
+    """Macro `CHOOSE(i)`; `end` is the last part of the names of buffer variables."""
     if not kernel.choices:
         return ""
     n = min(a.of for a in kernel.choices)
@@ -149,7 +154,7 @@ def constants(defines: Defines) -> str:
 
 
 def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
-    """The whole program: one kernel of the kernel's name, with `WG` threads a group."""
+    """OpenCL C of a variant: one kernel of the kernel's name, with `WG` threads a group."""
     params, views = [], []
     for a in kernel.args:
         kind = ("const " if a.access == "r" else "") + CL_TYPES[a.dtype]
@@ -170,7 +175,7 @@ def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
 
 
 def render_glsl(kernel: Kernel, defines: Defines) -> str:
-    """The whole shader, for Vulkan 1.2."""
+    """GLSL of a variant, for Vulkan 1.2."""
     members = [f"{glsl_type(a)} {a.name}_;" for a in kernel.args] + [f"{kind} {name};" for kind, name in kernel.words]
     names = "".join(map(glsl_name, kernel.args))
     chosen = "".join(f"{glsl_type(a)} {a.name}_;\n{glsl_name(a)}" for a in kernel.choices)

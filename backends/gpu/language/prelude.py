@@ -1,7 +1,9 @@
-"""What every kernel begins with: one name for the same thing in both languages, and functions of our own.
+"""Prelude of every kernel: macros that hide the differences of OpenCL C and GLSL, and math
+functions.
 
-Exponential and logarithm are Cephes' single precision polynomials (Moshier), sine and cosine too, after a reduction in
-three steps; they are written with explicit multiply-adds, so that their bits do not depend on the device's library.
+Exponential and logarithm are Cephes' single precision polynomials (Moshier); so are sine and
+cosine, after a reduction in three steps. Explicit multiply-adds make their bits independent of the
+device's library.
 """
 
 CL = r"""

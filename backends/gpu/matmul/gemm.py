@@ -1,11 +1,11 @@
-"""Matrix products of many rows, for training: y (rows, columns), a sum over depth, the second factor in any form.
+"""Matrix products of many rows, for training: y (rows, columns) of a and b in f32 or packed.
 
-y[m, n] is the sum over k of a[m·am + k·ak] · b(k, n), one product after the other, so the bits are those of
-matmul.py's kernel for few rows. b is f32 with steps of its own, or a packed weight whose rows are k: gradients pass
-back through the very bytes that are served.
+y[m, n] is the sum over k of a[m·am + k·ak] · b(k, n), one product after the other, so it has the
+bits of matmul.py's kernel for few rows. b is f32 with strides, or a packed weight whose rows are k:
+gradients pass back through the bytes that are served.
 
-A device that is a CPU copies 32 columns of b into local memory, 256 k at a time, and takes all rows of its part
-through them. On GPUs a group has 32 × 64 results, and 8 × 4 of them a thread.
+OpenCL on a CPU copies 32 columns of b into local memory, 256 k at a time, and takes all rows of its
+part through them. On GPUs a group has 32 × 64 results, a thread 8 × 4 of them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ for _dtype in layout.PACKINGS:
 def gemm(
     a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, ...], shape: Shape, dtype: str = ""
 ) -> list[Dispatch]:
-    """`steps` (am, ak) and, for b in f32, (bn, bk), in elements. `dtype`: of a packed b."""
+    """Launch of t = a · b. `steps`: (am, ak) and, for b in f32, (bn, bk), in elements.
+    `dtype`: type of a packed b.
+    """
     (m, n), name = t.shape, f"gemm_{dtype}" if dtype else "gemm"
     across, down, part = -(-n // COLUMNS), -(-m // ROWS), 0
     if shape.name == "cpu":

@@ -1,8 +1,9 @@
-"""What every kernel that multiplies activations by packed weights has in common: its arguments, its end, its launch.
+"""Arguments, epilogue and launch that all kernels of activations times packed weights share.
 
-A launch computes `linear`, or what graph/ops/fused.py declares: several weights of one type, whose results lie one
-after the other; a row that is added to the result; or (`PAIR`) one weight's results gated by another's. `extra` tells
-what is added (0 nothing, 1 a row for each, 2 one row for all) or which function gates (0 silu, 1 gelu).
+A launch computes `linear`, or an op of graph/ops/fused.py: several weights of one type, whose
+results are concatenated; a row that is added to the result; or (`PAIR`) a GLU of two weights'
+results. `extra` tells what is added (0 nothing, 1 a row for each, 2 one row for all) or which
+activation gates (0 silu, 1 gelu).
 
 A thread's *unit* is R groups of 16 outputs. Row m of its results is row `GX * MT + m` of x.
 """
@@ -36,7 +37,7 @@ MACROS = """
 
 @dataclass(frozen=True)
 class Tile:
-    """How a class of devices cuts a product: rows of x a thread has, groups a unit, units a group of threads."""
+    """Tile of a product: rows of x a thread, groups a unit, units a work group."""
 
     rows: int
     groups: int
@@ -44,7 +45,7 @@ class Tile:
 
 
 def n_parts(dtype: str) -> int:
-    """How many weights of a type a launch can have: what push constants have room for."""
+    """Number of weights of a type that one launch can have (room in push constants)."""
     return 3 if len(unpack.args(dtype)) < 4 else 2
 
 
@@ -58,7 +59,9 @@ def words(dtype: str) -> list[str]:
 
 
 def begin(dtype: str, unit: str) -> str:
-    """Text that finds a thread's weight: `n_n` its rows, `y_at` where its results begin, `unit` counted from there."""
+    """Code that finds a thread's weight: `n_n` its rows, `y_at` the start of its results,
+    `unit` counted from there.
+    """
     text = ""
     for i in reversed(range(1, n_parts(dtype))):
         step = f"unit -= UNITS(n_{i - 1}); y_at += n_m * n_{i - 1}; n_n = n_{i}; CHOOSE({i}u)"
@@ -73,7 +76,7 @@ def begin(dtype: str, unit: str) -> str:
 
 
 def end(value: str, kept: str, group: str) -> str:
-    """Text that does with row m's sums of a group what the launch wants, and stores them. A pair has `p`, 0 and 1."""
+    """Epilogue: adds or gates row m's sums of a group, and stores them. A pair has `p`, 0 and 1."""
     return f"""{{
       uint row = GX * MT + m, first = row * n_n + {group} * 16u;
       PRECISE LF result = {value};
@@ -94,7 +97,9 @@ def end(value: str, kept: str, group: str) -> str:
 
 
 def launch(t: Tensor, weights_of: Sequence[Tensor], shape: Shape, kernel: str, tile: Tile, **how: int) -> Dispatch:
-    """The dispatch of a product of t's first source. `how`: the variant's constants that `tile` does not tell."""
+    """The dispatch of a product of t's first source. `how`: constants of the variant that
+    `tile` does not set.
+    """
     x, dtype = t.src[0], weights_of[0].dtype
     m, k = x.shape
     pair, added = t.op == "linear_glu", t.src[2] if t.op == "linear_add" else None

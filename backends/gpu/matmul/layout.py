@@ -45,7 +45,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Packing:
-    """Bytes for 16 rows: of quants, high bits and fine scales per 32 k (per k for floats), coarse per GGUF block."""
+    """Bytes of 16 rows: quants, high bits and fine scales per 32 k (per k for floats), coarse
+    per GGUF block.
+    """
 
     quants: int
     high: int = 0
@@ -78,14 +80,16 @@ def _group_nbytes(dtype: str, k: int) -> tuple[int, int, int, int]:
 
 
 def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int]:
-    """Where quants, high bits, fine and coarse scales begin in a packed weight, and its size in bytes."""
+    """Offsets of quants, high bits, fine and coarse scales in a packed weight, and its size
+    in bytes.
+    """
     groups = -(-n // LANES)
     ends = list(accumulate(-(-groups * nbytes // SECTION) * SECTION for nbytes in _group_nbytes(dtype, k)))
     return 0, ends[0], ends[1], ends[2], ends[3]
 
 
 def packs(t: Tensor) -> bool:
-    """Whether a constant matrix' type is known here."""
+    """Whether there is a packing for a constant matrix' type."""
     return t.dtype in PACKINGS
 
 
@@ -94,7 +98,7 @@ def packed_nbytes(dtype: str, n: int, k: int) -> int:
 
 
 def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
-    """GGUF bytes of a weight (n, k) → the packed weight. Large ones are made by several threads."""
+    """Pack a weight (n, k) of GGUF bytes; large ones with several threads."""
     n, k = shape
     row_nbytes, of_group = len(raw) // n, _group_nbytes(dtype, k)
     *starts, nbytes = sections(dtype, n, k)

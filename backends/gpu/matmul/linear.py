@@ -1,6 +1,6 @@
-"""Weights times activations: y (M, N) = x (M, K) · w (N, K) transposed, with packed weights of every type.
+"""`linear` for GPUs and OpenCL on a CPU: y (M, N) = x (M, K) · w (N, K)ᵀ with packed weights.
 
-16 outputs are the lanes. The sum over k has one order for any number of rows (chunked.py).
+16 outputs are the lanes. The sum over k has one order for any number of rows (split_k.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _float_step(dtype: str) -> str:
 
 
 def _block_step(dtype: str) -> str:
-    """One block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
+    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
     lines = [unpack.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
     halves = 2 if dtype == "q6_k" else 1
     minimum = unpack.has_minimum(dtype)
@@ -52,12 +52,12 @@ def _block_step(dtype: str) -> str:
 
 
 def n_blocks(dtype: str) -> str:
-    """Text that declares how many steps over k there are."""
+    """Code that declares the number of steps over k."""
     return f"  uint n_blocks = {'n_k' if dtype in unpack.FLOATS else 'n_k / 32u'};"
 
 
 def step(dtype: str) -> str:
-    """One of them, as `chunked.frame` wants it."""
+    """One step over k, for `split_k.frame`."""
     return _float_step(dtype) if dtype in unpack.FLOATS else _block_step(dtype)
 
 

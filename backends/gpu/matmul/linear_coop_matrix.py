@@ -1,13 +1,15 @@
-"""`linear` for Vulkan devices that multiply small matrices of bytes by a group of threads (cooperative matrices).
+"""`linear` for Vulkan GPUs with cooperative matrices (tensor cores) of bytes.
 
-The products of 32 k are sums of integers, which have no rounding, so the device may add them as it likes. What follows
-is what `linear_dot` does, in its order: the scales, the sum over the blocks of a chunk, the sum of the chunks. So a row
-has the bits that it has there, and a device may take either kernel for any number of rows.
+The products of 32 k are integer sums without rounding, so the device may add them in any order. All
+else is as in linear_int_dot.py, in its order: the scales, the sum over the blocks of a chunk, the
+sum of the chunks. So a row has the same bits there, and a device may take either kernel for any
+number of rows.
 
-A group of WG threads makes 64 outputs of TM rows. It lays each block of 32 k out in local memory, the quants as rows of
-bytes; then each subgroup multiplies its tiles of CM × CN results, CK k at a time. Scales are matrices too, loaded with
-a stride of 0: all rows alike, or all columns. Which results of a tile a thread holds is the device's affair, but for
-matrices of one type it is the same, so they are combined element by element.
+A group of WG threads computes 64 outputs of TM rows. It stages each block of 32 k in local memory,
+the quants as rows of bytes; then each subgroup multiplies its tiles of CM × CN results, CK k at a
+time. Scales are matrices too, loaded with a stride of 0: all rows alike, or all columns. The device
+decides which results of a tile a thread holds, but alike for matrices of one type, so they are
+combined element by element.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ const uint TR = ROW_TILES < TILES ? ROW_TILES : TILES, TC = TILES / TR, STEPS = 
 
 
 def _stage(dtype: str) -> str:
-    """Text that lays block b of 64 outputs and of TM rows out in local memory."""
+    """Code that stages block b of 64 outputs and of TM rows in local memory."""
     halves = 2 if dtype == "q6_k" else 1
     lines = []
     for j in range(8):
@@ -179,6 +181,6 @@ for _dtype in unpack.BLOCKS:
 
 
 def coop_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
-    """The rounding of t's activations and the product."""
+    """Launches: quantisation of t's activations, and the product."""
     made = launch.launch(t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // 16))
     return of_rounded(made, rounding(t.src[0], shape))

@@ -1,7 +1,8 @@
-"""`linear` for Vulkan devices that multiply and add four bytes at once (integer dot product).
+"""`linear` for Vulkan GPUs with integer dot products of four bytes.
 
-Activations are rounded to 8 bits first, 32 k to a scale, as the CPU backend does. A device does so for any number of
-rows or for none, so that a row has the same bits whatever shares its batch.
+Activations are quantised to 8 bits first, one scale per 32 k, as the CPU backend does. A device
+does so for any number of rows or for none, so that a row has the same bits whatever shares its
+batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ int dot_of_bytes(uint a, uint b, spirv_literal int format);
 
 
 def block_step(dtype: str) -> str:
-    """One block of 32 k: the sum of products of bytes, once for each half where halves have scales of their own."""
+    """A block of 32 k: the integer sum, once per half where halves have scales of their own."""
     lines = [unpack.load_block(dtype)]
     halves = 2 if dtype == "q6_k" else 1
     for half in range(halves):
@@ -60,12 +61,12 @@ for _dtype in unpack.BLOCKS:
 
 
 def of_rounded(made: Dispatch, first: Dispatch) -> list[Dispatch]:
-    """A product of what `first` rounds."""
+    """Launches: the quantisation `first`, and a product of its result."""
     return [first, replace(made, buffers=((None, 0), *made.buffers[1:]), scratch=first.scratch)]
 
 
 def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
-    """The rounding of t's activations and the product."""
+    """Launches: quantisation of t's activations, and the product."""
     m = t.src[0].shape[0]
     mt = 1 if m == 1 else 8
     split = split_for(m, mt, parts, shape)

@@ -63,7 +63,9 @@ uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
 
 
 def frame(begin: str, steps: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:
-    """A kernel's text. `begin` finds a thread's weight, `steps` are those over k, and `end` stores a row's sum."""
+    """Code of a kernel. `begin` finds a thread's weight, `steps` are those over k, `end`
+    stores a row's sum.
+    """
     return f"""
   {begin}
   uint first = FIRST;
@@ -88,7 +90,7 @@ def frame(begin: str, steps: str, *, row: str = launch.ROW, end: Callable[[str, 
 
 
 def _floats(dtype: str) -> str:
-    """Eight k at a time, and what is left one by one."""
+    """Steps over k of float weights: eight k at a time, then the rest one by one."""
     value = unpack.float_lanes(dtype, "(g * n_k + k) * 16u")
     value = f"LU2F({value})" if dtype == "f32" else value  # words of two rows come as bits
     told = "LSPLAT(FROM_LANE(xv[m], {0}u))"

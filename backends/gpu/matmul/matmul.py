@@ -1,4 +1,5 @@
-"""Matrix products of f32 matrices in rows: `linear` of a weight that is no constant, and the two of a gradient.
+"""Matrix products of few f32 rows: `linear` of a weight that is not constant, and its two
+gradients.
 
 c[m, n] is the sum over k of a[m·am + k·ak] · b[n·bn + k·bk], one after the other.
 """
@@ -33,7 +34,7 @@ Kernel(
 
 
 def product(a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, int, int, int], shape: Shape) -> list[Dispatch]:
-    """c (M, N) = t of a and b with steps (am, ak, bn, bk) in elements."""
+    """Launch of c (M, N) = t of a and b with strides (am, ak, bn, bk) in elements."""
     m, n = t.shape
     if m > FEW:
         return gemm(a, b, t, k, steps, shape)

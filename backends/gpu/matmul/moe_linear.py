@@ -1,11 +1,12 @@
-"""Products in which each row meets its own expert's weights (graph/ops/moe.py), packed like any others.
+"""Mixture-of-experts products: each row times its own expert's packed weights
+(graph/ops/moe.py).
 
-A group of threads has some outputs of MT consecutive places, and takes those of one expert together, which read its
-weights once: places are sorted by expert. The sums are those of `linear`, in its order, so a row has the same bits
-alone and beside any others, wherever it stands.
+Rows are sorted by expert. A group of threads has some outputs of MT consecutive rows and takes
+those of one expert together, so they read its weights once. Sums are those of `linear`, in its
+order: a row has the same bits alone and beside any others.
 
-A launch has one weight or two, whose results lie one after the other (`expert_parts`), and reads x's rows at their
-places or, with `per_row`, where they are before `expert_rows` gives each so many places.
+A launch has one weight or two, whose results are concatenated (`expert_parts`). It reads x's rows
+in sorted order or, with `per_row`, as they are before `expert_rows` repeats each so many times.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ SOFT_FUNCTIONS = f"{linear_software.UNDEF}{linear_software.MACROS}#undef FIRST\n
 
 
 def _begin(unit: str) -> str:
-    """Text that finds a thread's weight, and begins a loop over the experts of its group's places, `place` up to n_m.
+    """Code that finds a thread's weight and begins a loop over the experts of its group's
+    rows, `place` up to n_m.
 
-    Groups of 16 outputs are counted through all experts: one's are `own_groups` up to `groups`, a thread's the R from
-    `unit` on.
+    Groups of 16 outputs are counted through all experts: one expert's are `own_groups` up to
+    `groups`, a thread's the R from `unit` on.
     """
     return f"""
   uint n_n = n_0, y_at = 0u, own_unit = {unit}, end = min(GX * MT + MT, n_rows), n_m = 0u;
@@ -216,7 +218,9 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 
 def _of_floats(t: Tensor, shape: Shape, depth: int, steps: tuple[int, int]) -> list[Dispatch] | None:
-    """A product with weights that are no constants, with their steps to the next output and the next k."""
+    """Product with weights that are not constant; `steps`: strides to the next output and the
+    next k.
+    """
     if t.src[1].dtype != "f32":
         return None
     (rows, n), total = t.shape, n_elements(t)

@@ -1,8 +1,8 @@
-"""A product's sum over K where lanes are threads, or elements of a vector: one order for any number of rows.
+"""Split-K: the sum over K of a product, in one order for any number of rows.
 
-K is cut into chunks, each summed from its first block to its last, and the chunks' sums are added in order. For few
-rows the chunks are summed side by side by threads of one group (`SPLIT` teams), for many rows one after the other by
-one thread; the bits are the same.
+K is cut into chunks, each summed from its first block to its last, and the chunks' sums are added
+in order. With few rows, `SPLIT` teams of threads of one group sum chunks in parallel; with many
+rows, one thread sums them in turn. The bits are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
 
 
 def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:
-    """Into how many teams to split a product of m rows, mt of them to a group."""
+    """Number of teams for a product of m rows, mt of them a group."""
     tiles, units = -(-m // mt), sum(-(-w.shape[0] // LANES) for w in parts)
     if m > 16 and tiles * -(-units * LANES // 64) >= FULL:
         return 1
@@ -36,7 +36,9 @@ SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * 16 : 1)")
 
 
 def frame(begin: str, step: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:
-    """A kernel's text. `begin` finds a thread's weight, `step` adds block b to `acc`, and `end` stores a row's sum."""
+    """Code of a kernel. `begin` finds a thread's weight, `step` adds block b to `acc`, `end`
+    stores a row's sum.
+    """
     return f"""
   {begin}
   uint group = unit, g = min(group, groups - 1u), split = SUB % SPLIT;

@@ -1,9 +1,10 @@
-"""Packed weights (layout.py) in device code: which buffers a type has, how its blocks and its elements are read.
+"""Device code that reads packed weights (layout.py): buffers of a type, its blocks and elements.
 
-What quants that are places in a table stand for is found for four at a time, whose bytes are a word: a lookup of each
-would be a load, or several operations.
+Codebook quants are looked up four at a time, whose bytes are a word: a lookup of each would be a
+load, or several operations.
 
-In text, `g` is the group of 16 rows, `b` the block of 32 k and `n_blocks` how many there are in a row.
+In the code, `g` is the group of 16 rows, `b` the block of 32 k and `n_blocks` the number of blocks
+in a row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offse
 
 
 def args(dtype: str) -> list[Arg]:
-    """The buffers that a type's sections are: W quants, H high bits, F fine scales, C coarse scales."""
+    """Buffers of a type's sections: W quants, H high bits, F fine scales, C coarse scales."""
     if dtype in FLOATS:
         return [Arg("W", "f32" if dtype == "f32" else "u16")]
     packing = layout.PACKINGS[dtype]
@@ -35,24 +36,24 @@ def args(dtype: str) -> list[Arg]:
 
 
 def buffers(w: Tensor) -> list[At]:
-    """The same of a weight, in the order of `args`."""
+    """The sections of a weight, in the order of `args`."""
     quants, high, fine, coarse, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
     place = {"W": quants, "H": high, "F": fine, "C": coarse}
     return [(w, place[a.name]) for a in args(w.dtype)]
 
 
 def has_minimum(dtype: str) -> bool:
-    """Whether a value is scale · q + minimum: an offset of q counts as one."""
+    """Whether a value is scale · q + minimum; an offset of q counts as one."""
     return dtype not in BYTES
 
 
 def float_lanes(dtype: str, at: str) -> str:
-    """16 rows' elements of one k."""
+    """Expression for 16 rows' elements of one k."""
     return {"f32": f"LLD(W, {at})", "f16": f"LLDH(W, {at})", "bf16": f"LU2F(LLD16(W, {at}) << 16u)"}[dtype]
 
 
 def quant(dtype: str, j: int, t: int) -> str:
-    """The quant of k = 4·j + t, from the words q0…, h0… of its block, as LF."""
+    """Expression for the quant of k = 4·j + t, from the words q0…, h0… of its block, as LF."""
     if dtype in BYTES:
         left = f"q{j} << {24 - 8 * t}u" if t < 3 else f"q{j}"
         return f"LTOF(LTOI({left}) >> 24)"
@@ -65,7 +66,9 @@ def quant(dtype: str, j: int, t: int) -> str:
 
 
 def quants(dtype: str, j: int) -> str:
-    """The four quants of k = 4·j … 4·j + 3 of a block as the bytes of a word; all are in -128 … 127."""
+    """Expression for the four quants of k = 4·j … 4·j + 3 as the bytes of a word; all are in
+    -128 … 127.
+    """
     if dtype in BYTES:
         return f"q{j}"
     low = f"((q{j % 4} >> {4 * (j // 4)}u) & 0x0f0f0f0fu)"
@@ -77,7 +80,9 @@ def quants(dtype: str, j: int) -> str:
 
 
 def load_block(dtype: str) -> str:
-    """Text that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16 k) of block b."""
+    """Code that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16
+    k) of block b.
+    """
     packing = layout.PACKINGS[dtype]
     words = packing.quants // 64
     name = "w" if DTYPES[dtype].codes else "q"
@@ -109,10 +114,11 @@ def load_block(dtype: str) -> str:
 
 
 def coded(dtype: str, kind: str, word: str, name: str) -> str:
-    """Text that declares a word of the codes of four places, the low halves of a word's bytes.
+    """Code that declares a word of the codes of four codebook indices, the low halves of a
+    word's bytes.
 
-    Of each two codes (of four, of eight) that differ in a bit of their place it takes that of the bit: two operations
-    where these are constants, else three, or one on devices that have it.
+    Of each two codes (of four, of eight) that differ in a bit of the index, it selects by that bit:
+    two operations where these are constants, else three, or one on devices that have it.
     """
     codes = [(code & 255) * 0x01010101 for code in DTYPES[dtype].codes]
     text = f"{kind} {name}; {{ {kind} places = {word};"
@@ -127,7 +133,9 @@ def coded(dtype: str, kind: str, word: str, name: str) -> str:
 
 
 def element(dtype: str) -> str:
-    """A macro `ELEMENT(y, row, k)`: declares y, the value at a row and a column, one thread reading it for itself."""
+    """Macro `ELEMENT(y, row, k)`: declares y, the value at a row and a column, read by one
+    thread.
+    """
     head = "#define ELEMENT(y, row, k) float y; { uint g = (row) / 16u, lane = (row) % 16u; "
     if dtype in FLOATS:
         at = "(g * n_k + (k)) * 16u + lane"

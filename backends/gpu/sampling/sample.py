@@ -1,4 +1,4 @@
-"""Sampling and log-probabilities: a group of threads a row."""
+"""Sampling and log-probabilities: one work group a row."""
 
 from __future__ import annotations
 
@@ -400,11 +400,11 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 
 
 def threads(kernel: str, shape: Shape) -> dict[str, int]:
-    """The largest group of a row that the device allows."""
+    """Threads of the largest group that the device allows a row."""
     sizes = [KERNELS[kernel].threads(variant) for variant in KERNELS[kernel].variants(shape)]
     return {"WG": max(size for size in sizes if size <= shape.threads)}
 
 
 def row_groups(rows: int, shape: Shape) -> int:
-    """How many rows are worked on at a time."""
+    """Number of rows at a time."""
     return min(rows, max(1, shape.units // 4) if shape.name == "cpu" else MAX_GROUPS)

@@ -1,17 +1,17 @@
-"""The text of the sampling kernel: a group of threads runs the chain of samplers of a row
-(graph/ops/sampling/samplers.py).
+"""Code of the sampling kernel: a group of threads runs the sampler chain of a row.
 
-Candidates are a list in the order of their ids, n long, in the group's scratch: KEY (an unsigned number in the order of
-the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest)) and a probability BP. Their order (`order`)
-is a relation, the list itself is never sorted: 0 by id; 1 by OKH; 2 by OKH, then OKL; 3 by KEY; greatest first, ties by
-id. A sampler that takes the likeliest becomes `SELECT`: the prefix of that order which reaches a count, or a sum of
-weights. It is found by radix: 8 bits at a time, a histogram says in which digit the goal is reached. After the keys
-come digits of the place in the list, so what is equal is settled in the order of ids. Weights are summed as integers in
-units of 2⁻³¹, so their sums do not depend on who adds first, and the additions to the histogram may come in any order.
+Candidates are a list of n in the order of their ids, in the group's scratch: KEY (an unsigned
+number in the order of the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest))
+and a probability BP. Their order (`order`) is a relation; the list is never sorted: 0 by id; 1 by
+OKH; 2 by OKH, then OKL; 3 by KEY; greatest first, ties by id. A sampler that takes the likeliest is
+a `SELECT`: the prefix of that order which reaches a count, or a sum of weights. It is found by
+radix selection: 8 bits at a time, a histogram tells in which digit the goal is reached. After the
+keys come digits of the index in the list, so ties are settled in the order of ids. Weights are
+summed as integers in units of 2⁻³¹, so sums do not depend on the order of additions.
 
-What a GPU waits for here is memory, one access after the other. So neighbouring threads read neighbouring candidates,
-each thread has MANY of them on their way at a time (`each`), and where a few of many are wanted, a key that they are
-not below is found first and leaves a short list (`BOUND`).
+A GPU waits here for memory, one access after the other. So neighbouring threads read neighbouring
+candidates, each thread has MANY loads in flight (`each`), and where few of many are needed, a lower
+bound of their keys is found first and leaves a short list (`BOUND`).
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ FN bool reached(uint high, uint low, uint i, uint least_high, uint least_low, ui
 
 
 def each(body: str, begin: str = "0u", end: str = "n", **reads: str) -> str:
-    """The body for every candidate i of a thread. `reads` are the words that it needs of each by the name that they
-    have there: all are asked for, of MANY candidates, before the first is used."""
+    """The body for every candidate i of a thread.
+
+    `reads` are the words of a candidate that the body needs, by the name they have there. All are
+    loaded, for MANY candidates, before the first is used.
+    """
     arrays = "".join(f"uint {name}_[MANY]; " for name in reads)
     ask = " ".join(f"{name}_[u_] = {what};" for name, what in reads.items())
     take = " ".join(f"uint {name} = {name}_[u_];" for name in reads)
@@ -119,7 +122,7 @@ KEEP_ORDER = f"""
 
 
 def tree(combine: str) -> str:
-    """Combine what each thread has left in local memory at LID, into 0: the same pairs in every run."""
+    """Reduce the threads' values in local memory at LID into 0, in the same pairs in every run."""
     return f"""
       BARRIER();
       for (uint o = WG / 2; o > 0u; o >>= 1u) {{

@@ -1,4 +1,4 @@
-"""Convolutions as products of patches, and pooling: each thread makes one element, whatever overlaps it in order."""
+"""Convolution as a product of patches, and pooling: a thread an element, sums in a fixed order."""
 
 from __future__ import annotations
 

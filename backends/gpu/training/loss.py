@@ -1,4 +1,4 @@
-"""Softmax and losses: a group a row. Sums are 64 partial ones, added up in order, whatever the device."""
+"""Softmax and losses: a work group a row, 64 partial sums added in order on every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCAL = [("float", "parts", "64")]
 
 
 def row_sum(name: str, term: str) -> str:
-    """Text that declares `name`: the sum over i of a term of a row of n elements from `at`."""
+    """Code that declares `name`: the sum over i of a term of a row of n elements from `at`."""
     return f"""
     for (uint j = LID; j < 64u; j += WG) {{
       PRECISE float part = 0.0f;

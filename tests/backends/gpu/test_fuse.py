@@ -1,4 +1,4 @@
-"""What a device computes in one launch: the same bits as node by node, and only what nobody else asks for."""
+"""Fusion on devices: the bits of the nodes alone, and only nodes with one reader."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_keys_and_values_are_stored_in_one_launch() -> None:
 def test_fused_bits_are_those_of_the_nodes(
     device: str, n_rows: int, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for each row alone: the launch for one row is another than that for many."""
+    """Each row alone, too: a launch of one row is another kernel than that of many."""
     backend, r = open_device(device), np.random.default_rng(5)
     sizes = {"q": 48, "k": 20, "v": 36, "gate": 40, "up": 40, "down": K}
     values = {name: r.normal(size=(n, 40 if name == "down" else K)).astype(np.float32) for name, n in sizes.items()}

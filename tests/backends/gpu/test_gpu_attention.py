@@ -1,4 +1,4 @@
-"""Attention as GPUs run it (attention_spans.py), on devices that are programs: spans at once, and one by one."""
+"""Paged attention as GPUs run it, on PoCL and lavapipe: spans in parallel, and in turn."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_spans(
     cap: float,
     sinks: tuple[float, ...],
 ) -> None:
-    """Right, and the same bits whether a group has one span or all of them, beside others and alone."""
+    """The reference's values, and the same bits with one span a group or all, beside others
+    and alone.
+    """
     (n_heads, n_kv), n = heads, len(SEEN)
     draw = np.random.default_rng(4)
     tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
@@ -133,7 +135,7 @@ def test_spans(
     ("gpu", "kind", "size"), [("vulkan", "f16", 72), ("opencl", "q8_0", 160), ("opencl", "f32", 576)], indirect=["gpu"]
 )
 def test_rows_that_are_keys_and_values(gpu: Backend, kind: str, size: int) -> None:
-    """Of multi-head latent attention: right, and the same bits beside others and alone."""
+    """The reference's values of MLA, and the same bits beside others and alone."""
     n, n_heads, draw = len(SEEN), 6, np.random.default_rng(4)
     tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
     session, n_cells = Session([gpu]), n * PAGES * PAGE
@@ -187,7 +189,7 @@ def test_sinks_of_turned_queries(
     open_device: Callable[[str], Backend],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same bits whether the attention turns its queries itself or not, alone and in company."""
+    """The same bits whether attention applies RoPE to its queries or not, alone and in a batch."""
     backend = gpu if device == "gpu" else open_device(device)
     n, heads, n_kv, size, pages = 20, 4, 2, 32, 20
     draw, n_cells = np.random.default_rng(6), pages * PAGE
@@ -220,7 +222,7 @@ def test_sinks_of_turned_queries(
 
 
 def test_few_rows_have_their_spans_at_once() -> None:
-    """What the test above relies on."""
+    """The choice of kernels that test_spans relies on."""
 
     def kernels(rows: int, pages: int = PAGES) -> list[str]:
         k, v = variable("k", (PAGES, 2, 64, PAGE), "f16"), variable("v", (PAGES, 2, PAGE, 64), "f16")

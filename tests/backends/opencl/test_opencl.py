@@ -1,4 +1,4 @@
-"""The OpenCL backend itself: a refused launch is a lost device, and plans that are gone leave nothing behind."""
+"""OpenCL backend: lost devices, released plans, compiler output in the log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBack
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> str:
-    """A warning that compilers give of every program, a new one each time: no cache knows its source."""
+    """A warning that every program gives, a new one each time: no cache knows its source."""
     text = f"said_{uuid.uuid4().hex}"
     monkeypatch.setattr(prelude, "CL", f"#warning {text}\ntypedef int {text};\n{prelude.CL}")
     caplog.set_level(logging.DEBUG, "logitless.devices")
@@ -77,14 +77,14 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> s
 
 
 def logged(caplog: pytest.LogCaptureFixture, text: str) -> list[int]:
-    """Levels of the lines that have the text."""
+    """Levels of the log lines that contain the text."""
     return [record.levelno for record in caplog.records if text in record.getMessage()]
 
 
 def test_what_a_compiler_says_of_a_kernel_is_a_debug_line(
     device: OpenCLBackend, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Warnings are errors in tests: one of the binding's would be raised."""
+    """Warnings are errors in tests: a Python warning would be raised."""
     from logitless.backends.opencl.programs import Programs
 
     defines = KERNELS["top_experts"].variants(device.shape)[0]
@@ -117,7 +117,9 @@ def test_programs_are_built_in_one_place() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's calling convention")
 def test_vectors_of_16_are_passed_without_a_word(device: OpenCLBackend, caplog: pytest.LogCaptureFixture) -> None:
-    """Clang tells of each function that takes 16 numbers where a register has 8: that is all processors with AVX2."""
+    """Clang warns of each function that passes 16 floats where registers have 8: all
+    processors with AVX2.
+    """
     if device.shape.name != "cpu":
         pytest.skip("no vectors of 16")
     from logitless.backends.opencl.programs import build_program

@@ -1,4 +1,4 @@
-"""Which cooperative matrices are taken, and when: no device is needed for that."""
+"""Choice of cooperative matrices, without a device."""
 
 from __future__ import annotations
 
@@ -78,8 +78,11 @@ def no_wishes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Device:
-    """A backend whose products take the time that it is told, matrices of fewer rows than `few` ten times as much;
-    `right` whether matrices give what dots give."""
+    """A backend whose products take the time that it is told, matrices of fewer rows than
+    `few` ten times as much.
+
+    `right`: whether matrices give the bits of dots.
+    """
 
     name = "vulkan:0"
 
@@ -132,7 +135,7 @@ def test_the_faster_kernel_is_taken_and_remembered(device: Callable[..., Any]) -
 
 @pytest.mark.parametrize(("few", "rows"), [(0, 33), (48, 33), (64, 65), (200, 129)])
 def test_matrices_begin_where_they_are_faster(device: Callable[..., Any], few: int, rows: int) -> None:
-    """On a large GPU those of few rows leave most of it idle."""
+    """On a large GPU, matrices of few rows leave most of it idle."""
     found = measure(device(3e-5, 1e-5, few=few))
     assert (found.used, found.rows) == (True, rows)
     assert known(INFO) == found

@@ -1,4 +1,4 @@
-"""Barriers: one before every command that meets what came since the last one, and no other."""
+"""Barriers: one before every command that conflicts with those since the last one, and no other."""
 
 from __future__ import annotations
 

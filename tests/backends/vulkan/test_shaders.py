@@ -1,4 +1,4 @@
-"""The shipped SPIR-V is what today's kernels compile to, and needs nothing that a device may lack."""
+"""Shipped SPIR-V: compiled from today's kernels, with capabilities that every device has."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def test_capabilities(path: Path) -> None:
 
 
 def test_what_is_precise_stays_so_in_unrolled_loops() -> None:
-    """GELU's first product and its sum: merged in some copies of it, a row's bits would depend on the batch's size."""
+    """GELU's first product and its sum: if merged in some copies of it, a row's bits would
+    depend on the batch size.
+    """
     n = 0
     for path in [*SHADERS.glob("linear_*-PAIR1-*.spv"), *SHADERS.glob("glu-*.spv")]:
         code = list(shaders.instructions(path.read_bytes()))

@@ -1,4 +1,4 @@
-"""The Vulkan backend itself: clean under validation, with and without memory that the host sees, across restarts."""
+"""Vulkan backend: silent validation layer, memory with and without host access, caches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ register_all()
 
 @pytest.fixture(params=["mapped", "copied"])
 def watched(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]) -> Iterator[Backend]:
-    """A device of its own under the validation layer; at the end, nothing may have been said."""
+    """A device of its own under the validation layer; fails if the layer reported anything."""
     from logitless.backends.vulkan.backend import VulkanBackend
     from logitless.backends.vulkan.instance import has_validation
 
@@ -63,7 +63,7 @@ def test_validation_is_silent(watched: Backend) -> None:
 
 
 def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a CPU runs Vulkan, `linear` has kernels of its own: those of GPUs must be right there too."""
+    """Lavapipe has a `linear` of its own: that of GPUs must be right there too."""
     from logitless.backends.gpu.language.dialect import SIMT
     from logitless.backends.vulkan.backend import VulkanBackend
 
@@ -84,7 +84,9 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], mo
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["as it is", "as a GPU"])
 def test_gates_of_a_row_do_not_depend_on_its_batch(open_device: Callable[[str], Backend], gpu: bool) -> None:
-    """1, 8 and 64 rows are three kernels: what is precise in one must be in the others, and in the op alone."""
+    """1, 8 and 64 rows are three kernels: what is precise in one must be in the others, and
+    in the op alone.
+    """
     from logitless.backends.gpu.language.dialect import SIMT
     from logitless.backends.vulkan.backend import VulkanBackend
 
@@ -117,7 +119,9 @@ def test_gates_of_a_row_do_not_depend_on_its_batch(open_device: Callable[[str], 
 
 @pytest.fixture
 def dots(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A device that is told to use integer dot products, under the validation layer where that is installed."""
+    """A device that uses integer dot products, under the validation layer where that is
+    installed.
+    """
     from logitless.backends.vulkan.backend import VulkanBackend
     from logitless.backends.vulkan.instance import has_validation
 
@@ -136,7 +140,7 @@ def dots(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_products_by_integer_dots(dots: Session) -> None:
-    """Rows few and many, with every block type once, and what else a launch does with a product."""
+    """Few and many rows, every block type once, and every epilogue of a launch."""
     rows_1, rows_33 = (
         [p for p in problems("linear") if f"f32[{n}, 512]" in p.label and "odd" not in p.label] for n in (1, 33)
     )
@@ -149,7 +153,9 @@ def test_products_by_integer_dots(dots: Session) -> None:
 
 
 def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 and 5 rows are two kernels, and 40 two more: a small product of them is split between threads, too."""
+    """1 and 5 rows are two kernels, 40 rows two more: a small product of them is split
+    between threads.
+    """
     draw = np.random.default_rng(1)
     values = draw.normal(size=(40, 256)).astype(np.float32)
     w = draw.normal(size=(48, 256)).astype(np.float32)
@@ -179,7 +185,7 @@ def test_rounded_rows_pass_on_what_is_no_number(dots: Session) -> None:
 
 @pytest.mark.parametrize("dtype", weights.BLOCKS)
 def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
-    """Whichever of the two kernels a device takes for many rows, and whatever a launch does with a product."""
+    """A device may take either kernel for many rows, with any epilogue."""
     from logitless.backends.vulkan.backend import VulkanBackend
 
     (backend,) = dots.backends
@@ -222,7 +228,7 @@ def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> No
 
 
 def test_small_results_of_many_places_need_no_recording_each(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache has as many pages to read as it likes."""
+    """A cache has any number of pages to download."""
     from logitless.backends.vulkan.record import Recording
 
     memory, data = watched.alloc(4096), np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
@@ -236,7 +242,7 @@ def test_small_results_of_many_places_need_no_recording_each(watched: Backend, m
 
 
 def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check can fail: a copy that nothing ordered after the one it reads from is told."""
+    """The check can fail: the layer reports a copy that is not ordered after its source's write."""
     from logitless.backends.vulkan.backend import VulkanBackend
     from logitless.backends.vulkan.record import Recording
 
@@ -275,7 +281,7 @@ def test_pipelines_are_kept_on_disk(
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_programs_are_made_for_what_has_no_memory_yet(open_device: Callable[[str], Backend], rows: int) -> None:
-    """As `logitless plan` does."""
+    """`logitless plan` compiles so."""
     w = variable("w", (48, 512), "q8_0", constant=True)
     found, programs = Session([open_device("vulkan:0")]).planned_bytes([lambda: [linear(feed("x", (rows, 512)), w)]])
     assert len(programs) == 1
@@ -303,7 +309,7 @@ def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> No
 
 
 def test_what_makes_activations_rounds_them_to_the_same_bits(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm, and attention whose spans are joined, before a product that multiplies bytes."""
+    """A norm, and attention of joined spans, before a product of bytes."""
     from logitless.backends.gpu import device
 
     draw = np.random.default_rng(2)
