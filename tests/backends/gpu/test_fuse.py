@@ -39,20 +39,20 @@ def fused(*fetches: Tensor, refused: tuple[str, ...] = ()) -> list[str]:
 X, Y = feed("x", (3, K)), feed("y", (3, 48))
 
 
-def test_products_of_the_same_activations_are_one_launch() -> None:
+def test_fuse_products_of_the_same_activations_gives_one_launch() -> None:
     q, k, v = (linear(X, weight(name, n)) for name, n in (("q", 48), ("k", 20), ("v", 20)))
     assert fused(q, k, v) == ["linear_parts"]
     assert fused(q, k, v, refused=("linear_parts",)) == ["linear"] * 3
 
 
-def test_what_does_not_belong_together_stays_apart() -> None:
+def test_fuse_unrelated_products_keeps_them_apart() -> None:
     a, b = linear(X, weight("a", 48)), linear(X, weight("b", 48, "q4_0"))
     c = linear(feed("other", (3, K)), weight("c", 48))
     assert fused(a, b, c) == ["linear"] * 3  # another type, other activations
     assert fused(linear(X, variable("moving", (48, K), "f32"))) == ["linear"]
 
 
-def test_products_of_experts_bring_their_rows_together() -> None:
+def test_fuse_expert_products_sorts_their_rows() -> None:
     order = feed("order", (3, 6), "i32")
     rows = expert_rows(X, order)
     gate, up, down = (expert_linear(rows, weight(name, 5 * 48), order, n=5) for name in ("gate", "up", "down"))
@@ -65,14 +65,14 @@ def test_products_of_experts_bring_their_rows_together() -> None:
     assert fused(halves) == ["expert_rows", "expert_linear"]
 
 
-def test_a_gate_takes_both_products_in() -> None:
+def test_fuse_glu_contains_both_products() -> None:
     gate, up = linear(X, weight("gate", 48)), linear(X, weight("up", 48))
     assert fused(glu(gate, up, activation="silu")) == ["linear_glu"]
     assert fused(glu(gate, up, activation="silu"), up) == ["linear_parts", "glu"]  # up is wanted for itself
     assert fused(glu(gate, up, activation="silu"), refused=("linear_glu",)) == ["linear_parts", "glu"]
 
 
-def test_a_sum_takes_a_product_in() -> None:
+def test_fuse_sum_contains_its_product() -> None:
     y, bias = linear(X, weight("o", 48)), variable("bias", (48,), "f32", constant=True)
     assert fused(add(Y, y)) == fused(add(y, Y)) == fused(add(y, bias)) == ["linear_add"]
     assert fused(add(Y, y), y) == ["linear", "add"]
@@ -80,7 +80,7 @@ def test_a_sum_takes_a_product_in() -> None:
     assert fused(add(Y, y), refused=("linear_add",)) == ["linear", "add"]
 
 
-def test_keys_are_turned_on_their_way_into_the_cache() -> None:
+def test_fuse_kv_store_applies_rope_to_keys() -> None:
     cells, angles, keys = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4)), feed("keys", (3, 2, 8))
     turned = rope(keys, angles, interleaved=True)
     cache = variable("cache", (2, 2, 8, 16), "f16")
@@ -89,7 +89,7 @@ def test_keys_are_turned_on_their_way_into_the_cache() -> None:
     assert fused(store_k(variable("small", (2, 2, 32, 16), "q8_0"), feed("k", (3, 2, 32)), cells)) == ["store_k"]
 
 
-def test_queries_are_turned_by_who_reads_them() -> None:
+def test_fuse_attention_applies_rope_to_queries() -> None:
     angles, queries = feed("angles", (3, 2, 4)), feed("queries", (3, 4, 8))
     turned = rope(queries, angles, interleaved=True)
     caches = variable("k", (2, 2, 8, 16), "f16"), variable("v", (2, 2, 16, 8), "f16")
@@ -105,7 +105,7 @@ def test_queries_are_turned_by_who_reads_them() -> None:
     assert fused(result, refused=("attention_sinks_rope",)) == ["rope", "attention_sinks"]
 
 
-def test_keys_and_values_are_stored_in_one_launch() -> None:
+def test_kv_stores_of_keys_and_values_are_one_launch() -> None:
     cells, angles = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4))
     turned = rope(feed("keys", (3, 2, 8)), angles, interleaved=True)
     keys = store_k(variable("k", (2, 2, 8, 16), "f16"), turned, cells)
@@ -123,7 +123,7 @@ def test_keys_and_values_are_stored_in_one_launch() -> None:
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 @pytest.mark.parametrize("n_rows", [1, 5, 20])
-def test_fused_bits_are_those_of_the_nodes(
+def test_fused_nodes_have_the_bits_of_the_nodes_alone(
     device: str, n_rows: int, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each row alone, too: a launch of one row is another kernel than that of many."""

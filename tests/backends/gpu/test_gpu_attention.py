@@ -65,7 +65,7 @@ def gpu(
     ],
     indirect=["gpu"],
 )
-def test_spans(
+def test_paged_attention_in_spans_is_right_and_batch_invariant(
     gpu: Backend,
     types: tuple[str, str],
     heads: tuple[int, int],
@@ -134,7 +134,7 @@ def test_spans(
 @pytest.mark.parametrize(
     ("gpu", "kind", "size"), [("vulkan", "f16", 72), ("opencl", "q8_0", 160), ("opencl", "f32", 576)], indirect=["gpu"]
 )
-def test_rows_that_are_keys_and_values(gpu: Backend, kind: str, size: int) -> None:
+def test_mla_is_right_and_batch_invariant(gpu: Backend, kind: str, size: int) -> None:
     """The reference's values of MLA, and the same bits beside others and alone."""
     n, n_heads, draw = len(SEEN), 6, np.random.default_rng(4)
     tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
@@ -166,7 +166,7 @@ def test_rows_that_are_keys_and_values(gpu: Backend, kind: str, size: int) -> No
 
 @pytest.mark.parametrize("op", ["attention_sinks", "attention_sinks_rope", "glu_clamped"])
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
-def test_what_gpt_oss_needs_has_kernels(op: str, device: str, open_device: Callable[[str], Backend]) -> None:
+def test_ops_of_gpt_oss_have_kernels(op: str, device: str, open_device: Callable[[str], Backend]) -> None:
     register_all()
     outcomes = [run(problem, [open_device(device)]) for problem in problems(op)]
     assert len(outcomes) >= len(OPS[op].cases) > 0
@@ -182,7 +182,7 @@ def test_what_gpt_oss_needs_has_kernels(op: str, device: str, open_device: Calla
     ],
     indirect=["gpu"],
 )
-def test_sinks_of_turned_queries(
+def test_attention_sinks_with_rope_has_the_bits_of_rope_alone(
     types: tuple[str, str],
     device: str,
     gpu: Backend,
@@ -221,8 +221,8 @@ def test_sinks_of_turned_queries(
     assert rows(slice(7, 8), fuses=True) == whole[7 * q[0].nbytes : 8 * q[0].nbytes]
 
 
-def test_few_rows_have_their_spans_at_once() -> None:
-    """The choice of kernels that test_spans relies on."""
+def test_paged_attention_of_few_rows_runs_spans_in_parallel() -> None:
+    """The choice of kernels that test_paged_attention_in_spans_is_right_and_batch_invariant relies on."""
 
     def kernels(rows: int, pages: int = PAGES) -> list[str]:
         k, v = variable("k", (PAGES, 2, 64, PAGE), "f16"), variable("v", (PAGES, 2, PAGE, 64), "f16")

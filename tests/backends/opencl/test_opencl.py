@@ -33,14 +33,14 @@ def program(device: OpenCLBackend) -> Any:
     return build_program(device._context, "__kernel void f(__global float *x, const ulong at) { x[at] = 1; }")
 
 
-def test_a_refused_launch_is_a_lost_device(device: OpenCLBackend) -> None:
+def test_refused_launch_raises_device_lost(device: OpenCLBackend) -> None:
     launches = device.launches()
     launches.add(program(device), "f", [], (1, 1, 1), 1)  # nothing is bound
     with pytest.raises(DeviceLost, match=r"opencl:0: clEnqueueNDRangeKernel failed with -52"):  # CL_INVALID_KERNEL_ARGS
         device.queue(launches)
 
 
-def test_a_kernel_that_a_program_lacks_and_an_argument_of_the_wrong_size(device: OpenCLBackend) -> None:
+def test_missing_kernel_or_argument_of_wrong_size_raises(device: OpenCLBackend) -> None:
     import pyopencl as cl
 
     made = program(device)
@@ -50,7 +50,7 @@ def test_a_kernel_that_a_program_lacks_and_an_argument_of_the_wrong_size(device:
         device.launches().add(made, "f", [b"", b"\0" * 3], (1, 1, 1), 1)
 
 
-def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBackend) -> None:
+def test_bound_kernels_run_and_are_released_with_their_plan(device: OpenCLBackend) -> None:
     made, memory = program(device), device.alloc(8)
     before = made.reference_count
     launches = device.launches()
@@ -68,33 +68,33 @@ def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBack
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> str:
+def compiler_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> str:
     """A warning that every program gives, a new one each time: no cache knows its source."""
-    text = f"said_{uuid.uuid4().hex}"
+    text = f"warning_{uuid.uuid4().hex}"
     monkeypatch.setattr(prelude, "CL", f"#warning {text}\ntypedef int {text};\n{prelude.CL}")
     caplog.set_level(logging.DEBUG, "logitless.devices")
     return text
 
 
-def logged(caplog: pytest.LogCaptureFixture, text: str) -> list[int]:
+def log_levels(caplog: pytest.LogCaptureFixture, text: str) -> list[int]:
     """Levels of the log lines that contain the text."""
     return [record.levelno for record in caplog.records if text in record.getMessage()]
 
 
-def test_what_a_compiler_says_of_a_kernel_is_a_debug_line(
-    device: OpenCLBackend, said: str, caplog: pytest.LogCaptureFixture
+def test_compiler_output_of_a_kernel_is_a_debug_line(
+    device: OpenCLBackend, compiler_warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Warnings are errors in tests: a Python warning would be raised."""
     from logitless.backends.opencl.programs import Programs
 
     defines = KERNELS["top_experts"].variants(device.shape)[0]
     Programs(device._context, device.identity, device.shape).program("top_experts", defines)
-    assert logged(caplog, said) == [logging.DEBUG]
+    assert log_levels(caplog, compiler_warning) == [logging.DEBUG]
 
 
-def test_a_binary_that_was_kept_is_built_without_a_warning(
+def test_cached_binary_builds_without_warning(
     device: OpenCLBackend,
-    said: str,
+    compiler_warning: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -107,16 +107,16 @@ def test_a_binary_that_was_kept_is_built_without_a_warning(
         made = Programs(device._context, "keeps binaries", device.shape).program("top_experts", defines)
         assert made.kernel_names == "top_experts"
     assert len(list((tmp_path / "opencl").iterdir())) == 1
-    assert logging.DEBUG in logged(caplog, said)
+    assert logging.DEBUG in log_levels(caplog, compiler_warning)
 
 
-def test_programs_are_built_in_one_place() -> None:
+def test_programs_are_compiled_in_one_place() -> None:
     folder = Path(__file__).resolve().parents[3] / "backends" / "opencl"
     assert [path.name for path in folder.glob("*.py") if "cl.Program(" in path.read_text()] == ["programs.py"]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's calling convention")
-def test_vectors_of_16_are_passed_without_a_word(device: OpenCLBackend, caplog: pytest.LogCaptureFixture) -> None:
+def test_abi_warning_for_float16_arguments_is_off(device: OpenCLBackend, caplog: pytest.LogCaptureFixture) -> None:
     """Clang warns of each function that passes 16 floats where registers have 8: all
     processors with AVX2.
     """

@@ -43,7 +43,7 @@ def entries(sizes: Sequence[tuple[int, int, int]], types: tuple[int, int, int, i
         ([], 32, None),
     ],
 )
-def test_the_largest_size_that_fits(found: list[Entry], subgroup: int, taken: str | None) -> None:
+def test_choose_takes_the_largest_size_that_fits(found: list[Entry], subgroup: int, taken: str | None) -> None:
     matrices = choose(found, subgroup)
     assert (str(matrices) if matrices else None) == taken
     assert matrices is None or matrices.constants["SG"] == subgroup
@@ -71,7 +71,7 @@ INFO = DeviceInfo(
 
 
 @pytest.fixture(autouse=True)
-def no_wishes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
     for name in (autotune.DOTS, autotune.MATRICES):
         monkeypatch.delenv(name, raising=False)
@@ -121,7 +121,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return lambda *seconds, **how: Device(monkeypatch, *seconds, **how)
 
 
-def test_the_faster_kernel_is_taken_and_remembered(device: Callable[..., Any]) -> None:
+def test_autotune_takes_the_faster_kernel_and_caches_it(device: Callable[..., Any]) -> None:
     assert known(INFO) is None
     assert measure(device(3e-4, 1e-4)) == Choice(True, "3.00 times as fast as integer dot products")
     kept = known(INFO)
@@ -134,14 +134,14 @@ def test_the_faster_kernel_is_taken_and_remembered(device: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(("few", "rows"), [(0, 33), (48, 33), (64, 65), (200, 129)])
-def test_matrices_begin_where_they_are_faster(device: Callable[..., Any], few: int, rows: int) -> None:
+def test_autotune_finds_the_first_rows_where_matrices_win(device: Callable[..., Any], few: int, rows: int) -> None:
     """On a large GPU, matrices of few rows leave most of it idle."""
     found = measure(device(3e-5, 1e-5, few=few))
     assert (found.used, found.rows) == (True, rows)
     assert known(INFO) == found
 
 
-def test_a_slow_device_is_not_kept_waiting(device: Callable[..., Any]) -> None:
+def test_autotune_of_a_slow_device_stays_in_its_budget(device: Callable[..., Any]) -> None:
     """At most 0.3 s for both, where a large product takes 64 times as long as a small one."""
     slow = device(0.06, 0.05)
     assert measure(slow).used
@@ -152,11 +152,11 @@ def test_a_slow_device_is_not_kept_waiting(device: Callable[..., Any]) -> None:
     assert quick.n_sizes == 2
 
 
-def test_wrong_bits_are_not_used_however_fast(device: Callable[..., Any]) -> None:
+def test_autotune_refuses_matrices_with_wrong_bits(device: Callable[..., Any]) -> None:
     assert measure(device(1, 1e-6, right=False)) == Choice(False, "the driver computes them wrongly")
 
 
-def test_a_driver_that_refuses_or_dies_is_not_asked_again(
+def test_autotune_after_a_driver_failure_is_not_repeated(
     device: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = device(1e-4, 1e-4)
@@ -180,7 +180,7 @@ def test_a_driver_that_refuses_or_dies_is_not_asked_again(
     assert known(INFO) == Choice(False, "the driver did not survive the trial")
 
 
-def test_wishes_and_devices_that_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_choice_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known(replace(INFO, matrices=None)) == Choice(False, "the device has none that fit")
     without = known(replace(INFO, fast_dots=False))
     assert without is not None
@@ -202,7 +202,9 @@ def test_wishes_and_devices_that_need_no_trial(monkeypatch: pytest.MonkeyPatch) 
         (replace(INFO, fast_dots=False, matrices=None), "", "products: not used; cooperative matrices: none"),
     ],
 )
-def test_devices_tells_what_is_used(info: DeviceInfo, wish: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_command_shows_the_choice(
+    info: DeviceInfo, wish: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(autotune.MATRICES, wish)
     monkeypatch.setattr("logitless.backends.vulkan.instance.all_devices", lambda: [info])
     assert told in as_text(vulkan_devices())

@@ -7,7 +7,7 @@ import random
 from logitless.backends.vulkan.record import Hazards, Range
 
 
-def test_a_reader_waits_for_its_writer_only() -> None:
+def test_read_after_write_needs_one_barrier() -> None:
     h = Hazards()
     assert not h.meets([], [(0, 64)])
     assert not h.meets([(64, 128)], [(128, 192)])
@@ -15,18 +15,18 @@ def test_a_reader_waits_for_its_writer_only() -> None:
     assert not h.meets([(128, 192)], [(320, 384)])  # the barrier covered it already
 
 
-def test_overwriting_what_is_still_read_waits() -> None:
+def test_write_after_read_needs_a_barrier() -> None:
     h = Hazards()
     assert not h.meets([(0, 64)], [(64, 128)])
     assert h.meets([], [(32, 40)])
 
 
-def test_readers_of_the_same_do_not_wait() -> None:
+def test_read_after_read_needs_no_barrier() -> None:
     h = Hazards()
     assert not any(h.meets([(0, 64)], [(64 * i, 64 * i + 64)]) for i in range(1, 9))
 
 
-def test_against_a_list_of_all_ranges() -> None:
+def test_hazards_agree_with_a_list_of_all_ranges() -> None:
     rng = random.Random(0)
     for _ in range(200):
         h, read, written = Hazards(), list[Range](), list[Range]()

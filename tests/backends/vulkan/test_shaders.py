@@ -22,7 +22,7 @@ OP_CAPABILITY, OP_CONSTANT, OP_MULTIPLY = 17, 43, 133
 CUBIC = struct.unpack("<I", struct.pack("<f", 0.044715))[0]
 
 
-def test_shaders_are_those_of_the_sources() -> None:
+def test_shaders_are_compiled_from_the_sources() -> None:
     assert list(shaders.outdated()) == [], "run scripts/build-shaders"
 
 
@@ -34,7 +34,7 @@ def test_every_variant_is_shipped() -> None:
 
 
 @pytest.mark.parametrize("change", ["source", "file", "missing", "superfluous"])
-def test_what_is_old_is_named(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_names_the_changed_file(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = next(iter(shaders.sources()))
     for path in (*SHADERS.glob("*.spv"), shaders.MANIFEST):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -59,7 +59,7 @@ def shaders_with(changed: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", sorted(SHADERS.glob("*.spv")), ids=lambda p: p.stem)
-def test_capabilities(path: Path) -> None:
+def test_shader_needs_only_common_capabilities(path: Path) -> None:
     code = path.read_bytes()
     found = {words[0] for op, words in takewhile(lambda i: i[0] == OP_CAPABILITY, shaders.instructions(code))}
     assert struct.unpack("<I", code[:4]) == (0x07230203,)
@@ -67,7 +67,7 @@ def test_capabilities(path: Path) -> None:
     assert found <= {*CAPABILITIES, *more}
 
 
-def test_what_is_precise_stays_so_in_unrolled_loops() -> None:
+def test_unrolled_loops_keep_precise() -> None:
     """GELU's first product and its sum: if merged in some copies of it, a row's bits would
     depend on the batch size.
     """
@@ -83,7 +83,7 @@ def test_what_is_precise_stays_so_in_unrolled_loops() -> None:
     assert n > 100
 
 
-def test_a_compiler_that_forgets_precise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_drops_precise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = next(SHADERS.glob("add_rows-*.spv")).read_bytes()  # has none of the eight
     monkeypatch.setattr(shaders, "compile_shader", lambda source, target: target.write_bytes(kept))
     with pytest.raises(shaders.ShaderError, match="too old"):

@@ -62,7 +62,9 @@ def test_validation_is_silent(watched: Backend) -> None:
     assert sum(o.status == OK for o in outcomes) > len(outcomes) // 2
 
 
-def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_as_a_gpu_agree_with_the_reference(
+    open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lavapipe has a `linear` of its own: that of GPUs must be right there too."""
     from logitless.backends.gpu.language.dialect import SIMT
     from logitless.backends.vulkan.backend import VulkanBackend
@@ -83,7 +85,7 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], mo
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["as it is", "as a GPU"])
-def test_gates_of_a_row_do_not_depend_on_its_batch(open_device: Callable[[str], Backend], gpu: bool) -> None:
+def test_glu_is_batch_invariant(open_device: Callable[[str], Backend], gpu: bool) -> None:
     """1, 8 and 64 rows are three kernels: what is precise in one must be in the others, and
     in the op alone.
     """
@@ -139,7 +141,7 @@ def dots(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch)
     assert said == []
 
 
-def test_products_by_integer_dots(dots: Session) -> None:
+def test_integer_dot_products_agree_with_the_reference(dots: Session) -> None:
     """Few and many rows, every block type once, and every epilogue of a launch."""
     rows_1, rows_33 = (
         [p for p in problems("linear") if f"f32[{n}, 512]" in p.label and "odd" not in p.label] for n in (1, 33)
@@ -152,7 +154,7 @@ def test_products_by_integer_dots(dots: Session) -> None:
     assert [o for o in outcomes if o.status != OK] == []
 
 
-def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_dot_products_are_batch_invariant(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 and 5 rows are two kernels, 40 rows two more: a small product of them is split
     between threads.
     """
@@ -174,7 +176,7 @@ def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session, monkeyp
         assert (of(rows, first) == whole[first : first + rows]).all()
 
 
-def test_rounded_rows_pass_on_what_is_no_number(dots: Session) -> None:
+def test_quantised_activations_pass_on_nan(dots: Session) -> None:
     dots.define("v", (16, 32), "q8_0", lambda: encode(np.ones((16, 32), np.float32), "q8_0"), constant=True)
     x = np.ones((3, 32), np.float32)
     x[0, 3], x[1, 5] = np.nan, -np.inf
@@ -184,7 +186,7 @@ def test_rounded_rows_pass_on_what_is_no_number(dots: Session) -> None:
 
 
 @pytest.mark.parametrize("dtype", weights.BLOCKS)
-def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
+def test_cooperative_matrices_have_the_bits_of_dots(dots: Session, dtype: str) -> None:
     """A device may take either kernel for many rows, with any epilogue."""
     from logitless.backends.vulkan.backend import VulkanBackend
 
@@ -217,7 +219,7 @@ def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
         assert mine.tobytes() == other.tobytes()
 
 
-def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> None:
+def test_memory_starts_as_zero_and_keeps_writes(watched: Backend) -> None:
     memory = watched.alloc(40_000_001)  # more than one piece of staging memory
     assert not np.array(watched.download(Location(memory), 40_000_001)).any()
     data = np.random.default_rng(0).integers(0, 256, 33_000_003).astype(np.uint8)
@@ -227,7 +229,7 @@ def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> No
     assert not np.array(watched.download(Location(memory, 5 + len(data)), 100)).any()
 
 
-def test_small_results_of_many_places_need_no_recording_each(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_downloads_reuse_one_recording(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache has any number of pages to download."""
     from logitless.backends.vulkan.record import Recording
 
@@ -241,7 +243,7 @@ def test_small_results_of_many_places_need_no_recording_each(watched: Backend, m
     assert made == []
 
 
-def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_reports_a_missing_barrier(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: the layer reports a copy that is not ordered after its source's write."""
     from logitless.backends.vulkan.backend import VulkanBackend
     from logitless.backends.vulkan.record import Recording
@@ -261,7 +263,7 @@ def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch
     said.clear()
 
 
-def test_pipelines_are_kept_on_disk(
+def test_pipeline_cache_survives_restart_and_damage(
     open_device: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from logitless.backends.vulkan.backend import VulkanBackend
@@ -280,7 +282,7 @@ def test_pipelines_are_kept_on_disk(
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_programs_are_made_for_what_has_no_memory_yet(open_device: Callable[[str], Backend], rows: int) -> None:
+def test_programs_compile_before_memory_is_allocated(open_device: Callable[[str], Backend], rows: int) -> None:
     """`logitless plan` compiles so."""
     w = variable("w", (48, 512), "q8_0", constant=True)
     found, programs = Session([open_device("vulkan:0")]).planned_bytes([lambda: [linear(feed("x", (rows, 512)), w)]])
@@ -288,7 +290,7 @@ def test_programs_are_made_for_what_has_no_memory_yet(open_device: Callable[[str
     assert found[0].weights >= 48 * 512
 
 
-def test_closing_twice_is_closing_once(open_device: Callable[[str], Backend]) -> None:
+def test_close_twice_is_harmless(open_device: Callable[[str], Backend]) -> None:
     from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
@@ -299,7 +301,7 @@ def test_closing_twice_is_closing_once(open_device: Callable[[str], Backend]) ->
     assert not backend.device.open
 
 
-def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> None:
+def test_absent_device_raises_device_error(open_device: Callable[[str], Backend]) -> None:
     from logitless.backends.errors import DeviceError
     from logitless.backends.vulkan.backend import VulkanBackend
 
@@ -308,7 +310,7 @@ def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> No
         VulkanBackend("vulkan:99")
 
 
-def test_what_makes_activations_rounds_them_to_the_same_bits(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_quantisation_has_the_bits_of_its_own_launch(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm, and attention of joined spans, before a product of bytes."""
     from logitless.backends.gpu import device
 
