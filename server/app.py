@@ -19,7 +19,7 @@ from logitless.server.api.openai import embeddings, responses
 from logitless.server.api.openai.tuning_context import LISTENERS, SILENCE
 from logitless.server.auth import Keys
 from logitless.server.config import BUILD_INFO, ServerConfig
-from logitless.server.listen import listen
+from logitless.server.listen import accepting, listen
 from logitless.server.middleware import Guard, Handler
 from logitless.server.ui.page import PAGE, add_pages
 
@@ -170,14 +170,10 @@ async def serve(service: Service, config: ServerConfig) -> None:
 
 @asynccontextmanager
 async def listening(service: Service, config: ServerConfig) -> AsyncIterator[int]:
-    """Answer requests while the block runs; gives the port, which is free to choose where it is 0."""
-    runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, config.host, config.port, ssl_context=config.tls).start()
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    """Answer requests while the block runs; gives the port (0 on a Unix socket)."""
+    async with accepting(make_app(service, config), config) as sockets:
+        where = sockets[0].getsockname()
+        yield 0 if isinstance(where, str) else int(where[1])
 
 
 async def _running(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Running an application until a signal ends it."""
+"""HTTP listener: answers requests on the configured addresses until a signal ends it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,10 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from logitless.engine.errors import InvalidRequest, RequestError, ServerFault
 from logitless.server.api.context import error_response
 from logitless.server.config import ServerConfig
+from logitless.server.sockets import BACKLOG, address, bind, close, remove_files
 from logitless.server.unpack import RAW_BODIES
 
 log = logging.getLogger("logitless.http")
-BACKLOG = 128  # connections that wait to be accepted
 LONGEST_URL = 8192  # bytes; not aiohttp's limit of headers, which raises the same error
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # bounds of draining a body after the answer
 
@@ -102,6 +102,41 @@ async def _linger(body: StreamReader) -> None:
                 n += len(await body.readany())
 
 
+@asynccontextmanager
+async def accepting(
+    app: web.Application, config: ServerConfig, stop: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[list[socket.socket]]:
+    """Answer requests while the block runs; gives the listening sockets.
+
+    `stop` is awaited when no new connection is accepted any more, before the open ones are closed.
+    Raises OSError if an address cannot be bound.
+    """
+    protocol = log.getChild("protocol")
+    if not log.isEnabledFor(logging.DEBUG):  # malformed requests get 400; their tracebacks help nobody
+        protocol.setLevel(logging.CRITICAL)
+    runner = web.AppRunner(app, handler_cancellation=True, handle_signals=False, shutdown_timeout=0.5)
+    await runner.setup()
+    server, loop = runner.server, asyncio.get_running_loop()
+    assert server is not None
+    connection = partial(Protocol, server, loop=loop, logger=protocol)
+    bound: list[socket.socket] = []
+    servers: list[asyncio.Server] = []
+    try:
+        bound = bind(config.host, config.port, reuse_port=config.reuse_port)
+        for sock in bound:
+            create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            servers.append(await create(connection, sock=sock, ssl=config.tls, backlog=BACKLOG))
+        yield bound
+    finally:
+        remove_files(bound)
+        for listening in servers:
+            listening.close()
+        close(bound)
+        if stop is not None:
+            await stop()
+        await runner.cleanup()
+
+
 async def listen(
     app: web.Application,
     config: ServerConfig,
@@ -109,51 +144,27 @@ async def listen(
     stop: Callable[[], Awaitable[None]],
 ) -> None:
     """Answer requests until SIGTERM or SIGINT, or until `running` ends, whose error is raised then.
-    `stop` is awaited when no new connection is taken any more, before those that are open are closed."""
-    protocol = log.getChild("protocol")
-    if not log.isEnabledFor(logging.DEBUG):  # what is no HTTP is answered with 400; a traceback of it tells nobody much
-        protocol.setLevel(logging.CRITICAL)
-    runner = web.AppRunner(app, handler_cancellation=True, handle_signals=False, shutdown_timeout=0.5)
+
+    `stop`: see `accepting`.
+    """
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
         with suppress(NotImplementedError):  # no signals on this platform's loop: Ctrl+C raises KeyboardInterrupt
             loop.add_signal_handler(number, signalled.set)
-    await runner.setup()
-    server = runner.server
-    assert server is not None
     stopping = asyncio.create_task(signalled.wait())
     ending = asyncio.create_task(running)
-    listening: asyncio.Server | None = None
     try:
-        reuse_port = config.reuse_port or None
-        listening = await loop.create_server(
-            partial(Protocol, server, loop=loop, logger=protocol),
-            config.host,
-            config.port,
-            ssl=config.tls,
-            backlog=BACKLOG,
-            reuse_port=reuse_port,
-        )
-        log.info("listening on %s", address(listening.sockets[0], config))
-        await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
-        if ending.done():
-            ending.result()
-        log.info("shutting down")
+        async with accepting(app, config, stop) as sockets:
+            log.info("listening on %s", ", ".join(address(sock, tls=config.tls is not None) for sock in sockets))
+            await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                ending.result()
+            log.info("shutting down")
     finally:
-        if listening is not None:
-            listening.close()
         for task in (stopping, ending):
             task.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             with suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
-        await stop()
-        await runner.cleanup()
-
-
-def address(listening: socket.socket, config: ServerConfig) -> str:
-    """The URL that the server listens on, with the port that was chosen."""
-    scheme = "https" if config.tls else "http"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{scheme}://{host}:{listening.getsockname()[1]}"

@@ -22,6 +22,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # what is not read here needs the admin key, where there is one
 _ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
+_METHODS = frozenset({"DELETE"})  # of routes, beside GET and POST
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -103,10 +104,16 @@ class Guard:
             raise Forbidden("this needs the admin key")
 
     def _preflight(self, request: web.Request) -> web.Response:
-        """llama-server's answer, and DELETE for who asks for that, which it does not have."""
-        more = ", DELETE" if request.headers.get("Access-Control-Request-Method") == "DELETE" else ""
-        methods = {"Access-Control-Allow-Methods": "GET, POST" + more}
-        return web.Response(headers={**methods, "Access-Control-Allow-Headers": "*"})
+        """llama-server's answer, with the method and the headers that the browser asks for.
+
+        With credentials `*` would be the name of a header.
+        """
+        method = request.headers.get("Access-Control-Request-Method", "")
+        more = f", {method}" if method in _METHODS else ""
+        headers = request.headers.get("Access-Control-Request-Headers") or "*"
+        return web.Response(
+            headers={"Access-Control-Allow-Methods": "GET, POST" + more, "Access-Control-Allow-Headers": headers}
+        )
 
     def _origin(self, request: web.Request) -> str:
         """The value of Access-Control-Allow-Origin, or "" where none is allowed."""

@@ -149,7 +149,14 @@ SAMPLING = Group(
 SERVING = Group(
     "Server",
     (
-        Flag("--host", "address to listen on", address, "127.0.0.1", "ADDRESS", env="LLAMA_ARG_HOST"),
+        Flag(
+            "--host",
+            "addresses to listen on: names, IPv4, IPv6, paths of Unix sockets (*.sock); a list",
+            address,
+            "127.0.0.1",
+            "ADDRESS",
+            env="LLAMA_ARG_HOST",
+        ),
         Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT"),
         Flag("--api-prefix", "path in front of every endpoint", text, "", "PATH", env="LLAMA_ARG_API_PREFIX"),
         Flag("--api-key", "keys to ask for, separated by commas", keys, None, "KEYS", env="LLAMA_API_KEY", many=True),

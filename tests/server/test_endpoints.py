@@ -346,6 +346,9 @@ async def test_cors():
         headers["Access-Control-Request-Method"] = "DELETE"
         async with server.http.options(server.url + "/v1/files/file-1", headers=headers) as reply:
             assert reply.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
+        headers["Access-Control-Request-Headers"] = "authorization, x-request-id"
+        async with server.http.options(server.url + "/v1/files/file-1", headers=headers) as reply:
+            assert reply.headers["Access-Control-Allow-Headers"] == "authorization, x-request-id"
 
 
 @pytest.mark.parametrize(

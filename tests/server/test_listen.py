@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -18,6 +20,7 @@ from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, UsageError, parse
 from logitless.cli.flags.options import SERVING
 from logitless.cli.setup import server as setup
+from logitless.server import sockets
 from logitless.server.config import ServerConfig
 from tests.server.test_service import serving
 
@@ -165,3 +168,57 @@ async def test_what_a_client_expects(caplog: pytest.LogCaptureFixture):
         async with http.options(url + "/completion", headers={"Origin": "http://here"}) as reply:
             assert reply.status == 200
     await ended(task)
+
+
+# -- addresses
+
+
+async def answers(url: str, connector: aiohttp.BaseConnector | None = None) -> int:
+    async with aiohttp.ClientSession(connector=connector) as http, http.get(url) as reply:
+        return reply.status
+
+
+async def test_the_unspecified_ipv6_address_takes_ipv4_as_well(caplog: pytest.LogCaptureFixture):
+    if not socket.has_ipv6:
+        pytest.skip("this system has no IPv6")
+    task, url = await serving(ServerConfig(host="::", port=0), caplog)
+    port = urlsplit(url).port
+    for host in ("127.0.0.1", "[::1]"):
+        assert await answers(f"http://{host}:{port}/health") == 200
+    await ended(task)
+
+
+async def test_an_address_in_brackets(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(host="[::1]", port=0), caplog)
+    assert url.startswith("http://[::1]:")
+    assert await answers(f"{url}/health") == 200
+    await ended(task)
+
+
+async def test_several_hosts(caplog: pytest.LogCaptureFixture, tmp_path: Path):
+    path = tmp_path / "s.sock"
+    task, _ = await serving(ServerConfig(host=f"127.0.0.1, ::1,{path}", port=0), caplog)
+    urls = caplog.text.split("listening on ")[1].splitlines()[0].split(", ")
+    assert [urlsplit(url).port for url in urls[:1]] == [urlsplit(url).port for url in urls[1:2]]
+    assert urls[2] == f"unix:{path}"
+    for url in urls[:2]:
+        assert await answers(f"{url}/health") == 200
+    assert await answers("http://host/health", aiohttp.UnixConnector(str(path))) == 200
+    await ended(task)
+    assert not path.exists()
+
+
+async def test_a_socket_left_behind_is_replaced_and_one_in_use_is_not(caplog: pytest.LogCaptureFixture, tmp_path: Path):
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    task, url = await serving(ServerConfig(host=str(path)), caplog)
+    assert url == f"unix:{path}"
+    with pytest.raises(OSError, match="in use"):
+        sockets.bind(str(path), 0)
+    assert await answers("http://host/health", aiohttp.UnixConnector(str(path))) == 200
+    await ended(task)
+    path.write_text("a file of somebody")
+    with pytest.raises(OSError, match="in use"):
+        sockets.bind(f"127.0.0.1,{path}", 0)
+    assert path.read_text() == "a file of somebody"
