@@ -25,7 +25,7 @@ from logitless.backends.gpu.attention import (  # noqa: F401
 from logitless.backends.gpu.fuse import fuse
 from logitless.backends.gpu.language.dialect import Shape
 from logitless.backends.gpu.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
-from logitless.backends.gpu.matmul import layout, linear, matmul, moe_linear  # noqa: F401
+from logitless.backends.gpu.matmul import gemm, layout, linear, moe_linear  # noqa: F401
 from logitless.backends.gpu.quantize import joined
 from logitless.backends.gpu.sampling import sample  # noqa: F401
 from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401

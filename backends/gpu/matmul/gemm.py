@@ -1,8 +1,9 @@
-"""Matrix products of many rows, for training: y (rows, columns) of a and b in f32 or packed.
+"""Matrix products for training: `matmul`, `matmul_tn`, and `linear` of a weight that is not
+constant.
 
-y[m, n] is the sum over k of a[m·am + k·ak] · b(k, n), one product after the other, so it has the
-bits of matmul.py's kernel for few rows. b is f32 with strides, or a packed weight whose rows are k:
-gradients pass back through the bytes that are served.
+y[m, n] is the sum over k of a[m·am + k·ak] · b(k, n), one product after the other, whatever the
+number of rows; up to 8 rows have a kernel of their own. b is f32 with strides, or a packed weight
+whose rows are k: gradients pass back through the bytes that are served.
 
 OpenCL on a CPU copies 32 columns of b into local memory, 256 k at a time, and takes all rows of its
 part through them. On GPUs a group has 32 × 64 results, a thread 8 × 4 of them.
@@ -11,13 +12,14 @@ part through them. On GPUs a group has 32 × 64 results, a thread 8 × 4 of them
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch
+from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import layout, unpack
 from logitless.graph.tensor import Tensor
 
 WG, ROWS, COLUMNS = 64, 32, 64  # of a group on GPUs
 CPU_ROWS, CPU_COLUMNS = 4, 32
 LEAST_ROWS = 128  # that are worth a copy of b
+FEW = 8  # rows for which the kernel "matmul" is used
 SIMT = {"WG": WG, "RM": 8, "RN": 4, "TM": ROWS, "TN": COLUMNS, "KC": 16}
 CPU = {"WG": 1, "RM": CPU_ROWS, "RN": 2, "TM": 0, "TN": CPU_COLUMNS, "KC": 256}
 # What follows a row's last columns is another group's, who may be writing it.
@@ -134,6 +136,24 @@ def _gemm(name: str, b: list[Arg], words: list[str], kind: str, functions: str =
     )
 
 
+Kernel(
+    "matmul",
+    [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
+    ["uint n_m", "uint n_n", "uint n_k", "uint am", "uint ak", "uint bn", "uint bk"],
+    """
+  uint m0 = GY * ROWS;
+  for (uint n = GX * WG + LID; n < n_n; n += NGX * WG) {
+    PRECISE float acc[ROWS];
+    for (uint m = 0u; m < ROWS; m++) acc[m] = 0.0f;
+    for (uint k = 0u; k < n_k; k++) {
+      float b = B[n * bn + k * bk];
+      UNROLL for (uint m = 0u; m < ROWS; m++) acc[m] = FMA(A[min(m0 + m, n_m - 1u) * am + k * ak], b, acc[m]);
+    }
+    for (uint m = 0u; m < ROWS; m++) if (m0 + m < n_m) Y[(m0 + m) * n_n + n] = acc[m];
+  }""",
+    simt=[{"WG": WG, "ROWS": 1}, {"WG": WG, "ROWS": FEW}],
+    cpu=[{"WG": 1, "ROWS": 1}, {"WG": 1, "ROWS": FEW}],
+)
 _gemm("gemm", [Arg("B", "f32")], [*WORDS, "uint bn", "uint bk"], "f32")
 for _dtype in layout.PACKINGS:
     _names = f"#define n_k columns\n{unpack.element(_dtype)}"
@@ -143,8 +163,8 @@ for _dtype in layout.PACKINGS:
 def gemm(
     a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, ...], shape: Shape, dtype: str = ""
 ) -> list[Dispatch]:
-    """Launch of t = a · b. `steps`: (am, ak) and, for b in f32, (bn, bk), in elements.
-    `dtype`: type of a packed b.
+    """Launch of t = a · b. `steps`: strides (am, ak) and, for b in f32, (bn, bk). `dtype`: of
+    a packed b.
     """
     (m, n), name = t.shape, f"gemm_{dtype}" if dtype else "gemm"
     across, down, part = -(-n // COLUMNS), -(-m // ROWS), 0
@@ -157,3 +177,42 @@ def gemm(
         raise ValueError(f"a product of {m} rows and {n} columns is too large")
     bufs: Buffers = (a, *(unpack.buffers(b) if dtype else (b,)), t)
     return [dispatch(name, shape, bufs, (m, n, k, part, *steps), (across, down))]
+
+
+def product(a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, int, int, int], shape: Shape) -> list[Dispatch]:
+    """Launches of c (M, N) = t of a and b with strides (am, ak, bn, bk) in elements."""
+    m, n = t.shape
+    if m > FEW:
+        return gemm(a, b, t, k, steps, shape)
+    rows = FEW if m > 1 else 1
+    across = min(n, 4 * shape.units) if shape.name == "cpu" else -(-n // WG)
+    groups = (min(across, MAX_GROUPS), -(-m // rows))
+    return [dispatch("matmul", shape, (a, b, t), (m, n, k, *steps), groups, ROWS=rows)]
+
+
+def rows_product(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    """`linear` where neither source is packed."""
+    a, b = t.src
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    k = a.shape[1]
+    return product(a, b, t, k, (k, 1, k, 1), shape)
+
+
+@lower("matmul_tn")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    a, b = t.src
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    return product(a, b, t, a.shape[0], (1, a.shape[1], 1, b.shape[1]), shape)
+
+
+@lower("matmul")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    a, b = t.src
+    n, k = t.shape[1], a.shape[1]
+    if is_packed(b):
+        return gemm(a, b, t, k, (k, 1), shape, b.dtype)
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    return product(a, b, t, k, (k, 1, 1, n), shape)

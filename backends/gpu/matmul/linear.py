@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import launch, layout, unpack
-from logitless.backends.gpu.matmul.gemm import gemm
+from logitless.backends.gpu.matmul.gemm import rows_product
 from logitless.backends.gpu.matmul.linear_coop_matrix import coop_product
 from logitless.backends.gpu.matmul.linear_int_dot import dot_product
 from logitless.backends.gpu.matmul.linear_software import soft_product
-from logitless.backends.gpu.matmul.matmul import rows_product
 from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, split_for
 from logitless.graph.tensor import Tensor
 
@@ -113,16 +112,3 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
     split = 1 if shape.name == "cpu" else split_for(m, mt, parts, shape)
     tile = launch.Tile(mt, 1, 1 if shape.name == "cpu" or split > 1 else 64 // LANES)
     return [launch.launch(t, parts, shape, f"linear_{dtype}", tile, SPLIT=split)]
-
-
-@lower("matmul")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    from logitless.backends.gpu.matmul.matmul import product
-
-    a, b = t.src
-    n, k = t.shape[1], a.shape[1]
-    if is_packed(b):
-        return gemm(a, b, t, k, (k, 1), shape, b.dtype)
-    if a.dtype != "f32" or b.dtype != "f32":
-        return None
-    return product(a, b, t, k, (k, 1, 1, n), shape)
