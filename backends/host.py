@@ -134,7 +134,7 @@ def casts_to_bf16() -> bool:
 
 
 @functools.cache
-def compiled_for() -> Host:
+def target_host() -> Host:
     """The processor that kernels are compiled for.
 
     It is this processor, or one whose best variant is the requested one. Otherwise LLVM would use

@@ -76,9 +76,9 @@ def test_requested_isa_limits_what_kernels_use(variant: str, monkeypatch: pytest
     machine = isa.Host("sapphirerapids", "+avx,+avx2,+fma,+avxvnni,+avx512f,+avx512vl,+avx512bw,+avx512vnni,+amx-int8")
     monkeypatch.setattr(isa, "host", lambda: machine)
     monkeypatch.setattr(isa, "isa", lambda: "avx512_vnni")
-    assert isa.compiled_for.__wrapped__() == machine
+    assert isa.target_host.__wrapped__() == machine
     monkeypatch.setattr(isa, "isa", lambda: variant)
-    target = isa.compiled_for.__wrapped__()
+    target = isa.target_host.__wrapped__()
     assert target.has("avx", "avx2", "fma")
     assert target.has("avxvnni") == (variant == "avx_vnni")
     assert "-avx512f" in target.attributes
@@ -88,7 +88,7 @@ def test_requested_isa_limits_what_kernels_use(variant: str, monkeypatch: pytest
     older = isa.Host("skylake-avx512", "+avx2,+fma,+avx512f,+avx512vl,+avx512bw")
     monkeypatch.setattr(isa, "host", lambda: older)
     monkeypatch.setattr(isa, "isa", lambda: "avx2")
-    assert isa.compiled_for.__wrapped__() == older
+    assert isa.target_host.__wrapped__() == older
 
 
 def test_cache_sizes_come_from_sysfs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

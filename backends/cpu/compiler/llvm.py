@@ -1,6 +1,7 @@
-"""From a kernel's function to machine code: numba makes LLVM IR of it, LLVM an object file, which `image.py` links.
+"""Compilation of a kernel: numba makes LLVM IR, LLVM an object file, `linker.py` an image.
 
-Whoever imports this imports LLVM. An object of a kind that is not linked is kept as it is, and LLVM loads it.
+Importing this imports LLVM. An object file that cannot be linked is cached as it is, and LLVM loads
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import llvmlite.binding as llvm
 
 from logitless.backends.cpu.compiler import linker
 from logitless.backends.cpu.compiler.numba_frontend import ir_of
-from logitless.backends.host import compiled_for
+from logitless.backends.host import target_host
 
 FRAMED = r'\1 "frame-pointer"="all" {'
 
@@ -24,7 +25,7 @@ FRAMED = r'\1 "frame-pointer"="all" {'
 def target() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    here = compiled_for()
+    here = target_host()
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=here.name, features=here.attributes, opt=3, reloc="pic", codemodel="default"
     )
@@ -36,7 +37,7 @@ def _engine() -> Any:
 
 
 def compile_kernel(name: str, module: str, symbol: str) -> bytes:
-    """The code of a kernel of `module`, whose entry is to be called `symbol`: an image, or an object file."""
+    """Code of a kernel of `module` with entry `symbol`: a linked image, or an object file."""
     family, *params = name.split(":")
     importlib.import_module(f"logitless.backends.cpu.kernels.{module}")
     registry = importlib.import_module("logitless.backends.cpu.kernels.ir.registry")
@@ -49,10 +50,11 @@ def compile_kernel(name: str, module: str, symbol: str) -> bytes:
 
 
 def object_code(source: str, entry: str, symbol: str) -> bytes:
-    """Optimised machine code. All but the entry becomes private, so that callees are inlined or dropped.
+    """Optimised machine code. Everything but the entry becomes private, so callees are inlined.
 
-    Functions keep a frame pointer, so LLVM never uses rbp in an address: some Xeons do little for a
-    `prefetcht2` whose address begins with rbp (docs/experiments/cpu-matmul.md).
+    The frame pointer keeps rbp free of other uses. The Xeon in docs/LOG.md mostly ignores a
+    `prefetcht2` whose address begins with that register, which LLVM picks now and then; 8 rows took
+    a fifth longer.
     """
     module = llvm.parse_assembly(re.sub(rf'^(define .*{re.escape(entry)}"?\(.*\)) {{$', FRAMED, source, flags=re.M))
     for function in module.functions:
@@ -72,7 +74,7 @@ def object_code(source: str, entry: str, symbol: str) -> bytes:
 
 
 def load_objects(objects: Sequence[tuple[str, bytes]]) -> list[int]:
-    """The addresses of (symbol, object file), all in LLVM's memory. 0 for a file that has no such symbol."""
+    """Addresses of (symbol, object file), loaded by LLVM. 0 for a file without its symbol."""
     engine = _engine()
     for _, code in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -1,8 +1,9 @@
-"""numba as a front end only: a Python function → unoptimised LLVM IR, its callees included.
+"""numba as a front end only: a Python function → unoptimised LLVM IR, callees included.
 
-numba compiles every callee of a kernel to machine code of its own, with Python wrappers, and optimises each one again
-with all that it calls; we only want the IR, which `jit` optimises once, as a whole. For a kernel of 60 small functions
-that is 34 s or 6 s. numba has no option for it, so the steps that we do without are replaced while a kernel compiles.
+numba compiles every callee to machine code of its own, with Python wrappers, and optimises each one
+with all that it calls. Here only the IR is needed, which `llvm.py` optimises once, as a whole. For
+a kernel of 60 small functions that is 6 s instead of 34 s. numba has no option for it, so the
+unneeded steps are patched out while a kernel compiles.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from unittest import mock
 
 
 def ir_of(function: Any) -> tuple[str, str]:
-    """(IR as text, name of the entry) of a kernel: `function` as kernels/registry.py describes it."""
+    """(IR as text, name of the entry) of a kernel function (kernels/ir/registry.py)."""
     import numba
     from numba.core.compiler_lock import global_compiler_lock
 
@@ -22,7 +23,8 @@ def ir_of(function: Any) -> tuple[str, str]:
     signature = getattr(function, "signature", None) or types.void(
         types.CPointer(types.int64), types.int64, types.int64, types.int64
     )
-    # Sums may be re-associated into vector lanes: a fixed order per kernel, the same for every row (batch invariance).
+    # Sums may be re-associated into vector lanes. The order is fixed per kernel, the same for every
+    # row.
     fastmath = getattr(function, "fastmath", {"reassoc", "contract", "nsz"})
     with global_compiler_lock, _without_machine_code():
         compiled = numba.njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
@@ -46,7 +48,8 @@ def _without_machine_code() -> Iterator[None]:
             (JITCodeLibrary, "_finalize_specific", nothing),
             (BaseLower, "create_cpython_wrapper", nothing),
             (BaseLower, "create_cfunc_wrapper", nothing),
-            (JITCodeLibrary, "get_pointer_to_function", lambda *args: 1),  # of the wrapper; nobody calls it
+            # of the wrapper, which is never called
+            (JITCodeLibrary, "get_pointer_to_function", lambda *args: 1),
             (JITCPUCodegen, "set_env", nothing),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))

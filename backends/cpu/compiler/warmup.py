@@ -34,9 +34,9 @@ TRAINING = (
     *(
         "pack_tiles:m",
         "pack_tiles:k",
-        "thin_rows:n",
-        "thin_rows:k",
-        "thin_sums",
+        "skinny_gemm:n",
+        "skinny_gemm:k",
+        "skinny_split_k",
         "cross_entropy_back",
         "cross_entropy",
         "rms_norm",
@@ -83,7 +83,7 @@ def _kernels(t: Tensor) -> Iterator[str]:
         if family == "linear":
             if params[2:] == ["add"]:
                 yield from (task.kernel, "binary:add")
-            yield from _linears(params[0], *(how for how in params[2:] if how == "rounded"))
+            yield from _linears(params[0], *(how for how in params[2:] if how == "bf16"))
         elif family == "gemm" and params[1] == "n" and len(params) > 2:
             yield from (task.kernel, "round_act:k" if params[3:] else "pack_act")
             yield from _linears(*params[2:])

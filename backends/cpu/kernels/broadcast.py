@@ -1,4 +1,4 @@
-"""Sums over axes, and arithmetic of arrays that are broadcast to each other: any two shapes, as strides."""
+"""Broadcast arithmetic, sums over axes, and scatter-add of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ BINARY = {
 
 @kernel("sum_to")
 def sum_to():
-    """a: x (R0, K0, R1, K1), y (K0, K1), R0, K0, R1, K1. A unit is a row of y, in blocks of columns."""
+    """Sum over two axes. a: x (R0, K0, R1, K1), y (K0, K1), R0, K0, R1, K1.
+
+    A unit is a row of y, in blocks of columns.
+    """
 
     def run(a, begin, end, scratch):
         r0, k0, r1, k1 = a[2], a[3], a[4], a[5]
@@ -43,21 +46,21 @@ def sum_to():
                     out[i] = np.float32(0)
                 for i in range(r0):
                     for j in range(r1):
-                        m.added(y, a[0] + (((i * k0 + row) * r1 + j) * k1 + column) * 4, y, n)
+                        m.add_elements(y, a[0] + (((i * k0 + row) * r1 + j) * k1 + column) * 4, y, n)
 
     return run
 
 
 @kernel("broadcast")
 def broadcast(name):
-    """a: a, b, y, n, d1, d2, then for a and b: numbers from one to the next in y's axes 0, 1, 2 and within a row.
+    """Broadcast arithmetic. a: a, b, y, n, d1, d2, then for a and b the strides of axes 0, 1, 2, 3.
 
-    y is (d0, d1, d2, n); a row of n a unit. Within a row a source moves by 1 or not at all.
+    y is (d0, d1, d2, n); a unit is a row of n. Strides count elements; the innermost is 1 or 0.
     """
     formula = BINARY[name]
-    both = m.elements(2, 0, lambda b, x, s: formula(b, x[0], x[1]))
-    left = m.elements(1, 1, lambda b, x, s: formula(b, x[0], s[0]))
-    right = m.elements(1, 1, lambda b, x, s: formula(b, s[0], x[0]))
+    both = m.elementwise(2, 0, lambda b, x, s: formula(b, x[0], x[1]))
+    left = m.elementwise(1, 1, lambda b, x, s: formula(b, x[0], s[0]))
+    right = m.elementwise(1, 1, lambda b, x, s: formula(b, s[0], x[0]))
 
     def run(a, begin, end, scratch):
         n, d1, d2 = a[3], a[4], a[5]
@@ -85,17 +88,20 @@ def broadcast(name):
 
 @njit(forceinline=True)
 def add_in_order(rows, ids, y, count, k, first, last):
-    """Add the rows whose ids lie in first…last to theirs of y."""
+    """Add the rows whose ids lie in first…last to their rows of y."""
     for t in range(count):
         row = np.int64(ids[t])
         if first <= row < last:
             at = y + row * k * 4
-            m.added(at, rows + t * k * 4, at, k)
+            m.add_elements(at, rows + t * k * 4, at, k)
 
 
 @kernel("add_rows")
 def add_rows():
-    """a: rows (T, K), ids, y (n, K), T, K, n. A unit is TABLE_ROWS rows of y: rows are added in order."""
+    """Scatter-add of rows, in order. a: rows (T, K), ids, y (n, K), T, K, n.
+
+    A unit is TABLE_ROWS rows of y.
+    """
 
     def run(a, begin, end, scratch):
         k = a[4]
@@ -110,7 +116,7 @@ def add_rows():
 
 @kernel("add_rows_to")
 def add_rows_to():
-    """a: x (n, K), rows (T, K), ids, y (n, K), T, K, n. As add_rows, onto x, whose memory y may be."""
+    """Scatter-add of rows onto x. a: x (n, K), rows (T, K), ids, y (n, K), T, K, n. y may be x."""
 
     def run(a, begin, end, scratch):
         k = a[5]
@@ -126,7 +132,7 @@ def add_rows_to():
 
 @kernel("copy_block")
 def copy_block():
-    """a: x, y, bytes of y before and of x, of y in all: zeros, x, zeros. A unit is 16 KiB of y."""
+    """Copy with zero padding. a: x, y, bytes of padding before, of x, of y. A unit is 16 KiB of y."""
 
     def run(a, begin, end, scratch):
         before, middle, total = a[2] // 4, a[3] // 4, a[4] // 4

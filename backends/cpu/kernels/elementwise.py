@@ -1,4 +1,4 @@
-"""Element by element; one row of the last axis a unit. Results may take over a source's memory."""
+"""Elementwise kernels. A unit is a row of the last axis; the result may overwrite a source."""
 
 from __future__ import annotations
 
@@ -91,14 +91,15 @@ def _softplus(x):
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
-SCALAR = {"log": math.log, "softplus": _softplus, "sin": math.sin, "cos": math.cos}  # in f64, one by one: rare
+# rare, so in f64 and one by one
+SCALAR = {"log": math.log, "softplus": _softplus, "sin": math.sin, "cos": math.cos}
 
 
 @kernel("binary")
 def binary(name):
-    """a: a, b, y, n, bytes between rows of b (0: one row for all, −1: one number for all)."""
+    """Binary op. a: a, b, y, n, bytes between rows of b (0: one row for all, −1: a scalar)."""
     formula = BINARY_OF[name]
-    both, one = (m.elements(2 - k, k, lambda b, x, s: formula(b, *x, *s)) for k in (0, 1))
+    both, one = (m.elementwise(2 - k, k, lambda b, x, s: formula(b, *x, *s)) for k in (0, 1))
 
     def run(a, begin, end, scratch):
         n, stride = a[3], a[4]
@@ -113,8 +114,8 @@ def binary(name):
 
 @kernel("unary")
 def unary(name):
-    """a: x, y, n."""
-    activate = m.elements(1, 0, lambda b, x, s: ACTIVATIONS[name](b, x[0]))
+    """Unary op as vector code. a: x, y, n."""
+    activate = m.elementwise(1, 0, lambda b, x, s: ACTIVATIONS[name](b, x[0]))
 
     def run(a, begin, end, scratch):
         n = a[2]
@@ -126,7 +127,7 @@ def unary(name):
 
 @kernel("scalar")
 def scalar(name):
-    """a: x, y, n."""
+    """Unary op in f64, one by one. a: x, y, n."""
     function = SCALAR[name]
 
     def run(a, begin, end, scratch):
@@ -138,15 +139,15 @@ def scalar(name):
     return run
 
 
-def joined(activation):
+def glu_function(activation):
     """intrinsic f(gate, up, y, n): y[i] = activation(gate[i]) · up[i]."""
-    return m.elements(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[activation](b, x[0]), x[1]))
+    return m.elementwise(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[activation](b, x[0]), x[1]))
 
 
 @kernel("glu")
 def glu(name):
-    """a: gate, up, y, n."""
-    gated = joined(name)
+    """GLU. a: gate, up, y, n."""
+    gated = glu_function(name)
 
     def run(a, begin, end, scratch):
         n = a[3]
@@ -158,7 +159,7 @@ def glu(name):
 
 @kernel("glu_clamped")
 def glu_clamped():
-    """a: gate, up, y, n, bits of alpha, of the limit."""
+    """GLU with clamped inputs (gpt-oss). a: gate, up, y, n, bits of alpha, of the limit."""
 
     def formula(b, x, s):
         n = x[0].type.count
@@ -168,21 +169,21 @@ def glu_clamped():
         swish = b.fdiv(gate, m.logistic_inverse(b, b.fmul(s[0], gate)))
         return b.fmul(swish, b.fadd(m.fill(n, 1.0), up))
 
-    joined = m.elements(2, 2, formula)
+    glu_function = m.elementwise(2, 2, formula)
 
     def run(a, begin, end, scratch):
         n = a[3]
         for r in range(begin, end):
             at = r * n * 4
-            joined(a[0] + at, a[1] + at, a[2] + at, n, bits_f32(a[4]), bits_f32(a[5]))
+            glu_function(a[0] + at, a[1] + at, a[2] + at, n, bits_f32(a[4]), bits_f32(a[5]))
 
     return run
 
 
 @kernel("scale")
 def scale():
-    """a: x, y, n, factor bits."""
-    times = m.elements(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))
+    """Multiply by a constant. a: x, y, n, factor bits."""
+    times = m.elementwise(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))
 
     def run(a, begin, end, scratch):
         n = a[2]
@@ -194,8 +195,8 @@ def scale():
 
 @kernel("softcap")
 def softcap():
-    """a: x, y, n, cap bits."""
-    bound = m.elements(1, 1, lambda b, x, s: b.fmul(s[0], m.tanh(b, b.fdiv(x[0], s[0]))))
+    """Soft cap: cap · tanh(x / cap). a: x, y, n, cap bits."""
+    bound = m.elementwise(1, 1, lambda b, x, s: b.fmul(s[0], m.tanh(b, b.fdiv(x[0], s[0]))))
 
     def run(a, begin, end, scratch):
         n = a[2]

@@ -1,4 +1,4 @@
-"""Rows of a table by number: `get_rows:<type>` decodes them from a packed weight, `get_rows:rows` copies plain ones."""
+"""Gather of table rows: `get_rows:<dtype>` from a packed weight, `get_rows:rows` from plain f32."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from logitless.backends.cpu.kernels.ir.registry import (
     u16p,
 )
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_place, places
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, section_finder
 
 
 @kernel("get_rows")
 def get_rows(dtype):
-    """a: table, ids (i32), y (f32), row length, bytes of a packed group. A row is a unit."""
+    """Gather rows as f32. a: table, ids (i32), y (f32), row length, bytes of a packed group.
+
+    A unit is a row.
+    """
     if dtype == "rows":
-        return copy_rows
+        return gather_f32
     layout = LAYOUTS[dtype]
     if layout.block == 1:
-        return float_rows(dtype)
-    return quantised_rows(layout)
+        return gather_floats(dtype)
+    return gather_blocks(layout)
 
 
-def copy_rows(a, begin, end, scratch):
+def gather_f32(a, begin, end, scratch):
     k = a[3]
     for t in range(begin, end):
         x, y = f32p(a[0] + i32p(a[1])[t] * k * 4), f32p(a[2] + t * k * 4)
@@ -39,13 +42,13 @@ def copy_rows(a, begin, end, scratch):
             y[i] = x[i]
 
 
-def element(dtype):
-    """f(group, k, r): a number of a packed group of floats, as f32."""
-    together = LAYOUTS[dtype].together
+def float_reader(dtype):
+    """f(group, k, r): one element of a packed group of floats, as f32."""
+    k_interleave = LAYOUTS[dtype].k_interleave
 
     @njit(forceinline=True)
     def get(group, k, r):
-        i = float_place(together, k, r)
+        i = float_index(k_interleave, k, r)
         if dtype == "f32":
             return f32p(group)[i]
         elif dtype == "f16":
@@ -56,8 +59,8 @@ def element(dtype):
     return get
 
 
-def float_rows(dtype):
-    get = element(dtype)
+def gather_floats(dtype):
+    get = float_reader(dtype)
 
     def run(a, begin, end, scratch):
         k, group_nbytes = a[3], a[4]
@@ -70,33 +73,35 @@ def float_rows(dtype):
     return run
 
 
-def code_at(codes):
-    """f(quant): what it stands for: itself where there are no codes, whose table is two words of bytes."""
+def codebook_reader(codes):
+    """f(quant): its value in the codebook; the quant itself without one. The table is two words."""
     low, high = (int.from_bytes(bytes(code & 255 for code in half), "little") for half in (codes[:8], codes[8:]))
     low, high = np.uint64(low), np.uint64(high)
 
     @njit(forceinline=True)
-    def coded(v):
+    def read_code(v):
         if codes:
             word = high if v > 7 else low
             return np.int32(np.int8((word >> np.uint64(v % 8 * 8)) & np.uint64(255)))
         else:
             return v
 
-    return coded
+    return read_code
 
 
-def decoded(layout):
-    """f(group, lane, i, first, last, out): of block i of 32 numbers of a row of a packed group those of steps
-    `first`…`last`, four each → f32 at out."""
-    find, quants, high, fine, mins = places(layout), layout.quants, layout.high, layout.fine, layout.mins
+def block_decoder(layout):
+    """f(group, lane, i, first, last, out): part of one row's 32-element block i → f32 at out.
+
+    The part is steps `first`…`last`, four elements each.
+    """
+    sections, quants, high, fine, mins = section_finder(layout), layout.quants, layout.high, layout.fine, layout.mins
     offset = 0 if mins or layout.codes else 128 >> layout.shift
-    code, exponents = code_at(layout.codes), layout.coarse == 16
+    code, exponents = codebook_reader(layout.codes), layout.coarse == 16
 
     @njit(forceinline=True)
     def decode(group, lane, i, first, last, out):
         y = f32p(out)
-        c, f, h_at, q_at = find(group, i)
+        c, f, h_at, q_at = sections(group, i)
         f, h, q = f + lane, u8p(h_at + lane * 4), u8p(q_at + lane * 4)
         if exponents:
             d = from_bits(np.int32(u8p(c)[lane]) << 23) * np.float32(0.5)
@@ -125,8 +130,8 @@ def decoded(layout):
     return decode
 
 
-def quantised_rows(layout):
-    decode = decoded(layout)
+def gather_blocks(layout):
+    decode = block_decoder(layout)
 
     def run(a, begin, end, scratch):
         k, group_nbytes = a[3], a[4]
@@ -140,10 +145,13 @@ def quantised_rows(layout):
 
 @kernel("unpack")
 def unpack(dtype):
-    """a: table, y (f32), row length, bytes of a packed group. A row is a unit."""
+    """Unpack a weight to f32. a: table, y (f32), row length, bytes of a packed group.
+
+    A unit is a row.
+    """
     layout = LAYOUTS[dtype]
-    decode = decoded(layout) if layout.block > 1 else None
-    get = element(dtype) if layout.block == 1 else None
+    decode = block_decoder(layout) if layout.block > 1 else None
+    get = float_reader(dtype) if layout.block == 1 else None
 
     def blocks(a, begin, end, scratch):
         k = a[2]
@@ -161,12 +169,15 @@ def unpack(dtype):
     return blocks if layout.block > 1 else floats
 
 
-def strip(dtype, width):
-    """f(table, group_nbytes, n, row, rows, column, columns, target): a part of a packed table (…, n) →
-    target[rows][width], zeros beyond `columns` of floats. Width and column are multiples of 16."""
+def strip_decoder(dtype, width):
+    """f(table, group_nbytes, n, row, rows, column, columns, target): part of a packed table as f32.
+
+    The table is (…, n), the target [rows][width]. Floats are zero beyond `columns`. Width and
+    column are multiples of 16.
+    """
     layout = LAYOUTS[dtype]
     if layout.block == 1:
-        get = element(dtype)
+        get = float_reader(dtype)
 
         @njit(forceinline=True)
         def floats(table, group_nbytes, n, row, rows, column, columns, target):
@@ -176,7 +187,7 @@ def strip(dtype, width):
                     out[c] = get(group, column + c, (row + r) % 16) if c < columns else np.float32(0)
 
         return floats
-    decode = decoded(layout)
+    decode = block_decoder(layout)
 
     @njit(forceinline=True)
     def blocks(table, group_nbytes, n, row, rows, column, columns, target):

@@ -1,7 +1,7 @@
-"""Layers with a state (graph/ops/linear_attention.py): short convolutions, linear attention.
+"""Recurrent layers: causal convolution and linear attention (graph/ops/linear_attention.py).
 
-Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end` (address 0:
-nowhere). A row of the states that there is not is never written.
+`begin` (i32) is the state that row t starts from, −1 to continue from the row before. `end` is the
+state to write it to (address 0: none). A state outside 0…N−1 is never written.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel
 
 COLUMNS = 64  # of a unit of a convolution
-WIDTH = 32  # elements of a head's values that a unit of linear attention has
+WIDTH = 32  # elements of a head's values in a unit of linear attention
 HALVES = range(WIDTH // 16)
-AT_ONCE = 4  # rows of a state that one turn of its loops takes, each with sums of its own
+UNROLL = 4  # rows of a state per loop iteration, each with sums of its own
 
 
 @njit(forceinline=True)
 def copy_rows(source, s_step, target, t_step, rows, n):
-    """Rows of n numbers, `step` numbers apart."""
+    """Copy rows of n elements, `step` elements apart."""
     for i in range(rows):
         x, y = f32p(source + i * s_step * 4), f32p(target + i * t_step * 4)
         for j in range(n):
@@ -29,8 +29,8 @@ def copy_rows(source, s_step, target, t_step, rows, n):
 
 
 @njit(forceinline=True)
-def seen_row(x, states, state, first, t, columns, size, c0):
-    """The address of row t of the sequence that begins in row `first`, at column c0."""
+def input_row(x, states, state, first, t, columns, size, c0):
+    """Address of input row t, at column c0, of the sequence that begins in row `first`."""
     if t >= first:
         return x + (t * columns + c0) * 4
     return states + ((state * (size - 1) + size - 1 + t - first) * columns + c0) * 4
@@ -38,7 +38,9 @@ def seen_row(x, states, state, first, t, columns, size, c0):
 
 @kernel("text_begins")
 def text_begins():
-    """a: start, y, length. A unit is a row."""
+    """State of each row: 0 where a sample starts, −1 elsewhere. a: start, y, length. A unit is a
+    row.
+    """
 
     def run(a, begin, end, scratch):
         start, y, length = i32p(a[0]), i32p(a[1]), a[2]
@@ -50,9 +52,10 @@ def text_begins():
 
 @intrinsic
 def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
-    """COLUMNS of rows of y, one after the other: the sum of `size` rows of x from its own on, each times its taps.
+    """COLUMNS columns of y, row by row: the sum of `size` rows of x from its own on, times the
+    taps.
 
-    Steps are in bytes. However rows are divided among calls, each has the same bits.
+    Steps are in bytes. A row has the same bits for any division of rows among calls.
     """
     parts = range(COLUMNS // 16)
 
@@ -63,11 +66,11 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
             own = e.at(b, source, b.mul(t, a[1]))
 
             def tap(j, sums):
-                seen, w = e.at(b, own, b.mul(j, a[1])), e.at(b, weights, b.mul(j, e.i64(4 * COLUMNS)))
-                pairs = ([e.load(b, e.at(b, base, 64 * i), e.V16F, 4) for base in (w, seen)] for i in parts)
+                x_row, w = e.at(b, own, b.mul(j, a[1])), e.at(b, weights, b.mul(j, e.i64(4 * COLUMNS)))
+                pairs = ([e.load(b, e.at(b, base, 64 * i), e.V16F, 4) for base in (w, x_row)] for i in parts)
                 return [e.fma(b, u, v, total) for (u, v), total in zip(pairs, sums, strict=True)]
 
-            sums = e.loop(b, e.i64(0), a[6], [e.each(0.0)] * len(parts), tap)
+            sums = e.loop(b, e.i64(0), a[6], [e.constant(0.0)] * len(parts), tap)
             for i, total in zip(parts, sums, strict=True):
                 e.store(b, total, e.at(b, e.at(b, out, b.mul(t, a[4])), 64 * i), 4)
             return []
@@ -80,15 +83,17 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
 
 @kernel("causal_conv")
 def causal_conv():
-    """a: x, w, states, begin, end, y, T, C, K, N. A unit is 64 columns. Scratch: their weights, by taps; rows that are
-    not side by side, and one of y."""
+    """Causal convolution. a: x, w, states, begin, end, y, T, C, K, N. A unit is 64 columns.
+
+    Scratch: their weights, by tap; input rows that are not contiguous; a row of y.
+    """
 
     def run(a, begin, end, scratch):
         x, states, rows, columns, size, n_states = a[0], a[2], a[6], a[7], a[8], a[9]
         begins, ends, taps = i32p(a[3]), i32p(a[4]), f32p(scratch)
-        apart = scratch + size * COLUMNS * 4
-        y_row = apart + size * COLUMNS * 4
-        for i in range((2 * size + 1) * COLUMNS):  # columns that are none
+        gathered = scratch + size * COLUMNS * 4
+        y_row = gathered + size * COLUMNS * 4
+        for i in range((2 * size + 1) * COLUMNS):  # columns beyond the last
             taps[i] = np.float32(0)
         for unit in range(begin, end):
             c0 = unit * COLUMNS
@@ -102,7 +107,8 @@ def causal_conv():
                 if begins[t] >= 0:
                     first, state = t, np.int64(begins[t])
                 y = a[5] + (t * columns + c0) * 4
-                if n == COLUMNS and t - first >= size - 1:  # up to the sequence's end its rows are side by side
+                # up to the sequence's end its rows are contiguous
+                if n == COLUMNS and t - first >= size - 1:
                     stop = t + 1
                     while stop < rows and begins[stop] < 0:
                         stop += 1
@@ -111,37 +117,37 @@ def causal_conv():
                 else:
                     stop = t + 1
                     for j in range(size):
-                        seen = seen_row(x, states, state, first, t - size + 1 + j, columns, size, c0)
-                        copy_rows(seen, 0, apart + j * COLUMNS * 4, 0, 1, n)
-                    _convolve(apart, COLUMNS * 4, scratch, y_row, 0, 1, size)
+                        source = input_row(x, states, state, first, t - size + 1 + j, columns, size, c0)
+                        copy_rows(source, 0, gathered + j * COLUMNS * 4, 0, 1, n)
+                    _convolve(gathered, COLUMNS * 4, scratch, y_row, 0, 1, size)
                     copy_rows(y_row, 0, y, 0, 1, n)
                 if a[4] != 0:
                     for u in range(t, stop):
                         for j in range(size - 1 if 0 <= ends[u] < n_states else 0):
-                            seen = seen_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
-                            kept = states + ((np.int64(ends[u]) * (size - 1) + j) * columns + c0) * 4
-                            copy_rows(seen, 0, kept, 0, 1, n)
+                            source = input_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
+                            target = states + ((np.int64(ends[u]) * (size - 1) + j) * columns + c0) * 4
+                            copy_rows(source, 0, target, 0, 1, n)
                 t = stop
 
     return run
 
 
-def _turn(b, count, n_sums, body):
-    """What body(i, n, sums) adds up over all rows i of a state, AT_ONCE of them (n) with sums of their own."""
+def _sum_rows(b, count, n_sums, body):
+    """Sum of body(i, n, sums) over all rows i of a state, with UNROLL separate sums (n)."""
 
-    def several(i, sums):
-        found = []
-        for n in range(AT_ONCE):
-            found += body(b.add(i, e.i64(n)), sums[n * n_sums : (n + 1) * n_sums])
-        return found
+    def unrolled(i, sums):
+        totals = []
+        for n in range(UNROLL):
+            totals += body(b.add(i, e.i64(n)), sums[n * n_sums : (n + 1) * n_sums])
+        return totals
 
-    sums = e.loop(b, e.i64(0), count, [e.each(0.0)] * AT_ONCE * n_sums, several, AT_ONCE)
-    parts = [[sums[n * n_sums + i] for n in range(AT_ONCE)] for i in range(n_sums)]
+    sums = e.loop(b, e.i64(0), count, [e.constant(0.0)] * UNROLL * n_sums, unrolled, UNROLL)
+    parts = [[sums[n * n_sums + i] for n in range(UNROLL)] for i in range(n_sums)]
     return [b.fadd(b.fadd(p[0], p[1]), b.fadd(p[2], p[3])) for p in parts]
 
 
 def _row(b, state, i):
-    """Where WIDTH columns of row i of a state are."""
+    """Addresses of WIDTH columns of row i of a state."""
     return [e.at(b, state, b.add(b.mul(i, e.i64(4 * WIDTH)), e.i64(64 * h))) for h in HALVES]
 
 
@@ -150,8 +156,8 @@ def _number(b, base, i):
 
 
 @intrinsic
-def _recall(typingctx, s, k, known, size):
-    """What a state s (D, WIDTH) knows of a key: known (WIDTH,)."""
+def _read_state(typingctx, s, k, recalled, size):
+    """out = k · state: the recalled value of a key, (WIDTH,), from a state s (D, WIDTH)."""
 
     def codegen(ctx, b, sig, a):
         state, key, out = (b.inttoptr(x, e.I8P) for x in a[:3])
@@ -160,68 +166,70 @@ def _recall(typingctx, s, k, known, size):
             k_i = _number(b, key, i)
             return [e.fma(b, e.load(b, p, e.V16F, 4), k_i, x) for p, x in zip(_row(b, state, i), sums, strict=True)]
 
-        for h, x in zip(HALVES, _turn(b, a[3], len(HALVES), body), strict=True):
+        for h, x in zip(HALVES, _sum_rows(b, a[3], len(HALVES), body), strict=True):
             e.store(b, x, e.at(b, out, 64 * h), 4)
         return ctx.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
 
 
-def _advancing(delta):
-    """One token of WIDTH columns of a head: its state s (D, WIDTH), which knows `known` of k, goes on; y (WIDTH,) is
-    what q finds there, and `known` then what there is of the next token's key. Without `delta` nobody asks for that."""
+def _step_function(delta):
+    """intrinsic of one token on WIDTH columns of a head: updates the state s (D, WIDTH), y = q · s.
 
-    def advance(typingctx, s, k, q, v, y, known, k_next, size, decay, beta, scale):
+    `recalled` holds k · s on entry and k_next · s on return, if `delta` (the delta rule) needs it.
+    """
+
+    def step(typingctx, s, k, q, v, y, recalled, k_next, size, decay, beta, scale):
         def codegen(ctx, b, sig, a):
-            state, key, query, value, out, held, following = (b.inttoptr(x, e.I8P) for x in a[:7])
-            faded, learned, scaled = (e.splat(b, x) for x in a[8:])
+            state, key, query, value, out, recall, next_k = (b.inttoptr(x, e.I8P) for x in a[:7])
+            decay, beta, scaled = (e.splat(b, x) for x in a[8:])
 
             def half(base, h):
                 return e.load(b, e.at(b, base, 64 * h), e.V16F, 4)
 
-            missing = [half(value, h) for h in HALVES]
+            residual = [half(value, h) for h in HALVES]
             if delta:
-                missing = [b.fsub(x, b.fmul(faded, half(held, h))) for h, x in zip(HALVES, missing, strict=True)]
-            missing = [b.fmul(learned, x) for x in missing]
-            seeking = [query, following] if delta else [query]
+                residual = [b.fsub(x, b.fmul(decay, half(recall, h))) for h, x in zip(HALVES, residual, strict=True)]
+            residual = [b.fmul(beta, x) for x in residual]
+            queries = [query, next_k] if delta else [query]
 
             def body(i, sums):
-                numbers = [_number(b, base, i) for base in (key, *seeking)]
-                found = [[] for _ in seeking]
+                numbers = [_number(b, base, i) for base in (key, *queries)]
+                totals = [[] for _ in queries]
                 for h, p in zip(HALVES, _row(b, state, i), strict=True):
-                    new = e.fma(b, numbers[0], missing[h], b.fmul(faded, e.load(b, p, e.V16F, 4)))
+                    new = e.fma(b, numbers[0], residual[h], b.fmul(decay, e.load(b, p, e.V16F, 4)))
                     e.store(b, new, p, 4)
-                    for which, of in enumerate(found):
-                        of.append(e.fma(b, new, numbers[1 + which], sums[which * len(HALVES) + h]))
-                return [total for of in found for total in of]
+                    for q, column_sums in enumerate(totals):
+                        column_sums.append(e.fma(b, new, numbers[1 + q], sums[q * len(HALVES) + h]))
+                return [total for column_sums in totals for total in column_sums]
 
-            sums = _turn(b, a[7], len(seeking) * len(HALVES), body)
+            sums = _sum_rows(b, a[7], len(queries) * len(HALVES), body)
             for h in HALVES:
                 e.store(b, b.fmul(scaled, sums[h]), e.at(b, out, 64 * h), 4)
                 if delta:
-                    e.store(b, sums[len(HALVES) + h], e.at(b, held, 64 * h), 4)
+                    e.store(b, sums[len(HALVES) + h], e.at(b, recall, 64 * h), 4)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 8, *[types.float32] * 3), codegen
 
-    return intrinsic(advance)
+    return intrinsic(step)
 
 
-_advance, _advance_delta = _advancing(False), _advancing(True)
+_step, _step_delta = _step_function(False), _step_function(True)
 
 
 @njit(forceinline=True)
 def key_head(h, heads, k_heads, grouped):
-    """Whose keys and queries head h has."""
+    """KV head of head h."""
     return h // (heads // k_heads) if grouped else h % k_heads
 
 
 @kernel("linear_attention")
 def linear_attention():
-    """a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits, delta, grouped, N. A unit is
-    WIDTH columns of a head.
+    """Linear attention. A unit is WIDTH columns of a head.
 
-    Scratch: its state, and a row each of v, y and what is known of a key.
+    a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits, delta, grouped,
+    N. Scratch: the state, and a row each of v, y and the recalled value.
     """
 
     def run(a, begin, end, scratch):
@@ -231,28 +239,28 @@ def linear_attention():
         parts = (width + WIDTH - 1) // WIDTH
         v_row = scratch + size * WIDTH * 4
         y_row = v_row + WIDTH * 4
-        known = y_row + WIDTH * 4
-        for i in range((size + 1) * WIDTH):  # columns that are none stay zero
+        recalled = y_row + WIDTH * 4
+        for i in range((size + 1) * WIDTH):  # columns beyond the last stay zero
             f32p(scratch)[i] = np.float32(0)
         for unit in range(begin, end):
             h, c0 = unit // parts, unit % parts * WIDTH
             n, k_head = min(WIDTH, width - c0), key_head(h, heads, k_heads, a[16])
-            place = a[5] + (h * size * width + c0) * 4  # of this unit's part of the first state
+            place = a[5] + (h * size * width + c0) * 4  # this unit's part of the first state
             for t in range(rows):
                 if begins[t] >= 0:
                     copy_rows(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
                     if delta:
-                        _recall(scratch, a[1] + (t * k_heads + k_head) * size * 4, known, size)
+                        _read_state(scratch, a[1] + (t * k_heads + k_head) * size * 4, recalled, size)
                 at, k_at = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
                 copy_rows(a[2] + at * 4, 0, v_row, 0, 1, n)
                 i = t * heads + h
                 k = a[1] + k_at
-                following = k + (k_heads * size * 4 if t + 1 < rows else 0)
+                next_k = k + (k_heads * size * 4 if t + 1 < rows else 0)
                 q, fades, learns = a[0] + k_at, decay[i], beta[i]
                 if delta:
-                    _advance_delta(scratch, k, q, v_row, y_row, known, following, size, fades, learns, scale)
+                    _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, fades, learns, scale)
                 else:
-                    _advance(scratch, k, q, v_row, y_row, known, following, size, fades, learns, scale)
+                    _step(scratch, k, q, v_row, y_row, recalled, next_k, size, fades, learns, scale)
                 copy_rows(y_row, 0, a[8] + at * 4, 0, 1, n)
                 if a[7] != 0 and 0 <= ends[t] < a[17]:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)

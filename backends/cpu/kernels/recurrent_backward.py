@@ -1,4 +1,4 @@
-"""Gradients of layers with a state (graph/ops/linear_attention.py)."""
+"""Gradients of recurrent layers (graph/ops/linear_attention.py)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import numpy as np
 from numba import njit
 
 from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel
-from logitless.backends.cpu.kernels.recurrent import COLUMNS, copy_rows, key_head, seen_row
+from logitless.backends.cpu.kernels.recurrent import COLUMNS, copy_rows, input_row, key_head
 
-SAVED = 16  # rows from one state to the next that a gradient keeps
+CHECKPOINT = 16  # rows between checkpoints of the state
 
 
 @kernel("causal_conv_back")
 def causal_conv_back():
-    """a: g, x, w, states, begin, y (of x, then of w), T, C, K. A unit is 64 columns. Scratch: the gradient of w."""
+    """Gradient of the convolution. a: g, x, w, states, begin, y (of x, then of w), T, C, K.
+
+    A unit is 64 columns. Scratch: the gradient of w.
+    """
 
     def run(a, begin, end, scratch):
         rows, columns, size = a[6], a[7], a[8]
@@ -35,7 +38,7 @@ def causal_conv_back():
                 g = f32p(a[0] + (t * columns + c0) * 4)
                 for j in range(size):
                     p = t - size + 1 + j
-                    source = f32p(seen_row(a[1], a[3], state, first, p, columns, size, c0))
+                    source = f32p(input_row(a[1], a[3], state, first, p, columns, size, c0))
                     for c in range(n):
                         of_taps[j * COLUMNS + c] += g[c] * source[c]
                     if p >= first:
@@ -50,28 +53,30 @@ def causal_conv_back():
 
 
 @njit(forceinline=True)
-def _forward(s, k, v, decay, beta, missing, size, width, delta):
-    """One token of a whole head: its state s (D, E) goes on, `missing` (E,) is what it did not know of v."""
-    state, key, value, miss = f32p(s), f32p(k), f32p(v), f32p(missing)
+def _forward(s, k, v, decay, beta, residual_at, size, width, delta):
+    """One token of a whole head: updates the state s (D, E); `missing` (E,) is v minus the
+    recalled.
+    """
+    state, key, value, residual = f32p(s), f32p(k), f32p(v), f32p(residual_at)
     for c in range(width):
-        miss[c] = value[c]
+        residual[c] = value[c]
     for d in range(size):
         for c in range(width):
             state[d * width + c] *= decay
             if delta:
-                miss[c] -= state[d * width + c] * key[d]
+                residual[c] -= state[d * width + c] * key[d]
     for d in range(size):
         for c in range(width):
-            state[d * width + c] += key[d] * beta * miss[c]
+            state[d * width + c] += key[d] * beta * residual[c]
 
 
 @kernel("linear_attention_back")
 def linear_attention_back():
-    """a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale bits,
-    delta, grouped. A unit is a head of keys.
+    """Gradient of linear attention. A unit is a head of keys.
 
-    Scratch: states before each SAVED-th row, then before each row of such a stretch, the last state, its gradient; what
-    was missing in rows of a stretch, and two rows.
+    a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale
+    bits, delta, grouped. Scratch: states at every CHECKPOINT-th row, then before each row between
+    two checkpoints, the last state, its gradient; `missing` of those rows, and two rows.
     """
 
     def run(a, begin, end, scratch):
@@ -83,11 +88,11 @@ def linear_attention_back():
         of_decay = of_v + rows * heads * width * 4
         of_beta = of_decay + rows * heads * 4
         whole = size * width
-        stretches = (rows + SAVED - 1) // SAVED
-        olds = scratch + stretches * whole * 4
-        s, ds = olds + SAVED * whole * 4, f32p(olds + (SAVED + 1) * whole * 4)
-        missed = olds + (SAVED + 2) * whole * 4
-        of_sum = f32p(missed + SAVED * width * 4)
+        n_segments = (rows + CHECKPOINT - 1) // CHECKPOINT
+        states = scratch + n_segments * whole * 4
+        s, ds = states + CHECKPOINT * whole * 4, f32p(states + (CHECKPOINT + 1) * whole * 4)
+        residuals = states + (CHECKPOINT + 2) * whole * 4
+        of_sum = f32p(residuals + CHECKPOINT * width * 4)
         for k_head in range(begin, end):
             for t in range(rows):
                 at = (t * k_heads + k_head) * size * 4
@@ -102,44 +107,44 @@ def linear_attention_back():
                 for t in range(rows):
                     if begins[t] >= 0:
                         copy_rows(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
-                    if t % SAVED == 0:
-                        copy_rows(s, 0, scratch + t // SAVED * whole * 4, 0, 1, whole)
+                    if t % CHECKPOINT == 0:
+                        copy_rows(s, 0, scratch + t // CHECKPOINT * whole * 4, 0, 1, whole)
                     i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
-                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], missed, size, width, delta)
+                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], residuals, size, width, delta)
                 for j in range(whole):
                     ds[j] = np.float32(0)
-                for stretch in range(stretches - 1, -1, -1):
-                    t0 = stretch * SAVED
-                    stop = min(rows, t0 + SAVED)
-                    copy_rows(scratch + stretch * whole * 4, 0, s, 0, 1, whole)
+                for segment in range(n_segments - 1, -1, -1):
+                    t0 = segment * CHECKPOINT
+                    stop = min(rows, t0 + CHECKPOINT)
+                    copy_rows(scratch + segment * whole * 4, 0, s, 0, 1, whole)
                     for t in range(t0, stop):
                         if begins[t] >= 0:
                             copy_rows(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
-                        copy_rows(s, 0, olds + (t - t0) * whole * 4, 0, 1, whole)
+                        copy_rows(s, 0, states + (t - t0) * whole * 4, 0, 1, whole)
                         i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
-                        miss = missed + (t - t0) * width * 4
-                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], miss, size, width, delta)
+                        residual = residuals + (t - t0) * width * 4
+                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], residual, size, width, delta)
                     for t in range(stop - 1, t0 - 1, -1):
                         i, at = t * heads + h, (t * k_heads + k_head) * size * 4
                         g, dv = f32p(a[0] + i * width * 4), f32p(of_v + i * width * 4)
                         q, k, dq, dk = f32p(a[1] + at), f32p(a[2] + at), f32p(of_q + at), f32p(of_k + at)
-                        old, miss = f32p(olds + (t - t0) * whole * 4), f32p(missed + (t - t0) * width * 4)
+                        before, residual = f32p(states + (t - t0) * whole * 4), f32p(residuals + (t - t0) * width * 4)
                         decay, beta = f32p(a[4])[i], f32p(a[5])[i]
                         for c in range(width):
                             of_sum[c] = np.float32(0)
                         for d in range(size):
-                            found, own = np.float32(0), np.float32(0)
+                            recalled, own = np.float32(0), np.float32(0)
                             for c in range(width):
-                                new = decay * old[d * width + c] + k[d] * beta * miss[c]
-                                found += new * g[c]
+                                new = decay * before[d * width + c] + k[d] * beta * residual[c]
+                                recalled += new * g[c]
                                 ds[d * width + c] += scale * q[d] * g[c]
-                                own += ds[d * width + c] * miss[c]
+                                own += ds[d * width + c] * residual[c]
                                 of_sum[c] += ds[d * width + c] * k[d]
-                            dq[d] += scale * found
+                            dq[d] += scale * recalled
                             dk[d] += beta * own
                         total = np.float32(0)
                         for c in range(width):
-                            total += of_sum[c] * miss[c]
+                            total += of_sum[c] * residual[c]
                             dv[c] = beta * of_sum[c]
                         f32p(of_beta)[i] = total
                         total = np.float32(0)
@@ -147,9 +152,9 @@ def linear_attention_back():
                             own = np.float32(0)
                             for c in range(width):
                                 if delta:
-                                    own += old[d * width + c] * dv[c]
+                                    own += before[d * width + c] * dv[c]
                                     ds[d * width + c] -= k[d] * dv[c]
-                                total += ds[d * width + c] * old[d * width + c]
+                                total += ds[d * width + c] * before[d * width + c]
                                 ds[d * width + c] *= decay
                             dk[d] -= decay * own
                         f32p(of_decay)[i] = total

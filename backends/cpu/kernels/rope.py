@@ -1,4 +1,4 @@
-"""Rotary embedding: the angles of a step, and their application to one token's heads."""
+"""RoPE: the angles of a step, and their application to a token's heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, ker
 
 @kernel("rope_angles")
 def rope_angles():
-    """a: pos, frequency, y, n/2, magnitude bits. A unit is a token; the product is f32 (as the reference's input)."""
+    """Cosines and sines. a: pos, frequency, y, n/2, magnitude bits. A unit is a token.
+
+    Angles are computed in f64.
+    """
 
     def run(a, begin, end, scratch):
         pos, frequency, half, magnitude = i32p(a[0]), f32p(a[1]), a[3], bits_f32(a[4])
@@ -30,15 +33,16 @@ def rope_angles():
     return run
 
 
-def turned(*, interleaved):
-    """intrinsic f(x, y, angles, heads, size, half, sign): pairs of numbers of each head turned; y may be x.
+def rope_function(*, interleaved):
+    """intrinsic f(x, y, angles, heads, size, half, sign): RoPE of each head; y may be x.
 
-    A pair is two neighbours, or the same places of the first and of the second `half` numbers. Angles: `half` cosines,
-    then the sines. Eight pairs at a time, whose angles stay in registers for all heads.
+    A pair is two neighbours (`interleaved`), or the same index of the first and second `half`.
+    Angles: `half` cosines, then the sines. Eight pairs at a time, whose angles stay in registers
+    for all heads.
     """
 
-    def turn(b, x, y, half, c, s):
-        """The pairs from x on, as many as c has lanes."""
+    def rotate(b, x, y, half, c, s):
+        """Rotate the pairs from x on, as many as c has lanes."""
         n = c.type.count
         lanes = lambda kind: ir.Constant(ir.VectorType(e.I32, 2 * n), [kind(i) for i in range(2 * n)])
         if interleaved:
@@ -73,7 +77,7 @@ def turned(*, interleaved):
 
                         def head(h, _):
                             at = b.add(first, b.shl(b.mul(h, size), e.i64(2)))
-                            turn(b, e.at(b, X, at), e.at(b, Y, at), half, c, s)
+                            rotate(b, e.at(b, X, at), e.at(b, Y, at), half, c, s)
                             return []
 
                         e.loop(b, e.i64(0), heads, [], head)
@@ -90,14 +94,17 @@ def turned(*, interleaved):
 
 @kernel("rope")
 def rope(layout):
-    """a: x, angles, y, heads, D, n/2, sign bits. A unit is a token; `layout`: interleaved or halves."""
-    turn = turned(interleaved=layout == "interleaved")
+    """RoPE. a: x, angles, y, heads, D, n/2, sign bits. A unit is a token.
+
+    `layout`: interleaved or halves.
+    """
+    rotate = rope_function(interleaved=layout == "interleaved")
 
     def run(a, begin, end, scratch):
         heads, size, half, sign = a[3], a[4], a[5], bits_f32(a[6])
         for t in range(begin, end):
             x_at, y_at = a[0] + t * heads * size * 4, a[2] + t * heads * size * 4
-            turn(x_at, y_at, a[1] + t * half * 8, heads, size, half, sign)
+            rotate(x_at, y_at, a[1] + t * half * 8, heads, size, half, sign)
             if 2 * half < size:
                 for h in range(heads):
                     x, y = f32p(x_at + h * size * 4), f32p(y_at + h * size * 4)

@@ -1,4 +1,4 @@
-"""Parts of tensors of up to four axes, other orders of axes, masks, diagonals, f16, and the largest of a row."""
+"""Slices, transposes, masks, diagonals, f16 casts and argmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 4096  # elements of a unit of `copy` and `cast`
 
 @kernel("copy")
 def copy():
-    """a: x, y, n."""
+    """Copy. a: x, y, n."""
 
     def run(a, begin, end, scratch):
         x, y = f32p(a[0]), f32p(a[1])
@@ -23,11 +23,12 @@ def copy():
 
 @kernel("block")
 def block(how):
-    """a: x, y, n, d1, d2, the steps of x's four axes and of y's, in numbers. Both begin at their first one.
+    """Strided copy, or with `how` "add" y += x. a: x, y, n, d1, d2, strides of x, strides of y.
 
-    A row of n is a unit, of d0 · d1 · d2 rows. `how`: y = x, or y += x.
+    A unit is a row of n, out of d0 · d1 · d2 rows. Strides count elements of four axes. Both
+    addresses are of the first element.
     """
-    adding = how == "add"
+    accumulate = how == "add"
 
     def run(a, begin, end, scratch):
         n, d1, d2 = a[2], a[3], a[4]
@@ -37,7 +38,7 @@ def block(how):
             y = f32p(a[1] + (i * a[9] + j * a[10] + k * a[11]) * 4)
             sx, sy = a[8], a[12]
             for c in range(n):
-                if adding:
+                if accumulate:
                     y[c * sy] += x[c * sx]
                 else:
                     y[c * sy] = x[c * sx]
@@ -47,16 +48,16 @@ def block(how):
 
 @kernel("causal_mask")
 def causal_mask():
-    """a: x, y, T, S, past, fill bits. A row is a unit."""
+    """Causal mask. a: x, y, T, S, past, fill bits. A unit is a row."""
 
     def run(a, begin, end, scratch):
         n, fill = a[3], bits_f32(a[5])
         for r in range(begin, end):
             x, y = f32p(a[0] + r * n * 4), f32p(a[1] + r * n * 4)
-            seen = max(0, min(n, r % a[2] + a[4] + 1))
-            for i in range(seen):
+            n_visible = max(0, min(n, r % a[2] + a[4] + 1))
+            for i in range(n_visible):
                 y[i] = x[i]
-            for i in range(seen, n):
+            for i in range(n_visible, n):
                 y[i] = fill
 
     return run
@@ -64,7 +65,7 @@ def causal_mask():
 
 @kernel("diag")
 def diag():
-    """a: x (n,), y (n, n), n. A row is a unit."""
+    """Diagonal matrix. a: x (n,), y (n, n), n. A unit is a row."""
 
     def run(a, begin, end, scratch):
         n = a[2]
@@ -79,7 +80,7 @@ def diag():
 
 @kernel("cast")
 def cast(source, target):
-    """a: x, y, n."""
+    """Cast f16 ↔ f32. a: x, y, n."""
 
     def run(a, begin, end, scratch):
         for i in range(begin * CHUNK, min(a[2], end * CHUNK)):
@@ -93,7 +94,7 @@ def cast(source, target):
 
 @kernel("argmax")
 def argmax():
-    """a: x, y (i32), n. A row is a unit."""
+    """Argmax. a: x, y (i32), n. A unit is a row."""
 
     def run(a, begin, end, scratch):
         n = a[2]

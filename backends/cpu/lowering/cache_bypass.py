@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
 from logitless.backends.cpu.fusion.packing import packed
-from logitless.backends.cpu.kernels.matmul.layout import asks_ahead
+from logitless.backends.cpu.kernels.matmul.layout import uses_prefetch
 from logitless.backends.cpu.threads.pool import Task
-from logitless.backends.host import cache_nbytes, compiled_for
+from logitless.backends.host import cache_nbytes, target_host
 from logitless.graph.tensor import Tensor
 
 
@@ -29,7 +29,7 @@ def nontemporal_variant(kernel: str) -> str:
     """The variant of a kernel with non-temporal prefetch; the kernel itself where there is none."""
     family, *params = kernel.split(":")
     one_row = (family == "linear" and params[1:] == ["1x1"]) or (family == "linear_glu" and params[2:] == ["1"])
-    return f"{kernel}:past" if one_row and compiled_for().is_zen and asks_ahead(params[0], 1) else kernel
+    return f"{kernel}:nontemporal" if one_row and target_host().is_zen and uses_prefetch(params[0], 1) else kernel
 
 
 def with_nontemporal(tasks: Iterable[Task]) -> list[Task]:

@@ -100,16 +100,16 @@ def _(t: Tensor, at: At) -> list[Task]:
     (rows, n), k, layout = t.shape, w.shape[1], LAYOUTS[w.dtype]
     # a row chooses an expert at most once
     most = order.src[0].shape[0] if order.op == "expert_order" else rows
-    pairs = x.dtype == "bf16_act"
-    count, group = k // (2 if pairs else min(32, layout.block)), layout.group_nbytes(k)
+    bf16 = x.dtype == "bf16_act"
+    count, group = k // (2 if bf16 else min(32, layout.block)), layout.group_nbytes(k)
     shapes = [s for s in tiles(w.dtype, isa()) if s[0] <= most and (s[1] == 1 or s != expanded_tile(w.dtype, isa()))]
     units = UNITS * cores()
     tasks: list[Task] = []
     for i, (mt, nt) in enumerate(shapes):
         upto = shapes[i + 1][0] - 1 if i + 1 < len(shapes) else most
-        k_block = count if upto <= mt else k_block_size(count, nt * group, upto, layout.whole)
+        k_block = count if upto <= mt else k_block_size(count, nt * group, upto, layout.k_multiple)
         args = (at(w), at(x), at(t), at(order), rows, n, count, k_block, group, units, mt, upto)
-        kernel, scratch = f"expert_linear:{w.dtype}:{mt}x{nt}" + ":rounded" * pairs, (2 * upto + mt) * nt * LANES * 4
+        kernel, scratch = f"expert_linear:{w.dtype}:{mt}x{nt}" + ":bf16" * bf16, (2 * upto + mt) * nt * LANES * 4
         tasks.append(Task(kernel, args, units, 1, scratch, no_barrier=i > 0))
     return tasks
 

@@ -74,7 +74,7 @@ def _skinny_blocks(m: int, n: int) -> int:
 def _(t: Tensor, at: At) -> list[Task]:
     parts, m, n = t.shape
     args = (*map(at, t.src), at(t), t.src[0].shape[0], m, n, t.attrs["steps"])
-    return [Task("thin_sums", args, parts * _skinny_blocks(m, n))]
+    return [Task("skinny_split_k", args, parts * _skinny_blocks(m, n))]
 
 
 @lower("pack_tiles")
@@ -146,7 +146,7 @@ def _skinny(b_layout: str, t: Tensor, at: At) -> Task:
     (m, n), k = t.shape, t.src[0].shape[1]
     mt, nr, kc = gemm_tile(isa())
     rows = max(mt, min(-(-m // UNITS), (1 << 18) // (n + k)) // mt * mt)
-    return Task(f"thin_rows:{b_layout}", (*map(at, t.src), at(t), m, n, k, rows), -(-m // rows), 1, 4 * nr * kc)
+    return Task(f"skinny_gemm:{b_layout}", (*map(at, t.src), at(t), m, n, k, rows), -(-m // rows), 1, 4 * nr * kc)
 
 
 @lower("matmul_tn")
@@ -156,7 +156,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 def bf16_gemm(t: Tensor, at: At) -> list[Task]:
     """Tasks of `linear_bf16` with many rows."""
-    return _gemm("tiles", "n", t, t.src[1].shape[1] // 2, at, how=":rounded")
+    return _gemm("tiles", "n", t, t.src[1].shape[1] // 2, at, how=":bf16")
 
 
 def _gemm(

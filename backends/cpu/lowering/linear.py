@@ -22,7 +22,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     expanded_nbytes,
     expanded_tile,
     gemm_tile,
-    rows_at_once,
+    rows_per_pass,
     tile_for,
 )
 from logitless.backends.cpu.lowering.elementwise_attention import rows_of
@@ -121,7 +121,7 @@ def _(t: Tensor, at: At) -> list[Task]:
     x, w = t.src
     if x.attrs.get("rows", 1) > 1:
         return bf16_gemm(t, at)
-    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], pairs=True)
+    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], bf16=True)
 
 
 @lower("linear_q8")
@@ -145,11 +145,11 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     if x.dtype == "f32":
         return None
     tasks: list[Task] = []
-    y, m, pairs = at(t), x.shape[0], x.dtype == "bf16_act"
+    y, m, bf16 = at(t), x.shape[0], x.dtype == "bf16_act"
     nbytes = sum(packed_nbytes(w.dtype, *w.shape) for w in ws)
     for w in ws:
         n, k = w.shape
-        tasks += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, no_barrier=bool(tasks), pairs=pairs)
+        tasks += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, no_barrier=bool(tasks), bf16=bf16)
         y += 4 * m * n
     return tasks
 
@@ -173,7 +173,7 @@ def matmul(
     nbytes: int = 0,
     *,
     no_barrier: bool = False,
-    pairs: bool = False,
+    bf16: bool = False,
 ) -> list[Task]:
     """Task of a GEMM with a packed weight: the tile for m rows, and units that keep all threads
     busy.
@@ -184,28 +184,28 @@ def matmul(
     m, n = shape
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
-    count = k // (2 if pairs else min(32, layout.block))
+    count = k // (2 if bf16 else min(32, layout.block))
     group = layout.group_nbytes(k)
     strips = -(-n // (nt * LANES))
     args: tuple[int, ...] = (*addresses, m, n, count)
     if (mt, nt) == expanded_tile(dtype, isa()):
-        most, times = rows_at_once(m, count * ACT_BLOCK)
-        rows = m if times == 1 else most + MAX_TILE
-        k_block = k_block_size(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
-        args = (*args, k_block, group, most, times, *act_panels(m, isa(), 32 * layout.shared))
-        grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
+        pass_rows, n_passes = rows_per_pass(m, count * ACT_BLOCK)
+        rows = m if n_passes == 1 else pass_rows + MAX_TILE
+        k_block = k_block_size(count, nt * expanded_nbytes(layout) * count, m, layout.scale_blocks)
+        args = (*args, k_block, group, pass_rows, n_passes, *act_panels(m, isa(), 32 * layout.scale_blocks))
+        grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, pass_rows) * nt * LANES * k)))
         scratch = (rows + mt) * nt * LANES * 4 + nt * k_block * expanded_nbytes(layout)
     else:
-        times, nbytes = 1, max(nbytes, nt * group * strips)
+        n_passes, nbytes = 1, max(nbytes, nt * group * strips)
         buffered = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2) and group >= BUFFERED_GROUP_BYTES
         chunk = min(BUFFERED_CHUNK_BYTES, nt * group * strips // MIN_CHUNKS) if buffered else CHUNK_BYTES
         grain = max(1, chunk // (nt * group))
         n_buffered = grain if buffered else 0
-        args = (*args, count if m <= mt else k_block_size(count, nt * group, m, layout.whole), group, n_buffered)
+        args = (*args, count if m <= mt else k_block_size(count, nt * group, m, layout.k_multiple), group, n_buffered)
         scratch = (m + mt + m * max(1, n_buffered)) * nt * LANES * 4
-    prefetch = (addresses[0], nt * group) if times == 1 else (0, 0)
-    kernel = f"linear:{dtype}:{mt}x{nt}" + ":rounded" * pairs
-    return [Task(kernel, args, times * strips, grain, scratch, prefetch, no_barrier)]
+    prefetch = (addresses[0], nt * group) if n_passes == 1 else (0, 0)
+    kernel = f"linear:{dtype}:{mt}x{nt}" + ":bf16" * bf16
+    return [Task(kernel, args, n_passes * strips, grain, scratch, prefetch, no_barrier)]
 
 
 @lower("linear_glu_act")
@@ -217,13 +217,13 @@ def _(t: Tensor, at: At) -> list[Task]:
         args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k // 32, group)
         grain = max(1, min(GLU_ROW_GRAIN, n // 32 // 8))
         return [Task(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
-    most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
-    rows = m if times == 1 else most + MAX_TILE
-    k_block = k_block_size(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
-    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k_block, group, most, times)
-    args = (*args, *act_panels(m, isa(), 32 * layout.shared))
+    pass_rows, n_passes = rows_per_pass(m, k // 32 * ACT_BLOCK)
+    rows = m if n_passes == 1 else pass_rows + MAX_TILE
+    k_block = k_block_size(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.scale_blocks)
+    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k_block, group, pass_rows, n_passes)
+    args = (*args, *act_panels(m, isa(), 32 * layout.scale_blocks))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * k_block * expanded_nbytes(layout)
-    return [Task(kernel, args, times * (n // 32), 1, scratch)]
+    return [Task(kernel, args, n_passes * (n // 32), 1, scratch)]
 
 
 def k_block_size(count: int, nbytes: int, m: int, multiple: int) -> int:

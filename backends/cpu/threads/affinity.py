@@ -71,4 +71,5 @@ def request_long_slice() -> None:
     if fields is not None and fields[1] in NORMAL_POLICIES:
         fields[2] |= RESET_ON_FORK
         fields[5] = TIME_SLICE_NS
-        ctypes.CDLL(None).syscall(SCHED_SETATTR, 0, ATTRIBUTES.pack(*fields), 0)  # ignored before Linux 6.12
+        # ignored before Linux 6.12
+        ctypes.CDLL(None).syscall(SCHED_SETATTR, 0, ATTRIBUTES.pack(*fields), 0)

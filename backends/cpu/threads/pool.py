@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.backends.cpu.compiler import jit
-from logitless.backends.cpu.kernels.matmul.layout import SHARED
+from logitless.backends.cpu.kernels.runtime import control_block as cb
 from logitless.backends.cpu.threads import affinity
 from logitless.backends.cpu.threads.affinity import WorkerAffinity
 from logitless.backends.host import cache_nbytes
@@ -170,16 +170,16 @@ class WorkerPool:
         jit.load(["step", "worker"])
         self._step = ENTRY(jit.address("step"))
         self._worker = ENTRY(jit.address("worker"))
-        self._ctl = _aligned_words(64 + 8 * MAX_THREADS)
+        self._ctl = _aligned_words(cb.N_WORDS + cb.LINE * MAX_THREADS)
         self._counters = _aligned_words(8)
         self._scratch = self._shared = _aligned_words(8)
         self._pipes = [os.pipe() for _ in range(n_threads - 1)]
         self._retained: list[TaskList | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
         self._max_phases = self._max_scratch = self._max_shared = self._caller = 0
-        self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
-        self._masks = _aligned_words(4 * 16)
-        self._ctl[44] = self._masks.ctypes.data
+        self._ctl[cb.N_THREADS], self._ctl[cb.IDLE_PREFETCH_NBYTES] = n_threads, cache_nbytes(2) // 2
+        self._masks = _aligned_words(4 * cb.MASK_NBYTES // 8)
+        self._ctl[cb.MASKS] = self._masks.ctypes.data
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
         # by number of participating threads
@@ -190,7 +190,7 @@ class WorkerPool:
         ]
         for t, thread in enumerate(self._threads):
             thread.start()
-            self._ctl[64 + 8 * (t + 1) + 3] = thread.native_id
+            self._ctl[cb.THREADS + cb.LINE * (t + 1) + cb.NATIVE_ID] = thread.native_id
         self._affinity = WorkerAffinity([thread.native_id for thread in self._threads if thread.native_id is not None])
         _open_pools.add(self)
 
@@ -221,7 +221,7 @@ class WorkerPool:
     def _publish(self, tasks: TaskList, n_threads: int) -> None:
         if self._caller != threading.get_ident():
             self._caller = threading.get_ident()
-            self._ctl[64 + 3] = threading.get_native_id()
+            self._ctl[cb.THREADS + cb.NATIVE_ID] = threading.get_native_id()
             affinity.request_long_slice()
         if n_threads > 1:
             self._affinity.avoid_caller()
@@ -230,7 +230,7 @@ class WorkerPool:
             self._grow(tasks)
         if tasks is not self._retained[-1]:
             self._retain(tasks)
-        self._ctl[9], self._ctl[17] = tasks.address, tasks.n_phases
+        self._ctl[cb.NEXT_PHASES], self._ctl[cb.NEXT_N_PHASES] = tasks.address, tasks.n_phases
 
     def _grow(self, tasks: TaskList) -> None:
         self.quiesce()
@@ -243,8 +243,9 @@ class WorkerPool:
         if tasks.shared > self._max_shared:
             self._max_shared = tasks.shared
             self._shared = _aligned_words(-(-tasks.shared // 8))
-        self._scratch[8 - SHARED // 8 :: each // 8] = self._shared.ctypes.data
-        self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data + 64, each
+        self._scratch[8 - cb.SHARED_MEMORY // 8 :: each // 8] = self._shared.ctypes.data
+        self._ctl[cb.COUNTERS] = self._counters.ctypes.data
+        self._ctl[cb.SCRATCH], self._ctl[cb.SCRATCH_NBYTES] = self._scratch.ctypes.data + 64, each
 
     def _retain(self, tasks: TaskList) -> None:
         """Keep a task list alive for a while, for workers that lost their core in the middle of a
@@ -257,13 +258,13 @@ class WorkerPool:
 
     def quiesce(self) -> None:
         """Return when no worker is inside a step. Call it between two steps."""
-        while self._ctl[56] != 0:
+        while self._ctl[cb.INSIDE] != 0:
             time.sleep(0)
 
     def close(self) -> None:
         """Stop the workers. The pool cannot run afterwards."""
         if self._pipes:
-            self._ctl[48] = 1
+            self._ctl[cb.STOP] = 1
             for _, w in self._pipes:
                 os.write(w, b"x")
             for thread in self._threads:

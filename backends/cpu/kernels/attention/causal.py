@@ -1,8 +1,8 @@
-"""Attention within windows of a training batch, and its gradient, as products of small matrices (gemm.py).
+"""Causal attention over the rows of packed training samples, and its gradient, as small GEMMs.
 
-A block of BLOCK query rows of one head meets all keys that any of them sees; its attention weights are whole, so the
-softmax is the plain one. A unit is a window and a head; of the gradient, a window and a key head, whose rows nobody
-else writes.
+A block of BLOCK query rows of one head meets every key that any of its rows sees. Its attention
+weights are complete, so the softmax is the plain one. A unit is a (window, head) pair; of the
+gradient, a (window, KV head) pair, whose rows no other unit writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import njit
 from logitless.backends.cpu.kernels.ir import math as m
 from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel
 from logitless.backends.cpu.kernels.ir.row_reduce import row_dot, row_exp_sum, row_max
-from logitless.backends.cpu.kernels.matmul.gemm import product
+from logitless.backends.cpu.kernels.matmul.gemm import small_gemm
 from logitless.backends.cpu.kernels.training.loss import exp_scaled
 
 BLOCK = 48
@@ -24,16 +24,16 @@ def _slope(b, x, scale, cap_inverse):
     return b.fmul(scale, b.fsub(m.fill(x.type.count, 1.0), b.fmul(part, part)))
 
 
-capped = m.elements(1, 2, lambda b, x, s: b.fmul(s[1], m.tanh(b, b.fmul(x[0], s[0]))))
-# slope of a capped score by its product: scale · (1 − (s / cap)²)
-slope_of = m.elements(1, 2, lambda b, x, s: _slope(b, x[0], *s))
-score_slope = m.elements(2, 2, lambda b, x, s: b.fmul(s[1], b.fmul(x[0], b.fsub(x[1], s[0]))))
-times = m.elements(2, 0, lambda b, x, s: b.fmul(x[0], x[1]))
+soft_cap = m.elementwise(1, 2, lambda b, x, s: b.fmul(s[1], m.tanh(b, b.fmul(x[0], s[0]))))
+# derivative of a soft-capped score by its product: scale · (1 − (s / cap)²)
+slope_of = m.elementwise(1, 2, lambda b, x, s: _slope(b, x[0], *s))
+score_slope = m.elementwise(2, 2, lambda b, x, s: b.fmul(s[1], b.fmul(x[0], b.fsub(x[1], s[0]))))
+multiply = m.elementwise(2, 0, lambda b, x, s: b.fmul(x[0], x[1]))
 
 
 @njit(forceinline=True)
-def of_unit(unit, q, k, v, y, length, heads, kv_heads, size):
-    """A unit's window, and where its head begins in q, k, v (of the head's key head) and y."""
+def unit_addresses(unit, q, k, v, y, length, heads, kv_heads, size):
+    """Window of a unit, and the addresses of its head in q, k, v (of the head's KV head) and y."""
     w, head = unit // heads, unit % heads
     kv = head // (heads // kv_heads)
     at, kv_at = (w * length * heads + head) * size * 4, (w * length * kv_heads + kv) * size * 4
@@ -41,8 +41,8 @@ def of_unit(unit, q, k, v, y, length, heads, kv_heads, size):
 
 
 @njit(forceinline=True)
-def first_seen(start, row, window):
-    """The first row of its window that a row sees; `row` counts from the window's first."""
+def first_visible(start, row, window):
+    """First row of its window that a row sees. Rows count from the window's first."""
     first = np.int64(start)
     return max(first, row - window + 1) if window > 0 else first
 
@@ -51,28 +51,29 @@ def first_seen(start, row, window):
 def block_start(start, t0, t1, window):
     lowest = t0
     for t in range(t0, t1):
-        lowest = min(lowest, first_seen(start[t], t, window))
+        lowest = min(lowest, first_visible(start[t], t, window))
     return lowest
 
 
 @njit(forceinline=True)
-def weigh(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale, cap):
-    """Scores of rows t0…t1 and keys s0…t1 → attention weights; 0 where a row does not see a key.
+def softmax_scores(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale, cap):
+    """Softmax: scores of rows t0…t1 and keys s0…t1 → attention weights, 0 for masked keys.
 
-    `slopes` gets the derivative of the scores by the products where there is a cap; 0: not wanted.
+    `slopes` receives the derivative of the scores by the products if there is a soft cap; 0 skips
+    it.
     """
     for t in range(t0, t1):
         row = scores + (t - t0) * row_nbytes
         x = f32p(row)
-        first = first_seen(start[t], t, window) - s0
+        first = first_visible(start[t], t, window) - s0
         n = t - s0 + 1 - first
         at = row + first * 4
         if cap > np.float32(0):
-            capped(at, at, n, scale / cap, cap)
+            soft_cap(at, at, n, scale / cap, cap)
             if slopes != 0:
                 slope_of(at, slopes + (t - t0) * row_nbytes + first * 4, n, scale, np.float32(1) / cap)
         else:
-            m.scaled(at, at, n, scale)
+            m.scale_elements(at, at, n, scale)
         top = row_max(at, n)
         exp_scaled(at, at, n, top, np.float32(1) / row_exp_sum(at, n, top))
         for i in range(first):
@@ -83,7 +84,11 @@ def weigh(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale, cap):
 
 @kernel("causal_attention")
 def causal_attention():
-    """a: q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits. Scratch: scores, work."""
+    """Causal attention.
+
+    a: q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits. Scratch:
+    scores, GEMM work.
+    """
 
     def run(a, begin, end, scratch):
         length, heads, kv_heads, size = a[6], a[7], a[8], a[9]
@@ -92,17 +97,17 @@ def causal_attention():
         row_nbytes = length * 4
         work = scratch + BLOCK * row_nbytes
         for unit in range(begin, end):
-            w, q, k, v, y = of_unit(unit, a[0], a[1], a[2], a[4], length, heads, kv_heads, size)
+            w, q, k, v, y = unit_addresses(unit, a[0], a[1], a[2], a[4], length, heads, kv_heads, size)
             start = i32p(a[3] + w * length * 4)
             for t0 in range(0, length, BLOCK):
                 t1 = min(length, t0 + BLOCK)
                 s0 = block_start(start, t0, t1, window)
                 n = t1 - s0
-                product(
+                small_gemm(
                     q + t0 * q_row, q_row, 1, k + s0 * k_row, k_row, 1, scratch, row_nbytes, t1 - t0, n, size, 0, work
                 )
-                weigh(scratch, 0, row_nbytes, start, t0, t1, s0, window, scale, cap)
-                product(
+                softmax_scores(scratch, 0, row_nbytes, start, t0, t1, s0, window, scale, cap)
+                small_gemm(
                     scratch, row_nbytes, 1, v + s0 * k_row, k_row, 0, y + t0 * q_row, q_row, t1 - t0, size, n, 0, work
                 )
 
@@ -111,9 +116,11 @@ def causal_attention():
 
 @kernel("causal_attention_back")
 def causal_attention_back():
-    """a: g, q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits.
+    """Gradient of causal attention.
 
-    y: the gradients of q (N, H, D), k and v (N, H_kv, D). Scratch: weights, their gradients, slopes, work.
+    a: g, q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits. y: the
+    gradients of q (N, H, D), k and v (N, H_kv, D). Scratch: weights, their gradients, slopes, GEMM
+    work.
     """
 
     def run(a, begin, end, scratch):
@@ -152,11 +159,11 @@ def causal_attention_back():
                         k + s0 * k_row,
                         v + s0 * k_row,
                     )
-                    product(qt, q_row, 1, ks, k_row, 1, p_at, row_nbytes, rows, n, size, 0, work)
-                    weigh(p_at, slope_at, row_nbytes, start, t0, t1, s0, window, scale, cap)
-                    product(gt, q_row, 1, vs, k_row, 1, ds_at, row_nbytes, rows, n, size, 0, work)
+                    small_gemm(qt, q_row, 1, ks, k_row, 1, p_at, row_nbytes, rows, n, size, 0, work)
+                    softmax_scores(p_at, slope_at, row_nbytes, start, t0, t1, s0, window, scale, cap)
+                    small_gemm(gt, q_row, 1, vs, k_row, 1, ds_at, row_nbytes, rows, n, size, 0, work)
                     for t in range(t0, t1):
-                        first = first_seen(start[t], t, window) - s0
+                        first = first_visible(start[t], t, window) - s0
                         count = t - s0 + 1 - first
                         at = (t - t0) * row_nbytes + first * 4
                         mean = row_dot(p_at + at, ds_at + at, count)
@@ -164,14 +171,14 @@ def causal_attention_back():
                             p_at + at, ds_at + at, ds_at + at, count, mean, scale if cap <= 0 else np.float32(1)
                         )
                         if cap > np.float32(0):
-                            times(ds_at + at, slope_at + at, ds_at + at, count)
+                            multiply(ds_at + at, slope_at + at, ds_at + at, count)
                         ds = f32p(ds_at + (t - t0) * row_nbytes)
                         for i in range(first):
                             ds[i] = np.float32(0)
                         for i in range(first + count, n):
                             ds[i] = np.float32(0)
-                    product(ds_at, row_nbytes, 1, ks, k_row, 0, dqt, q_row, rows, size, n, 0, work)
-                    product(ds_at, row_nbytes, 0, qt, q_row, 0, dk + s0 * k_row, k_row, n, size, rows, 1, work)
-                    product(p_at, row_nbytes, 0, gt, q_row, 0, dv + s0 * k_row, k_row, n, size, rows, 1, work)
+                    small_gemm(ds_at, row_nbytes, 1, ks, k_row, 0, dqt, q_row, rows, size, n, 0, work)
+                    small_gemm(ds_at, row_nbytes, 0, qt, q_row, 0, dk + s0 * k_row, k_row, n, size, rows, 1, work)
+                    small_gemm(p_at, row_nbytes, 0, gt, q_row, 0, dv + s0 * k_row, k_row, n, size, rows, 1, work)
 
     return run

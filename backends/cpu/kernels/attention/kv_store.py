@@ -1,4 +1,4 @@
-"""Rows into the pages of keys and values and out of them again, and copies of pages (layout: attention_tile.py)."""
+"""KV cache kernels: store rows into pages, load them, copy pages (layout: tile.py)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from logitless.backends.cpu.kernels.ir.registry import (
 
 @njit(forceinline=True)
 def _block_scale(x, j):
-    """max|x| / 127 of the j-th 32 elements: q8_0's scale."""
+    """q8_0 scale of the j-th 32 elements: max|x| / 127."""
     top = np.float32(0)
     for i in range(32):
         top = max_f32(top, abs_f32(x[j * 32 + i]))
     return top / np.float32(127)
 
 
-def _moved(dtype, cells_last, *, back):
-    """a: cache, rows, cells, H_kv, D, n_cells: rows into the cache, or (`back`) out of it as f32. A unit is a token;
-    rows whose cell the cache does not have are left out.
+def _row_mover(dtype, cells_last, *, load):
+    """Kernel that stores rows into the cache or, with `load`, reads them as f32. A unit is a token.
 
-    `cells_last`: keys; else values.
+    a: cache, rows, cells, H_kv, D, n_cells. `cells_last`: keys; otherwise values. Rows whose cell
+    is outside the cache are skipped.
     """
-    block_nbytes = page_nbytes(dtype, 32)  # of 32 elements of a page's cells
-    step = 16 if cells_last else 1  # from one element of a row to the next
-    held, as_held, as_f32 = (u16p, f32_to_f16, f16_to_f32) if dtype == "f16" else (f32p, np.float32, np.float32)
+    block_nbytes = page_nbytes(dtype, 32)  # bytes of 32 elements of a page's cells
+    step = 16 if cells_last else 1  # distance between elements of a row
+    cache_pointer, to_cache, from_cache = (
+        (u16p, f32_to_f16, f16_to_f32) if dtype == "f16" else (f32p, np.float32, np.float32)
+    )
 
     def run(a, begin, end, scratch):
         cells, heads, size, n_cells = i32p(a[2]), a[3], a[4], a[5]
@@ -55,7 +57,7 @@ def _moved(dtype, cells_last, *, back):
                     q, scales = i8p(base), u16p(base + size * 16)
                     first_scale = cell if cells_last else cell * (size // 32)
                     for j in range(size // 32):
-                        if back:
+                        if load:
                             scale = f16_to_f32(scales[first_scale + j * step])
                             for i in range(32):
                                 x[j * 32 + i] = scale * np.float32(q[first + (j * 32 + i) * step])
@@ -66,40 +68,42 @@ def _moved(dtype, cells_last, *, back):
                             for i in range(32):
                                 q[first + (j * 32 + i) * step] = np.int8(rint_f32(x[j * 32 + i] * inverse))
                 else:
-                    numbers = held(base)
+                    numbers = cache_pointer(base)
                     for i in range(size):
-                        if back:
-                            x[i] = as_f32(numbers[first + i * step])
+                        if load:
+                            x[i] = from_cache(numbers[first + i * step])
                         else:
-                            numbers[first + i * step] = as_held(x[i])
+                            numbers[first + i * step] = to_cache(x[i])
 
     return run
 
 
 @kernel("store_k")
 def store_k(dtype):
-    return _moved(dtype, True, back=False)
+    return _row_mover(dtype, True, load=False)
 
 
 @kernel("store_v")
 def store_v(dtype):
-    return _moved(dtype, False, back=False)
+    return _row_mover(dtype, False, load=False)
 
 
 @kernel("load_k")
 def load_k(dtype):
-    return _moved(dtype, True, back=True)
+    return _row_mover(dtype, True, load=True)
 
 
 @kernel("load_v")
 def load_v(dtype):
-    return _moved(dtype, False, back=True)
+    return _row_mover(dtype, False, load=True)
 
 
 @kernel("copy_pages")
 def copy_pages():
-    """a: cache, pairs, n pairs, bytes of a page, n pages. One unit: the pairs are copied in order; one that names a
-    page that the cache does not have is left out."""
+    """Copy pages within the cache, in order. a: cache, pairs, n pairs, bytes of a page, n pages.
+
+    One unit. Pairs with a page outside the cache are skipped.
+    """
 
     def run(a, begin, end, scratch):
         pairs, size, n = i32p(a[1]), a[3], a[4]

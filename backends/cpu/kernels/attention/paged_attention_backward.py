@@ -1,4 +1,4 @@
-"""The gradient of attention over page tables. A unit is a key head, whose cells nobody else writes; tokens in order."""
+"""Gradient of paged attention. A unit is a KV head, whose cells no other unit writes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from logitless.backends.cpu.kernels.ir.registry import bits_f32, f16_to_f32, f32
 
 @kernel("attention_back")
 def attention_back(dtype):
-    """a: g, q, k, v, tables, slot, pos, y, T, H, H_kv, D, pages, pages a table, window, scale bits, cap bits.
+    """Gradient of paged attention, token by token.
 
-    Scratch: weights, their gradients and the slopes of the scores, a number each for every position.
+    a: g, q, k, v, tables, slot, pos, y, T, H, H_kv, D, pages, pages of a table, window, scale bits,
+    cap bits. Scratch: weights, their gradients and the slopes of the scores, one number per
+    position each.
     """
     half = dtype == "f16"
 
@@ -84,7 +86,10 @@ def attention_back(dtype):
 
 @kernel("cells")
 def cells(how, layout):
-    """a: cache, cells, y, T, H_kv, D. A cell is a unit. `how`: take it out of an f32 cache, or clear it in y."""
+    """Read cells of an f32 cache (`how` "take"), or clear them in y.
+
+    a: cache, cells, y, T, H_kv, D. A unit is a cell.
+    """
     taking, keys = how == "take", layout == "keys"
 
     def run(a, begin, end, scratch):

@@ -1,16 +1,20 @@
-"""The inner loops of attention as vector code, over a block of 32 cells: two pages of keys and values as f32.
+"""Inner loops of attention as vector IR, over a block of 32 cells: two pages of keys and values.
 
-All take `rows` query rows at once, and a row's additions happen in the same order whatever `rows` is: scores in two
-partial sums over d modulo 2, values cell by cell. A cell that a row does not see weighs 0.
+Each takes `rows` query rows at once. A row's additions happen in the same order for any `rows`:
+scores in two partial sums over d modulo 2, values cell by cell. A masked cell has weight 0.
 
-Scores are powers of two (queries are multiplied by log2 e), and weights are taken against a row's *top*: the maximum of
-its first block, or of the last block that went beyond the top by more than HEADROOM. Only then are the row's sums made
-smaller, which nearly never happens: the maximum itself would have to be found in every block.
+Scores are powers of two (queries are multiplied by log2 e). Weights are relative to a row's *top*:
+the maximum of its first block, or of the last block that exceeded the top by more than HEADROOM.
+Only then are the row's sums rescaled, which is rare; the exact maximum would have to be searched in
+every block.
 
-Layout of one page of one head (D = head size, 16 cells), in the cache:
+Layout of one page of one head in the cache (D = head size, 16 cells):
+
     f32, f16   keys [D][16 cells] · values [16 cells][D]
-    q8_0       keys int8 [D][16], then f16 scales [D/32][16] · values int8 [16][D], then f16 scales [16][D/32]
-and as f32 in scratch: keys [2 pages][D][16], values [32][D].
+    q8_0       keys int8 [D][16], then f16 scales [D/32][16] · values int8 [16][D],
+               then f16 scales [16][D/32]
+
+As f32 in scratch: keys [2 pages][D][16], values [32][D].
 """
 
 from __future__ import annotations
@@ -23,15 +27,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from logitless.backends.cpu.kernels.ir import builder as e
-from logitless.backends.cpu.kernels.ir.math import STRICT, exp2, fill, fma, larger, tanh, tree, vector
-from logitless.backends.host import compiled_for
+from logitless.backends.cpu.kernels.ir.math import STRICT, exp2, fill, fma, maximum, tanh, tree, vector
+from logitless.backends.host import target_host
 
 PAGE = 16
 BLOCK = 32  # cells
 UNROLL = 4
-SUMS = 16  # vectors of sums; of what is f32 already as many as registers hold, for reading it again costs little
-F32_SUMS = SUMS if compiled_for().has_512_bits else 4
-LINE = 64  # bytes that the processor fetches at a time
+# vectors of sums; with f32 inputs as many as registers hold, since reloading them is cheap
+SUMS = 16
+F32_SUMS = SUMS if target_host().has_512_bits else 4
+LINE = 64  # bytes of a cache line
 HEADROOM = 16.0  # weights are at most 2^16
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
 F16 = ir.HalfType()
@@ -45,7 +50,7 @@ def page_nbytes(dtype: str, size: int) -> int:
 
 
 def read(b, base, offset, kind=e.F32):
-    """A value of this type at a byte offset, wherever that is."""
+    """Load a value of this type at an unaligned byte offset."""
     return e.load(b, e.at(b, base, offset), kind)
 
 
@@ -61,12 +66,13 @@ def as_f32(b, value):
 
 
 def keys_at(b, page, dtype, size, d, group):
-    """Sixteen cells' element d of a page of keys, as f32; `group` is d // 32."""
+    """Element d of sixteen cells of a page of keys, as f32; `group` is d // 32."""
     values = as_f32(b, read(b, page, b.mul(d, e.i64(PAGE * BYTES[dtype])), ir.VectorType(ELEMENT[dtype], PAGE)))
     if dtype != "q8_0":
         return values
     at = b.add(b.mul(group, e.i64(PAGE * 2)), e.i64(size * PAGE))
-    return b.fmul(values, as_f32(b, read(b, page, at, ir.VectorType(F16, PAGE))))  # exact: 7 bits times 11
+    # exact: 7 bits times 11
+    return b.fmul(values, as_f32(b, read(b, page, at, ir.VectorType(F16, PAGE))))
 
 
 def values_at(b, page, dtype, size, cell, j, width):
@@ -83,8 +89,8 @@ def widest(size):
     return next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
 
 
-def widen(dtype, size, *, keys):
-    """intrinsic f(page, out): a page of keys or of values as f32, in the same order."""
+def page_converter(dtype, size, *, keys):
+    """intrinsic f(page, out): a page of keys or values as f32, in the same order."""
     width = PAGE if keys else widest(size)
 
     @intrinsic
@@ -110,9 +116,9 @@ def widen(dtype, size, *, keys):
     return convert
 
 
-def widen_across(dtype, size):
+def page_transposer(dtype, size):
     """intrinsic f(page, out): a page of keys [D][16] as f32 in the order of values, [16][D]."""
-    width = widest(size)  # of blocks (width, width) that change their order
+    width = widest(size)  # of blocks (width, width) that are transposed
 
     @intrinsic
     def convert(typingctx, page, out):
@@ -127,7 +133,7 @@ def widen_across(dtype, size):
                     rows.append(keys_at(b, P, dtype, size, d, b.sdiv(d, e.i64(32))))
                 to = b.mul(first, e.i64(4))
                 for cell in range(0, PAGE, width):
-                    for j, row in enumerate(_across(b, rows, cell, width)):
+                    for j, row in enumerate(_transpose(b, rows, cell, width)):
                         write(b, row, OUT, b.add(to, e.i64((cell + j) * size * 4)))
                 return []
 
@@ -139,59 +145,62 @@ def widen_across(dtype, size):
     return convert
 
 
-def _across(b, rows, first, width):
-    """Lanes first…first+width−1 of `width` vectors as as many vectors, one of each lane."""
+def _transpose(b, rows, first, width):
+    """Transpose lanes first…first+width−1 of `width` vectors: one vector of each lane."""
     part = list(range(first, first + width))
     pick = lambda x, y, lanes: b.shuffle_vector(x, y, ir.Constant(ir.VectorType(e.I32, len(lanes)), lanes))
     rows = [pick(row, row, part) for row in rows]
     half, lanes = width // 2, [n for i in range(width) for n in (i, width + i)]
-    for _ in range(width.bit_length() - 1):  # each time two vectors become one after the other, lane by lane
+    for _ in range(width.bit_length() - 1):  # each pass interleaves two vectors lane by lane
         pairs = [(rows[i], rows[i + half]) for i in range(half)]
         rows = [pick(x, y, lanes[s : s + width]) for x, y in pairs for s in (0, width)]
     return rows
 
 
-def scores(size, rows, dtype, ahead):
-    """intrinsic f(q, k0, k1, out, *next): out[r][32] = q[r]·k for rows of q that are `size` floats apart, and two pages
-    of keys of this type.
+def scores(size, rows, dtype, prefetch_nbytes):
+    """intrinsic f(q, k0, k1, out, *next): out[r][32] = q[r]·k, for two pages of keys of this dtype.
 
-    Meanwhile the core fetches what lies at the four addresses of `next`, of each so many bytes as `ahead` says.
+    Rows of q are `size` floats apart. Meanwhile the four addresses of `next` are prefetched, as
+    many bytes of each as `ahead` has.
     """
-    ways = 2 if size % 2 == 0 else 1
+    lanes = 2 if size % 2 == 0 else 1
     room = F32_SUMS if dtype == "f32" else SUMS
-    most = min(rows, room // 2)  # rows side by side
-    at_once = ways if most * 2 * ways <= room else 1  # partial sums: so, too, or one after the other
-    step = ways * (UNROLL if size % (UNROLL * ways) == 0 else 1)
-    turns = step // ways  # of which each fetches its part: a core forgets what it is asked for all at once
-    parts = [-(-nbytes * step // size // LINE) for nbytes in ahead]  # lines to fetch with each step
+    max_rows = min(rows, room // 2)  # rows side by side
+    # partial sums side by side, or one after the other
+    n_sums = lanes if max_rows * 2 * lanes <= room else 1
+    step = lanes * (UNROLL if size % (UNROLL * lanes) == 0 else 1)
+    # each prefetches its share: a core drops some of many prefetches at once
+    n_turns = step // lanes
+    # cache lines to prefetch with each step
+    n_lines = [-(-nbytes * step // size // LINE) for nbytes in prefetch_nbytes]
 
     @intrinsic
     def tile(typingctx, q, k0, k1, out, a0, a1, a2, a3):
         def codegen(ctx, b, sig, args):
             Q, K0, K1, OUT, *pages = (b.inttoptr(v, e.I8P) for v in args)
-            for first in range(0, rows, most):
-                of_rows(b, Q, K0, K1, OUT, pages, range(first, min(rows, first + most)))
+            for first in range(0, rows, max_rows):
+                of_rows(b, Q, K0, K1, OUT, pages, range(first, min(rows, first + max_rows)))
             return ctx.get_dummy_value()
 
-        def of_rows(b, Q, K0, K1, OUT, pages, some):
-            places = [(r, page) for r in some for page in range(2)]
+        def of_rows(b, Q, K0, K1, OUT, pages, row_range):
+            places = [(r, page) for r in row_range for page in range(2)]
 
             def fetch(d, turn):
-                for page, lines in zip(pages, parts, strict=True):
+                for page, lines in zip(pages, n_lines, strict=True):
                     done = b.mul(b.sdiv(d, e.i64(step)), e.i64(lines * LINE))
-                    for line in range(lines * turn // turns, lines * (turn + 1) // turns):
-                        e.prefetch(b, e.at(b, page, b.add(done, e.i64(line * LINE))), near=dtype == "f32")
+                    for line in range(lines * turn // n_turns, lines * (turn + 1) // n_turns):
+                        e.prefetch(b, e.at(b, page, b.add(done, e.i64(line * LINE))), l1=dtype == "f32")
 
             def body(d, sums, fetches):
                 group = b.sdiv(d, e.i64(32))
-                for turn in range(turns):
+                for turn in range(n_turns):
                     if fetches:
                         fetch(d, turn)
                     result = []
-                    for way in range(at_once):
-                        at = b.add(d, e.i64(turn * ways + way))
+                    for lane in range(n_sums):
+                        at = b.add(d, e.i64(turn * lanes + lane))
                         keys = [keys_at(b, page, dtype, size, at, group) for page in (K0, K1)]
-                        for r in some:
+                        for r in row_range:
                             x = e.splat(b, read(b, Q, b.add(b.mul(at, e.i64(4)), e.i64(r * size * 4))), PAGE)
                             for page in range(2):
                                 result.append(fma(b, x, keys[page], sums[len(result)]))
@@ -199,10 +208,10 @@ def scores(size, rows, dtype, ahead):
                 return sums
 
             total = []
-            for way in range(0, ways, at_once):
-                turn = partial(body, fetches=way == some.start == 0)
-                sums = e.loop(b, e.i64(way), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * at_once), turn, step)
-                if way:  # the first sums wait in their place: registers are few
+            for lane in range(0, lanes, n_sums):
+                turn = partial(body, fetches=lane == row_range.start == 0)
+                sums = e.loop(b, e.i64(lane), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * n_sums), turn, step)
+                if lane:  # the first sums wait in memory: registers are few
                     total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
                 for part in range(0, len(sums), len(places)):
                     new = sums[part : part + len(places)]
@@ -218,7 +227,8 @@ def scores(size, rows, dtype, ahead):
 def weighted_sum(size, rows, *, whole=False):
     """intrinsic f(p, v, out, lo, hi): out[r] += Σ p[r][cell]·v[cell] for cells lo…hi−1, in order.
 
-    v: 32 cells as f32. Rows of p are 32 floats apart, rows of out `size` floats. lo < hi. `whole`: all cells.
+    v: 32 cells as f32. Rows of p are 32 floats apart, rows of out `size` floats. lo < hi. `whole`:
+    all cells.
     """
 
     @intrinsic
@@ -239,8 +249,11 @@ def weighted_sum(size, rows, *, whole=False):
 
 
 def weighted_sum_of_pages(size, rows, dtype):
-    """intrinsic f(p, v0, v1, out, lo, hi, next0, next1): the same with values in two pages of this type. For each cell
-    the core fetches the same cell of two other pages."""
+    """intrinsic f(p, v0, v1, out, lo, hi, next0, next1): the same for two pages of values of a
+    dtype.
+
+    For each cell, the same cell of two other pages is prefetched.
+    """
     row_nbytes = size * BYTES[dtype]
 
     @intrinsic
@@ -254,7 +267,7 @@ def weighted_sum_of_pages(size, rows, dtype):
                 if not j:
                     start = e.at(b, b.select(second, N1, N0), b.mul(inside, e.i64(row_nbytes)))
                     for line in range(-(-row_nbytes // LINE)):
-                        e.prefetch(b, e.at(b, start, e.i64(line * LINE)), near=False)
+                        e.prefetch(b, e.at(b, start, e.i64(line * LINE)), l1=False)
                 return values_at(b, b.select(second, V1, V0), dtype, size, inside, j, width)
 
             _sum_cells(b, size, rows, P, OUT, of_cell, *args[4:6], 1, SUMS)
@@ -266,11 +279,14 @@ def weighted_sum_of_pages(size, rows, dtype):
 
 
 def _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by, room):
-    """`of_cell(cell, j, width)`: elements j…j+width−1 of a cell's values. `room`: vectors of sums at once."""
+    """Weighted sum of cells. `of_cell(cell, j, width)`: elements j…j+width−1 of a cell's values.
+
+    `room`: vectors of sums at once.
+    """
     width = widest(size)
-    held = max(1, room // rows) * width  # elements whose sums stay in registers
-    for first in range(0, size, held):
-        chunks = range(first, min(size, first + held), width)
+    n_elements = max(1, room // rows) * width  # elements whose sums stay in registers
+    for first in range(0, size, n_elements):
+        chunks = range(first, min(size, first + n_elements), width)
         places = [(r, j) for r in range(rows) for j in chunks]
         at = {(r, j): (r * size + j) * 4 for r, j in places}
         start = [read(b, OUT, at[place], vector(width)) for place in places]
@@ -289,11 +305,11 @@ def _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by, room):
 
 
 def softmax_step(size, rows, *, masked):
-    """intrinsic f(s, tops, l, out, seen, cap): a block's scores → weights, in place, for `rows` rows.
+    """intrinsic f(s, tops, l, out, seen, cap): softmax step of a block: scores → weights, in place.
 
-    seen: i32 (first, last + 1) cell that each row sees, in the block; the others weigh 0. Not `masked`: all see all.
-    tops: a float a row. l: 16 floats a row, whose sum is the sum of the weights. cap 0 is none. Where a row's top
-    rises, its l and its `size` floats of out shrink.
+    seen: i32 (first, last + 1) visible cell of each row in the block; others weigh 0. Not `masked`:
+    all cells are visible. tops: a float per row. l: 16 floats per row, whose sum is the sum of
+    weights. cap 0: none. When a row's top rises, its l and its `size` floats of out are rescaled.
     """
     width = widest(size)
     parts = range(BLOCK // PAGE)
@@ -304,7 +320,7 @@ def softmax_step(size, rows, *, masked):
         def codegen(ctx, b, sig, args):
             S, TOPS, L, OUT, SEEN = (b.inttoptr(x, e.I8P) for x in args[:5])
 
-            def of_row(r):  # a row's scores, and the masks of what it sees
+            def of_row(r):  # scores of a row, and the masks of its visible cells
                 x = [
                     read(b, S, b.add(b.mul(r, e.i64(BLOCK * 4)), e.i64(part * PAGE * 4)), vector(PAGE))
                     for part in parts
@@ -314,10 +330,10 @@ def softmax_step(size, rows, *, masked):
                 ends = [b.add(b.mul(r, e.i64(8)), e.i64(4 * i)) for i in range(2)]
                 lo, hi = (e.splat(b, read(b, SEEN, at, e.I32), PAGE) for at in ends)
                 masks = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
-                unseen = fill(PAGE, float("-inf"))
-                return [b.select(mask, score, unseen) for mask, score in zip(masks, x, strict=True)], masks
+                minus_inf = fill(PAGE, float("-inf"))
+                return [b.select(mask, score, minus_inf) for mask, score in zip(masks, x, strict=True)], masks
 
-            def bounded(r, _):
+            def apply_cap(r, _):
                 x, _ = of_row(r)
                 limit = e.splat(b, args[5], PAGE)
                 for part in parts:
@@ -325,13 +341,13 @@ def softmax_step(size, rows, *, masked):
                     write(b, b.fmul(limit, tanh(b, b.fdiv(x[part], limit))), S, at)
                 return []
 
-            def raised(r, _):
+            def raise_top(r, _):
                 x, _ = of_row(r)
-                highest = tree(b, largest(x), larger)
+                highest = tree(b, largest(x), maximum)
                 at = b.mul(r, e.i64(4))
                 old = read(b, TOPS, at)
-                beyond = b.fcmp_ordered(">", b.fsub(highest, old, flags=STRICT), ir.Constant(e.F32, HEADROOM))
-                with b.if_then(beyond):
+                above = b.fcmp_ordered(">", b.fsub(highest, old, flags=STRICT), ir.Constant(e.F32, HEADROOM))
+                with b.if_then(above):
                     write(b, highest, TOPS, at)
                     shrink = exp2(b, e.splat(b, b.fsub(old, highest, flags=STRICT), PAGE))
                     at = b.mul(r, e.i64(PAGE * 4))
@@ -344,7 +360,7 @@ def softmax_step(size, rows, *, masked):
 
             def largest(x):
                 while len(x) > 1:
-                    x = [larger(b, u, v) for u, v in zip(x[::2], x[1::2], strict=False)] + x[len(x) // 2 * 2 :]
+                    x = [maximum(b, u, v) for u, v in zip(x[::2], x[1::2], strict=False)] + x[len(x) // 2 * 2 :]
                 return x[0]
 
             def below_top(x):
@@ -352,18 +368,20 @@ def softmax_step(size, rows, *, masked):
                 return [b.fsub(x[r][part], tops[r], flags=STRICT) for r in range(rows) for part in parts]
 
             with b.if_then(b.fcmp_ordered("!=", args[5], ir.Constant(e.F32, 0.0)), likely=False):
-                e.loop(b, e.i64(0), e.i64(rows), [], bounded)
+                e.loop(b, e.i64(0), e.i64(rows), [], apply_cap)
             x, masks = zip(*(of_row(e.i64(r)) for r in range(rows)), strict=True)
-            z = below_top(x)  # of all rows, side by side: one row's chain is longer than the processor looks ahead
-            beyond = b.fcmp_unordered(">", largest(z), fill(PAGE, HEADROOM))  # NaN of one row hides no other
+            # all rows side by side: one row's dependency chain is too long to hide
+            z = below_top(x)
+            # NaN of one row hides no other
+            above = b.fcmp_unordered(">", largest(z), fill(PAGE, HEADROOM))
             before = b.block
-            with b.if_then(b.icmp_signed("!=", b.bitcast(beyond, e.I16), ir.Constant(e.I16, 0)), likely=False):
-                e.loop(b, e.i64(0), e.i64(rows), [], raised)
-                e.keep_order(b)  # scores are read again, so that nobody keeps them in registers
-                again = below_top([of_row(e.i64(r))[0] for r in range(rows)])
+            with b.if_then(b.icmp_signed("!=", b.bitcast(above, e.I16), ir.Constant(e.I16, 0)), likely=False):
+                e.loop(b, e.i64(0), e.i64(rows), [], raise_top)
+                e.keep_order(b)  # reload the scores instead of keeping them in registers
+                rescored = below_top([of_row(e.i64(r))[0] for r in range(rows)])
                 after = b.block
             weights = []
-            for first, second in zip(z, again, strict=True):
+            for first, second in zip(z, rescored, strict=True):
                 weights.append(b.phi(first.type))
                 weights[-1].add_incoming(first, before)
                 weights[-1].add_incoming(second, after)
@@ -385,7 +403,9 @@ def softmax_step(size, rows, *, masked):
 
 
 def clear_rows(size):
-    """intrinsic f(o, l, tops, rows): rows that have seen nothing: `size` weighted values, 16 sums of weights, a top."""
+    """intrinsic f(o, l, tops, rows): initial states: no weighted values, no weights, the lowest
+    top.
+    """
     width = widest(size)
 
     @intrinsic
@@ -409,10 +429,10 @@ def clear_rows(size):
 
 
 def join_rows(size):
-    """intrinsic f(o, l, tops, to, tl, ttops, rows): what rows have made of one span joins what they made of those
-    before. A row that saw nothing of either (its values are 0) leaves the other's bits alone.
+    """intrinsic f(o, l, tops, to, tl, ttops, rows): join the states of a span to those before it.
 
-    Tops are taken 16 at once: there is memory behind the last, and behind those before it may change.
+    A row that saw nothing of either (its values are 0) leaves the other's bits unchanged. Tops are
+    read 16 at a time, so there is memory behind the last; it is only read.
     """
     width = widest(size)
 
@@ -425,7 +445,7 @@ def join_rows(size):
             def of_rows(first, _):
                 at = b.mul(first, e.i64(4))
                 new, old = read(b, TOPS, at, vector(PAGE)), read(b, TTOPS, at, vector(PAGE))
-                top = larger(b, old, new)
+                top = maximum(b, old, new)
                 write(b, top, TTOPS, at)
                 for i, x in enumerate((old, new)):
                     write(b, exp2(b, b.fsub(x, top, flags=STRICT)), factors, 4 * PAGE * i)
@@ -435,15 +455,15 @@ def join_rows(size):
                     before, now = (read(b, factors, b.add(where, e.i64(4 * PAGE * i))) for i in range(2))
 
                     def add(X, T, at, n):
-                        past = b.fmul(read(b, T, at, vector(n)), e.splat(b, before, n))
-                        write(b, fma(b, read(b, X, at, vector(n)), e.splat(b, now, n), past), T, at)
+                        previous = b.fmul(read(b, T, at, vector(n)), e.splat(b, before, n))
+                        write(b, fma(b, read(b, X, at, vector(n)), e.splat(b, now, n), previous), T, at)
 
                     add(L, TL, b.mul(r, e.i64(PAGE * 4)), PAGE)
                     for j in range(0, size, width):
                         add(O, TO, b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j)), width)
                     return []
 
-                e.loop(b, first, e.smaller(b, args[6], b.add(first, e.i64(PAGE))), [], of_row)
+                e.loop(b, first, e.minimum(b, args[6], b.add(first, e.i64(PAGE))), [], of_row)
                 return []
 
             e.loop(b, e.i64(0), args[6], [], of_rows, PAGE)
@@ -455,7 +475,9 @@ def join_rows(size):
 
 
 def divide(size):
-    """intrinsic f(x, l, out): `size` floats of x by the sum of the 16 floats of l, which is 1 or more."""
+    """intrinsic f(x, l, out): `size` floats of x divided by the sum of the 16 floats of l, which is
+    ≥ 1.
+    """
 
     @intrinsic
     def row(typingctx, x, l, out):

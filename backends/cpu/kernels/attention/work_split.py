@@ -1,4 +1,4 @@
-"""Who does what of an attention: units of tokens, key heads and spans of cells, and which cells a token sees."""
+"""Work split of paged attention: units of tokens, KV heads and spans, and the visible cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCKS = ATTENTION_SPAN // BLOCK
 
 @njit(forceinline=True)
 def parts_of(pos, n_tokens, window, most):
-    """Parts that each token's spans are divided into: as many as the longest has, `most` at most."""
+    """Parts that each token's spans are split into: the spans of the longest, `most` at most."""
     longest = 1
     for t in range(n_tokens if most > 1 else 0):
         longest = max(longest, pos[t] // ATTENTION_SPAN + 1 - first_span(pos[t], window))
@@ -21,9 +21,12 @@ def parts_of(pos, n_tokens, window, most):
 
 
 @njit(forceinline=True)
-def place(unit, kv_heads, n_tokens, tokens, most):
-    """A unit's first token, its key head, and which of its `most` parts it is. Those of the last tokens, which see
-    most, come first; behind the last unit the token is less than 0."""
+def unit_at(unit, kv_heads, n_tokens, tokens, most):
+    """First token of a unit, its KV head, and its part out of `most`.
+
+    Units of the last tokens, which see most, come first. Behind the last unit the token is
+    negative.
+    """
     group = unit // most // kv_heads
     return ((n_tokens + tokens - 1) // tokens - 1 - group) * tokens, unit // most % kv_heads, unit % most
 
@@ -40,22 +43,25 @@ def first_span(position, window):
 
 @njit(forceinline=True)
 def pages_of(table, block, position, kv_heads, h):
-    """A block's two pages of a key head, counted in such pages; the first again where there is no second."""
+    """A block's two pages of a KV head, in units of such pages; the first twice if it is the last."""
     first, second = 2 * block, min(2 * block + 1, position // PAGE)
     return np.int64(table[first]) * kv_heads + h, np.int64(table[second]) * kv_heads + h
 
 
 @njit(forceinline=True)
 def visible(position, block, window):
-    """The cells lo…hi−1 of a block that a token at this position sees."""
+    """Visible cells lo…hi−1 of a block, for a token at this position."""
     lo = position - window + 1 - block * BLOCK if window > 0 else 0
     return max(0, lo), min(BLOCK, position + 1 - block * BLOCK)
 
 
 @njit(forceinline=True)
-def all_apart(slot, pos, n_tokens, window, cores):
-    """Whether no token has a neighbour of its sequence, and whole tokens are work that cores can share evenly: none
-    sees more than half of a core's part. Rows that fill a batch up, all at one position, are nobody's neighbours."""
+def all_independent(slot, pos, n_tokens, window, cores):
+    """True when no token has a neighbour of its sequence, and whole tokens balance the cores.
+
+    Balanced: no token sees more than half of a core's part. Padding rows, all at one position, are
+    not neighbours.
+    """
     total = longest = 0
     for t in range(n_tokens):
         if t > 0 and slot[t] == slot[t - 1] and pos[t] != pos[t - 1]:

@@ -1,4 +1,4 @@
-"""Building blocks of LLVM IR: vectors (of 16 lanes unless said), broadcasts, loops."""
+"""LLVM IR building blocks: vectors (16 lanes unless stated), loops, masks, prefetch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTy
 I8P = I8.as_pointer()
 V16I, V16F, V16H = ir.VectorType(I32, 16), ir.VectorType(F32, 16), ir.VectorType(ir.HalfType(), 16)
 V16I8, V16I16 = ir.VectorType(I8, 16), ir.VectorType(I16, 16)
+MASK = ir.VectorType(ir.IntType(1), 16)
+LANE_INDEX = ir.Constant(V16I, list(range(16)))
 
 
 def i64(value):
     return ir.Constant(I64, value)
 
 
-def each(value):
-    """A constant vector of 16 equal lanes: f32 of a float, i32 of an int."""
+def constant(value):
+    """A constant vector of 16 equal lanes: f32 from a float, i32 from an int."""
     return ir.Constant(V16F if isinstance(value, float) else V16I, [value] * 16)
 
 
@@ -30,56 +32,56 @@ def splat(b, scalar, n=16):
 
 
 def at(b, pointer, offset):
-    """The pointer `offset` bytes further on."""
+    """Pointer plus `offset` bytes."""
     return b.gep(pointer, [i64(offset) if isinstance(offset, int) else offset])
 
 
 def keep_order(b):
-    """The compiler, not the processor, may not move loads across: halves of a block would compete for registers."""
+    """Compiler barrier: loads are not moved across it, which would raise the register pressure."""
     b.fence("seq_cst", "singlethread")
 
 
-def prefetch(b, pointer, *, write=False, near=True, past=False):
-    """Ask for a cache line that is read (or written) later; an address that does not exist is no fault.
+def prefetch(b, pointer, *, write=False, l1=True, nontemporal=False):
+    """Prefetch a cache line for a later read (or write). An invalid address is no fault.
 
-    Not `near`: not into the first-level cache, whose lines under way are few and are wanted by loads. `past`: into no
-    other, for it is read once.
+    Not `l1`: into the L2 cache, because the L1 cache has few misses in flight, which loads need.
+    `nontemporal`: into the L1 cache alone, for data that is read once.
     """
     function = b.module.globals.get("llvm.prefetch.p0")
     if function is None:
         function = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32]), "llvm.prefetch.p0")
-    b.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), 0 if past else 3 if near else 1, 1))])
+    b.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), 0 if nontemporal else 3 if l1 else 1, 1))])
 
 
 @intrinsic
-def fetch(typingctx, address):
-    """The same for kernels: have the core read a cache line into its second-level cache."""
+def prefetch_l2(typingctx, address):
+    """Prefetch a cache line into the L2 cache, for kernels."""
 
     def codegen(ctx, b, sig, a):
-        prefetch(b, b.inttoptr(a[0], I8P), near=False)
+        prefetch(b, b.inttoptr(a[0], I8P), l1=False)
         return ctx.get_dummy_value()
 
     return types.void(types.int64), codegen
 
 
-def for_x86(b):
-    """Whether the code is for such a processor, with 32 bits or 64."""
+def is_x86(b):
+    """True when the code is for x86, 32 or 64 bits."""
     return "x86" in b.module.triple or "i686" in b.module.triple
 
 
 @intrinsic
-def written(typingctx):
-    """What was written past the caches is in memory before anything that is written later."""
+def store_fence(typingctx):
+    """Store fence: non-temporal stores are in memory before any later store."""
 
     def codegen(ctx, b, sig, a):
-        if for_x86(b):
+        if is_x86(b):
             call(b, "llvm.x86.sse.sfence", ir.VoidType(), [])
         return ctx.get_dummy_value()
 
     return types.void(), codegen
 
 
-def smaller(b, x, y):
+def minimum(b, x, y):
     return b.select(b.icmp_signed("<", x, y), x, y)
 
 
@@ -101,31 +103,31 @@ def call(b, name, result, args):
 
 
 def fma(b, x, y, z):
-    """x·y + z, rounded once where the processor can; `plain` may have to round twice."""
+    """x·y + z, rounded once where the processor has FMA; `plain` may round twice."""
     return call(b, "llvm.fmuladd.v16f32" if isa() == "plain" else "llvm.fma.v16f32", V16F, [x, y, z])
 
 
-def half(b, pointer):
+def load_f16(b, pointer):
     """16 f16 as f32."""
     return b.fpext(load(b, pointer, V16H, 2), V16F)
 
 
-def floats(b, line, dtype, n):
-    """The first n k of a line of a packed group of floats (layout.py) as f32, 16 numbers each."""
+def load_floats(b, line, dtype, n):
+    """First n k of a line of a packed group of floats (layout.py), as f32 vectors of 16."""
     if dtype == "bf16":
         both = load(b, line, V16I)
-        return [b.bitcast(v, V16F) for v in (b.shl(both, each(16)), b.and_(both, each(-1 << 16)))][:n]
-    return [load(b, line, V16F, 4)] if dtype == "f32" else [half(b, at(b, line, 32 * k)) for k in range(n)]
+        return [b.bitcast(v, V16F) for v in (b.shl(both, constant(16)), b.and_(both, constant(-1 << 16)))][:n]
+    return [load(b, line, V16F, 4)] if dtype == "f32" else [load_f16(b, at(b, line, 32 * k)) for k in range(n)]
 
 
-def part(b, value, i, n):
+def extract_lanes(b, value, i, n):
     """Lanes i·n to i·n + n−1 of 16 i32."""
     lanes = ir.Constant(ir.VectorType(I32, n), list(range(i * n, i * n + n)))
     return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
 
 
-def joined(b, parts):
-    """16 i32 of two halves or four quarters."""
+def concat(b, parts):
+    """16 i32 out of two halves or four quarters."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count
         lanes = ir.Constant(ir.VectorType(I32, n), list(range(n)))
@@ -133,17 +135,17 @@ def joined(b, parts):
     return parts[0]
 
 
-def bits_to(b, value, left, mask):
-    """Every byte's bits moved `left` (right when negative) and masked; a mask keeps out the neighbouring bytes."""
+def shift_mask(b, value, left, mask):
+    """Shift `left` (right if negative), then mask every byte. The mask clears neighbours' bits."""
     if left:
-        value = b.shl(value, each(left)) if left > 0 else b.lshr(value, each(-left))
-    return b.and_(value, each(mask * 0x01010101))
+        value = b.shl(value, constant(left)) if left > 0 else b.lshr(value, constant(-left))
+    return b.and_(value, constant(mask * 0x01010101))
 
 
 def loop(b, begin, end, start, body, step=1):
-    """`values = body(i, values)` for i in begin…end by `step` (at least once); returns the last values.
+    """Loop: `values = body(i, values)` for i in begin…end by `step`, at least once.
 
-    `start` are the first.
+    `start` holds the initial values. Returns the final ones.
     """
     entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
     b.branch(block)
@@ -163,20 +165,20 @@ def loop(b, begin, end, start, body, step=1):
 
 
 def unrolled(b, begin, end, start, body_of, n):
-    """`body_of(n)` for begin…end as often as n goes into it, then `body_of(1)` for each that is left."""
+    """Loop over begin…end with `body_of(n)` while n steps remain, then `body_of(1)`."""
     count, by = b.sub(end, begin), i64(n)
-    left = b.srem(count, by)
-    first_left, together, one = b.sub(end, left), body_of(n), body_of(1)
-    some = lambda i, values: together(b.add(begin, b.mul(i, by)), values)
-    values = loop_from_zero(b, b.sdiv(count, by), start, some)
-    return loop_from_zero(b, left, values, lambda i, values: one(b.add(first_left, i), values))
+    remainder = b.srem(count, by)
+    remainder_start, several, one = b.sub(end, remainder), body_of(n), body_of(1)
+    repeat = lambda i, values: several(b.add(begin, b.mul(i, by)), values)
+    values = loop_from_zero(b, b.sdiv(count, by), start, repeat)
+    return loop_from_zero(b, remainder, values, lambda i, values: one(b.add(remainder_start, i), values))
 
 
 def loop_from_zero(b, n, start, body):
-    """`loop` over 0…n, which may be none."""
-    entry, some, done = b.block, b.append_basic_block("some"), b.append_basic_block("none")
-    b.cbranch(b.icmp_signed(">", n, i64(0)), some, done)
-    b.position_at_end(some)
+    """`loop` over 0…n, where n may be 0."""
+    entry, nonempty, done = b.block, b.append_basic_block("some"), b.append_basic_block("none")
+    b.cbranch(b.icmp_signed(">", n, i64(0)), nonempty, done)
+    b.position_at_end(nonempty)
     out = loop(b, i64(0), n, start, body)
     end = b.block
     b.branch(done)
@@ -186,3 +188,32 @@ def loop_from_zero(b, n, start, body):
         phi.add_incoming(first, entry)
         phi.add_incoming(last, end)
     return phis
+
+
+def lanes_below(b, n):
+    """Mask of the first n (an i64) lanes."""
+    return b.icmp_signed("<", LANE_INDEX, splat(b, b.trunc(n, I32)))
+
+
+def masked_load(b, pointer, mask):
+    where = b.bitcast(pointer, V16F.as_pointer())
+    args = [where, ir.Constant(I32, 4), mask, constant(0.0)]
+    return call(b, "llvm.masked.load.v16f32.p0", V16F, args)
+
+
+def masked_store(b, value, pointer, mask):
+    where = b.bitcast(pointer, V16F.as_pointer())
+    call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [value, where, ir.Constant(I32, 4), mask])
+
+
+@intrinsic
+def move_within(typingctx, x, first, last, y, n):
+    """y[i] = x[i] for first ≤ i < last, 0 for other i < n; n ≤ 16."""
+
+    def codegen(ctx, b, sig, args):
+        source, target = b.inttoptr(args[0], I8P), b.inttoptr(args[3], I8P)
+        first, last, n = (lanes_below(b, args[i]) for i in (1, 2, 4))
+        masked_store(b, masked_load(b, source, b.and_(last, b.not_(first))), target, n)
+        return ctx.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen

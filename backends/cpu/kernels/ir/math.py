@@ -1,7 +1,7 @@
-"""Vector IR of any width: f32 arithmetic, exp and tanh, and a loop over elements that may run in place.
+"""Vector math IR of any width: f32 arithmetic, exp, tanh, and elementwise loops.
 
-Why not numba's own loops: LLVM turns those into vector code behind a check that inputs and output do not overlap, and
-an op that takes over its source's memory fails that check. A lane's result does not depend on the vector's width.
+The loops may run in place. numba's own loops may not: LLVM vectorises those behind a check that
+input and output do not overlap. A lane's result does not depend on the vector's width.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.builder import F32, I32, I64, splat
 
 LANES = 16
-# Added to a number, it has the nearest integer, biased as exponents are, in the low bits
+# Added to a number, its low bits hold the nearest integer with the exponent bias.
 EXPONENT_ZERO = 12582912.0 + 127
-STRICT = ("nsz",)  # without any flag, numba allows an addition to be re-associated
+STRICT = ("nsz",)  # numba's default flags allow an addition to be re-associated
 
 
 def vector(n):
@@ -24,32 +24,33 @@ def vector(n):
 
 
 def fill(n, value):
-    """A constant of n lanes: f32 of a float, i32 of an int."""
+    """A constant of n lanes: f32 from a float, i32 from an int."""
     return ir.Constant(ir.VectorType(F32 if isinstance(value, float) else I32, n), [value] * n)
 
 
 def call(b, name, *args):
-    """An LLVM intrinsic of f32 vectors, by its name without the type."""
+    """LLVM intrinsic of f32 vectors, by its name without the type."""
     kind = args[0].type
     return e.call(b, f"llvm.{name}.v{kind.count}f32", kind, args)
 
 
 def fma(b, x, y, z):
-    """x·y + z, always rounded once. Unlike `emit.fma` it is no sum of a product that the compiler may re-associate."""
+    """x·y + z, always rounded once. Unlike `builder.fma`, it is not re-associated."""
     return call(b, "fma", x, y, z)
 
 
 def exp(b, x):
-    """eˣ within 1.2 ulp; 0 below −87.3 (where f32 becomes subnormal), +inf above 88.7, NaN for NaN."""
+    """eˣ within 1.2 ulp; 0 below −87.3 (f32 subnormal), +inf above 88.7, NaN for NaN."""
     n = x.type.count
     bounded = b.select(b.fcmp_ordered(">", x, fill(n, 88.8)), fill(n, 88.8), x)
-    t = fma(b, bounded, fill(n, 1.4426950408889634), fill(n, 12582912.0))  # the nearest integer in the low bits
+    # the nearest integer in the low bits
+    t = fma(b, bounded, fill(n, 1.4426950408889634), fill(n, 12582912.0))
     k = b.fsub(t, fill(n, 12582912.0))
     p = _exp_of_rest(b, bounded, k)
-    # 2^k as 2^(k/2)·2^(k-k/2), because k = 128 is still finite for values just below the overflow
+    # 2^k as 2^(k/2)·2^(k-k/2), because k = 128 is still finite just below the overflow
     whole = b.sub(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 0x4B400000))
     low = b.ashr(whole, fill(n, 1))
-    shift = fill(n, 23)  # the first factor goes into p's exponent field: products of two could be re-associated
+    shift = fill(n, 23)  # shifts p's exponent: products of two factors could be re-associated
     first = b.bitcast(b.add(b.bitcast(p, low.type), b.shl(low, shift)), vector(n))
     rest = b.bitcast(b.shl(b.add(b.sub(whole, low), fill(n, 127)), shift), vector(n))
     value = b.fmul(first, rest)
@@ -57,7 +58,7 @@ def exp(b, x):
 
 
 def exp2(b, x):
-    """2ˣ within 2.1 ulp, for x below 128; 2^-126 where x is less than -126, NaN for NaN. 11 instructions."""
+    """2ˣ within 2.1 ulp, for x < 128; 2^-126 for x < -126, NaN for NaN. 11 instructions."""
     n = x.type.count
     x = b.select(b.fcmp_ordered("<", x, fill(n, -126.0)), fill(n, -126.0), x)
     zero = fill(n, EXPONENT_ZERO)
@@ -67,7 +68,10 @@ def exp2(b, x):
 
 
 def logistic_inverse(b, x):
-    """1 + e⁻ˣ within 4 ulp from −10 up, 21 at −88, +inf below −88.4, 1 above 17, NaN for NaN. 12 instructions."""
+    """1 + e⁻ˣ within 4 ulp for x ≥ −10, 21 at −88; +inf below −88.4, 1 above 17, NaN for NaN.
+
+    12 instructions.
+    """
     n = x.type.count
     x = b.select(b.fcmp_ordered("<", x, fill(n, -89.0)), fill(n, -89.0), x)
     x = b.select(b.fcmp_ordered(">", x, fill(n, 87.0)), fill(n, 87.0), x)
@@ -87,7 +91,7 @@ def _exp2_of_rest(b, r):
 
 
 def _exponent(b, t):
-    """2^k of k + EXPONENT_ZERO."""
+    """2^k from k + EXPONENT_ZERO."""
     n = t.type.count
     return b.bitcast(b.shl(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 23)), vector(n))
 
@@ -104,7 +108,7 @@ def _exp_of_rest(b, x, k):
 
 
 def tanh(b, x):
-    """1 − 2/(e²ˣ + 1) for large |x|, an odd polynomial near 0 where that would cancel; within 3 ulp."""
+    """tanh x within 3 ulp: 1 − 2/(e²ˣ + 1) for large |x|, an odd polynomial near 0."""
     n = x.type.count
     size = call(b, "fabs", x)
     far = b.fsub(fill(n, 1.0), b.fdiv(fill(n, 2.0), b.fadd(exp(b, b.fadd(size, size)), fill(n, 1.0))))
@@ -118,7 +122,7 @@ def tanh(b, x):
 
 
 def tree(b, v, combine):
-    """All lanes combined pairwise in a fixed tree, as a scalar."""
+    """Reduction of all lanes to a scalar, pairwise in a fixed tree."""
     n = v.type.count
     while n > 1:
         n //= 2
@@ -129,13 +133,13 @@ def tree(b, v, combine):
 
 
 def trees(b, rows, combine):
-    """`tree` of each vector, as the lanes of one; their number is a power of two. Neighbours share the operations."""
+    """`tree` of each of several vectors (a power of two), as the lanes of one vector."""
     n = rows[0].type.count
     while n > 1:
-        held = rows[0].type.count // n  # rows that a vector has taken up by now, n lanes each
+        n_packed = rows[0].type.count // n  # rows in a vector by now, n lanes each
         n //= 2
         paired = len(rows) > 1
-        lanes = [2 * n * row + i for row in range(2 * held if paired else held) for i in range(n)]
+        lanes = [2 * n * row + i for row in range(2 * n_packed if paired else n_packed) for i in range(n)]
         kind = ir.VectorType(I32, len(lanes))
         low, high = (ir.Constant(kind, [lane + add for lane in lanes]) for add in (0, n))
         pairs = list(zip(rows[::2], rows[1::2], strict=True)) if paired else [(r, r) for r in rows]
@@ -143,16 +147,16 @@ def trees(b, rows, combine):
     return rows[0]
 
 
-def larger(b, x, y):
-    """The greater of each lane; the first where the second is NaN."""
+def maximum(b, x, y):
+    """Maximum of each lane; the first where the second is NaN."""
     return b.select(b.fcmp_ordered(">", y, x), y, x)
 
 
-def elements(n_inputs, n_scalars, formula, widths=(LANES, 1), *, past_caches=False):
-    """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n, in vectors of 16.
+def elementwise(n_inputs, n_scalars, formula, widths=(LANES, 1), *, nontemporal=False):
+    """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n.
 
-    Addresses are int64, scalars f32. y may be one of the inputs. `widths`: of vectors, powers of 2. `past_caches`: y is
-    at a multiple of 64 and goes to memory.
+    Addresses are int64, scalars f32; vectors have 16 lanes. y may be an input. `widths`: of
+    vectors, powers of 2. `nontemporal`: y is 64-byte aligned and its stores bypass the caches.
     """
 
     def emit(b, args):
@@ -171,16 +175,16 @@ def elements(n_inputs, n_scalars, formula, widths=(LANES, 1), *, past_caches=Fal
             for p in at[:-1]:
                 values.append(b.load(p))
                 values[-1].align = 4
-            put = b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1])
-            put.align = 64 if past_caches else 4
-            if past_caches:
-                put.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
-            following = b.add(i, ir.Constant(I64, n))
-            i.add_incoming(following, b.block)
-            b.cbranch(b.icmp_signed("<", following, stop), body, done)
+            stored = b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1])
+            stored.align = 64 if nontemporal else 4
+            if nontemporal:
+                stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
+            next_i = b.add(i, ir.Constant(I64, n))
+            i.add_incoming(next_i, b.block)
+            b.cbranch(b.icmp_signed("<", next_i, stop), body, done)
             b.position_at_end(done)
 
-    # numba wants to see the parameters by name
+    # numba needs named parameters
     names = [f"x{i}" for i in range(n_inputs)] + ["y", "n"] + [f"s{i}" for i in range(n_scalars)]
     signature = types.void(*[types.int64] * (n_inputs + 2), *[types.float32] * n_scalars)
 
@@ -193,7 +197,8 @@ def elements(n_inputs, n_scalars, formula, widths=(LANES, 1), *, past_caches=Fal
     return intrinsic(scope["run"])
 
 
-copied = elements(1, 0, lambda b, x, s: x[0])
-past_caches = elements(1, 0, lambda b, x, s: x[0], (LANES,), past_caches=True)  # `emit.written` has to follow
-added = elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
-scaled = elements(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))
+copy_elements = elementwise(1, 0, lambda b, x, s: x[0])
+# `builder.store_fence` has to follow
+copy_nontemporal = elementwise(1, 0, lambda b, x, s: x[0], (LANES,), nontemporal=True)
+add_elements = elementwise(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
+scale_elements = elementwise(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))

@@ -1,12 +1,15 @@
-"""Kernels by name, and the few things that numba needs to be told about pointers and halves.
+"""Kernel registry, and typed pointers and conversions for numba.
 
 A kernel is a plain function `kernel(a, begin, end, scratch)` that numba compiles:
-    a        pointer to its int64 argument block: addresses of tensors, sizes, float attributes as bits (`bits_f32`)
-    begin, end   the units of work (rows, tiles, heads …) that this call does; units are independent of each other
-    scratch  address of this thread's scratch memory
-It returns nothing, raises nothing, allocates nothing, and must give the same bits however the units are divided.
-`@kernel("name")` registers a factory `make(*params) -> function`, asked for as "name" or "name:param:param".
-This package is imported only when a kernel has to be compiled: a warm start never imports numba.
+
+    a            pointer to its int64 argument block: addresses, sizes, float attributes as bits
+    begin, end   the units of work (rows, tiles, heads …) of this call; units are independent
+    scratch      address of this thread's scratch memory
+
+It returns nothing, raises nothing and allocates nothing. Batch invariance: it gives the same bits
+for any division into units. `@kernel("name")` registers a factory `make(*params) -> function`,
+requested as "name" or "name:param:param". The docstring of a factory lists the arguments as "a: …".
+This package is imported only to compile a kernel: a warm start never imports numba.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def _pointer(element: Any) -> Any:
     return cast
 
 
-# `f32p(address)[i]` loads or stores element i: no bounds, no wrap-around, no reference counts
+# `f32p(address)[i]` loads or stores element i, without bounds checks or wrap-around.
 f32p, f64p = _pointer(types.float32), _pointer(types.float64)
 i8p, u8p, u16p = _pointer(types.int8), _pointer(types.uint8), _pointer(types.uint16)
 i32p, u32p, i64p = _pointer(types.int32), _pointer(types.uint32), _pointer(types.int64)

@@ -1,4 +1,4 @@
-"""Vector IR that reduces a row to one number: sums and maxima of a formula of its elements, in a fixed order."""
+"""Row reductions as vector IR: sums and maxima of a formula over a row, in a fixed order."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from numba.extending import intrinsic
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir import math as m
 
-WIDTHS = (64, 16, 8, 1)  # lanes of the main loop, and of what is left
+WIDTHS = (64, 16, 8, 1)  # lanes of the main loop and of the remainders
 
 
 def reduced(n_inputs, n_scalars, formula, combine, start):
-    """intrinsic f(inputs…, n, scalars…) → f32: `combine` over i < n of formula(b, [x[i] …], [scalar …]), and `start`.
+    """intrinsic f(inputs…, n, scalars…) → f32: reduction over i < n of formula(b, [x[i] …], [s …]).
 
-    Addresses are int64, scalars f32. `combine(b, u, v)` of two vectors; `start` leaves it unchanged.
+    Addresses are int64, scalars f32. `combine(b, u, v)` of two vectors; `start` is its neutral
+    element.
     """
 
     def emit(b, args):
@@ -36,25 +37,25 @@ def reduced(n_inputs, n_scalars, formula, combine, start):
                 values.append(b.load(at))
                 values[-1].align = 4
             new = combine(b, acc, formula(b, values, [e.splat(b, s, n) for s in scalars]))
-            following = b.add(i, ir.Constant(e.I64, n))
-            i.add_incoming(following, b.block)
+            next_i = b.add(i, ir.Constant(e.I64, n))
+            i.add_incoming(next_i, b.block)
             acc.add_incoming(new, b.block)
-            last = b.block
-            b.cbranch(b.icmp_signed("<", following, stop), body, after)
+            body_end = b.block
+            b.cbranch(b.icmp_signed("<", next_i, stop), body, after)
             b.position_at_end(after)
-            held = b.phi(m.vector(n))
-            held.add_incoming(m.fill(n, start), entry)
-            held.add_incoming(new, last)
+            partial = b.phi(m.vector(n))
+            partial.add_incoming(m.fill(n, start), entry)
+            partial.add_incoming(new, body_end)
             one = ir.VectorType(e.F32, 1)
             pair = [
                 b.insert_element(ir.Constant(one, ir.Undefined), x, ir.Constant(e.I32, 0))
-                for x in (total, m.tree(b, held, combine))
+                for x in (total, m.tree(b, partial, combine))
             ]
             total = b.extract_element(combine(b, *pair), ir.Constant(e.I32, 0))
             done = stop
         return total
 
-    # numba wants to see the parameters by name
+    # numba needs named parameters
     names = [f"x{i}" for i in range(n_inputs)] + ["n"] + [f"s{i}" for i in range(n_scalars)]
     signature = types.float32(*[types.int64] * (n_inputs + 1), *[types.float32] * n_scalars)
 
@@ -72,5 +73,5 @@ def plus(b, u, v):
 
 row_sum = reduced(1, 0, lambda b, x, s: x[0], plus, 0.0)
 row_dot = reduced(2, 0, lambda b, x, s: b.fmul(x[0], x[1]), plus, 0.0)
-row_max = reduced(1, 0, lambda b, x, s: x[0], m.larger, float("-inf"))
+row_max = reduced(1, 0, lambda b, x, s: x[0], m.maximum, float("-inf"))
 row_exp_sum = reduced(1, 1, lambda b, x, s: m.exp(b, b.fsub(x[0], s[0])), plus, 0.0)

@@ -1,8 +1,9 @@
-"""exp and log of a float32 without a library, computed in double and rounded once: loops of them become vector code.
+"""Scalar exp and log of f32, computed in double and rounded once. Loops of them vectorise.
 
-That is what glibc's expf and logf return in all but about one case in a million (test_mathf.py). Written with fused
-multiply-adds and bit patterns only, so a kernel's permission to re-associate cannot change them. The polynomials are
-weighted minimax fits made for this file. Where an ulp does not decide a token, emit_math.py is faster.
+They return what glibc's expf and logf return, in all but about one case in a million
+(test_scalar_math.py). They use only fused multiply-adds and bit patterns, so re-association cannot
+change them. The polynomials are weighted minimax fits made for this file. ir/math.py is faster
+where an ulp does not decide a token.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _fma_f64(typingctx, x, y, z):
 
 @njit(forceinline=True)
 def exp_exact(x):
-    """eˣ: +0 from -104 down to -inf, +inf from 88.73 up, subnormal results included; NaN gives NaN."""
+    """eˣ: +0 below -104, +inf from 88.73 up, subnormal results included; NaN for NaN."""
     v = np.float64(x)
     v = -150.0 if v < -150.0 else v
     v = 100.0 if v > 100.0 else v
@@ -72,7 +73,7 @@ def exp_exact(x):
 
 @njit(forceinline=True)
 def log_exact(x):
-    """ln x: 0 gives -inf, a negative number or NaN gives NaN, +inf gives +inf; subnormals are exact."""
+    """ln x: -inf for 0, NaN for a negative number or NaN, +inf for +inf; exact for subnormals."""
     small = x < np.float32(1.1754944e-38)
     y = x * np.float32(8388608) if small else x
     e = np.float64(_exponent(y)) - (23.0 if small else 0.0)

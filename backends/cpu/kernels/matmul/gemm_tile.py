@@ -1,8 +1,8 @@
-"""The register tile of products in f32: MT × NR results, each one chain of fused multiply-adds over k, in order.
+"""GEMM register tile: MT × NR results, each one chain of fused multiply-adds over k, in order.
 
-Two cores of which each may be shared with a stranger have less room for instructions than for multiply-adds, so a step
-over k should have few of them: 8 × 3 vectors need 3 loads of B and 8 numbers of A spread over a register for 24
-multiply-adds (12 × 2: 2 and 12).
+Two hyperthreads of a core have less room for instructions than for multiply-adds, so a step over k
+should have few of them. 8 × 3 vectors need 3 loads of B and 8 splats of A for 24 multiply-adds; 12
+× 2 would need 2 and 12.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from logitless.backends.cpu.kernels.ir import builder as e
-from logitless.backends.cpu.kernels.ir.bf16 import pairs_added
-from logitless.backends.cpu.kernels.ir.mask import MASK, lanes_below, masked_load, masked_store
+from logitless.backends.cpu.kernels.ir.builder import MASK, lanes_below, masked_load, masked_store
+from logitless.backends.cpu.kernels.ir.dot import bf16_dot
 from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
 from logitless.backends.host import isa
 
 MT, NR, KC = gemm_tile(isa())
 VECTORS = NR // 16
-UNROLLED = 4  # steps
+UNROLL = 4  # steps
 
 
-def there(b, rows, columns, vectors):
-    """A mask for each vector of a tile of which only `rows` × `columns` are there."""
+def tile_masks(b, rows, columns, vectors):
+    """A mask for each vector of a partial tile of `rows` × `columns`."""
     inside = [lanes_below(b, b.sub(columns, e.i64(16 * v))) for v in range(vectors)]
     none = ir.Constant(MASK, [0] * 16)
     return [b.select(b.icmp_signed("<", e.i64(r), rows), x, none) for r in range(MT) for x in inside]
 
 
-def first_sums(b, places, masks, fresh):
-    """Where a tile's sums begin: zeros, or what is at their places."""
+def load_sums(b, places, masks, fresh):
+    """Initial sums of a tile: zeros, or the values at their places."""
     entry, old, begin = b.block, b.append_basic_block("old"), b.append_basic_block("begin")
     b.cbranch(b.icmp_signed("==", fresh, e.i64(0)), old, begin)
     b.position_at_end(old)
@@ -40,13 +40,13 @@ def first_sums(b, places, masks, fresh):
     sums = []
     for value in values:
         phi = b.phi(e.V16F)
-        phi.add_incoming(e.each(0.0), entry)
+        phi.add_incoming(e.constant(0.0), entry)
         phi.add_incoming(value, old)
         sums.append(phi)
     return sums
 
 
-def put_sums(b, sums, places, masks):
+def store_sums(b, sums, places, masks):
     for i, (value, place) in enumerate(zip(sums, places, strict=True)):
         if masks:
             masked_store(b, value, place, masks[i])
@@ -55,9 +55,10 @@ def put_sums(b, sums, places, masks):
 
 
 def tile_of(vectors, whole, multiply=e.fma):
-    """intrinsic of MT × 16·vectors of C: + Σ over `steps` of a[k][MT] · b[k][NR], from zero where fresh.
+    """intrinsic of a tile of MT × 16·vectors of C: + Σ over `steps` of a[k][MT] · b[k][NR].
 
-    C's rows are `row_nbytes` apart. Not `whole`: only `rows` × `columns` of it are there.
+    Sums start at zero where fresh. Rows of C are `row_nbytes` apart. Not `whole`: the tile has
+    `rows` × `columns`.
     """
 
     @intrinsic
@@ -66,10 +67,10 @@ def tile_of(vectors, whole, multiply=e.fma):
             pa, pb, pc = (bl.inttoptr(x, e.I8P) for x in args[:3])
             c_rows = [e.at(bl, pc, bl.mul(args[3], e.i64(r))) for r in range(MT)]
             places = [e.at(bl, row, 64 * v) for row in c_rows for v in range(vectors)]
-            masks = None if whole else there(bl, args[6], args[7], vectors)
+            masks = None if whole else tile_masks(bl, args[6], args[7], vectors)
             for place in places:
-                e.prefetch(bl, place)  # C is far away, and wanted only after all steps
-            sums = first_sums(bl, places, masks, args[5])
+                e.prefetch(bl, place)  # C is far away, and needed only after all steps
+            sums = load_sums(bl, places, masks, args[5])
 
             def steps_of(n):
                 def body(i, values):
@@ -85,8 +86,8 @@ def tile_of(vectors, whole, multiply=e.fma):
 
                 return body
 
-            values = e.unrolled(bl, e.i64(0), args[4], [pa, pb, *sums], steps_of, UNROLLED)
-            put_sums(bl, values[2:], places, masks)
+            values = e.unrolled(bl, e.i64(0), args[4], [pa, pb, *sums], steps_of, UNROLL)
+            store_sums(bl, values[2:], places, masks)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen
@@ -94,8 +95,11 @@ def tile_of(vectors, whole, multiply=e.fma):
     return tile
 
 
-def reaching(vectors):
-    """intrinsic of MT × 16·vectors of C, of which only `rows` × `columns` are there; k is `…_step` bytes apart."""
+def strided_tile_of(vectors):
+    """intrinsic of a partial tile of `rows` × `columns` of C, with A and B in place.
+
+    Steps of k are `…_step` bytes apart.
+    """
 
     @intrinsic
     def part(typingctx, a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns):
@@ -104,10 +108,10 @@ def reaching(vectors):
             a_row, a_step, b_step, c_row, steps, fresh, rows, columns = (args[i] for i in (1, 2, 4, 6, 7, 8, 9, 10))
             inside = [lanes_below(bl, bl.sub(columns, e.i64(16 * v))) for v in range(vectors)]
             last = bl.sub(rows, e.i64(1))
-            sources = [e.at(bl, pa, bl.mul(a_row, e.smaller(bl, e.i64(r), last))) for r in range(MT)]
+            sources = [e.at(bl, pa, bl.mul(a_row, e.minimum(bl, e.i64(r), last))) for r in range(MT)]
             c_rows = [e.at(bl, pc, bl.mul(c_row, e.i64(r))) for r in range(MT)]
             places = [e.at(bl, row, 64 * v) for row in c_rows for v in range(vectors)]
-            masks = there(bl, rows, columns, vectors)
+            masks = tile_masks(bl, rows, columns, vectors)
 
             def step(i, sums):
                 at_a, at_b = bl.mul(i, a_step), e.at(bl, pb, bl.mul(i, b_step))
@@ -118,8 +122,8 @@ def reaching(vectors):
                     out += [e.fma(bl, row[v], x, sums[r * vectors + v]) for v in range(vectors)]
                 return out
 
-            sums = e.loop(bl, e.i64(0), steps, first_sums(bl, places, masks, fresh), step)
-            put_sums(bl, sums, places, masks)
+            sums = e.loop(bl, e.i64(0), steps, load_sums(bl, places, masks, fresh), step)
+            store_sums(bl, sums, places, masks)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 11), codegen
@@ -128,16 +132,16 @@ def reaching(vectors):
 
 
 _widths = [min(n, VECTORS) for n in (1, 2, 3)]
-reach_1, reach_2, reach_3 = (reaching(n) for n in _widths)
+strided_1, strided_2, strided_3 = (strided_tile_of(n) for n in _widths)
 
 
-def putting(multiply):
-    """A function for tiles of packed A and B, also where only part of one is C."""
+def tile_function(multiply):
+    """Function for whole and partial tiles of packed A and B."""
     whole_tile = tile_of(VECTORS, True, multiply)
     tile_1, tile_2, tile_3 = (tile_of(n, False, multiply) for n in _widths)
 
     @njit(forceinline=True)
-    def put(a, b, c, row_nbytes, steps, fresh, rows, columns):
+    def compute(a, b, c, row_nbytes, steps, fresh, rows, columns):
         if rows == MT and columns == NR:
             whole_tile(a, b, c, row_nbytes, steps, fresh, rows, columns)
         elif columns > 32:
@@ -147,19 +151,19 @@ def putting(multiply):
         else:
             tile_1(a, b, c, row_nbytes, steps, fresh, rows, columns)
 
-    return put
+    return compute
 
 
-put_tile = putting(e.fma)
-put_pairs = putting(pairs_added)  # of bf16, moved as if two were an f32
+compute_tile = tile_function(e.fma)
+compute_bf16_tile = tile_function(bf16_dot)  # two bf16 are moved like one f32
 
 
 @njit(forceinline=True)
-def put_part(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns):
-    """The same of A and B where they lie."""
+def compute_strided_tile(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns):
+    """Partial tile with A and B read in place."""
     if columns > 32:
-        reach_3(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns)
+        strided_3(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns)
     elif columns > 16:
-        reach_2(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns)
+        strided_2(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns)
     else:
-        reach_1(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns)
+        strided_1(a, a_row, a_step, b, b_step, c, c_row, steps, fresh, rows, columns)

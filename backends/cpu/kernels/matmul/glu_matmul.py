@@ -1,9 +1,11 @@
-"""The gated part of a feed-forward block, rounded for the product that follows: `glu_act:<activation>:<group>` of what
-gate and up made, `linear_glu:<type>:<activation>` with both products for many rows, `…:1` for one.
+"""GLU of a feed-forward block, fused with its GEMMs and with the quantisation of the result.
 
-A tile of many rows has 16 outputs of gate beside the same 16 of up, so both are in the first-level cache when they
-meet, and what is written is a quarter of one of them; one row has a stage less. Every number has the bits that
-`linear`, `glu` and `quantize_act` give it.
+`glu_act:<activation>:<group>` takes the results of gate and up. `linear_glu:<dtype>:<activation>`
+also computes both GEMMs of many rows, `…:1` of one row.
+
+A tile of many rows has 16 outputs of gate next to the same 16 of up. Both are in the L1 cache when
+they meet, and what is written is a quarter of one of them. One row saves a phase. Every number has
+the bits that `linear`, `glu` and `quantize_act` give it.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.kernels.elementwise import ACTIVATIONS, joined
+from logitless.backends.cpu.kernels.elementwise import ACTIVATIONS, glu_function
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.registry import i64p, kernel
-from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, FOLLOWING, LAYOUTS, expanded_nbytes, expanded_tile
-from logitless.backends.cpu.kernels.matmul.packed_matmul import ask, share, tile_at
+from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
+from logitless.backends.cpu.kernels.matmul.packed_matmul import prefetch_range, prefetch_share, row_offset
 from logitless.backends.cpu.kernels.matmul.packed_tile import quant_tile
-from logitless.backends.cpu.kernels.matmul.quantize_activations import panel_of, round_each, row_rounder
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import Expanded, Expanding, Packed
+from logitless.backends.cpu.kernels.matmul.quantize_activations import block_quantizer, panel_of, row_quantizer
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import ExpandedBlock, ExpandingBlock, PackedBlock
+from logitless.backends.cpu.kernels.runtime.control_block import NEXT_WEIGHTS
 from logitless.backends.host import isa
 
 
-def gated(activation):
+def glu_tile(activation):
     """intrinsic f(sums, out, rows): sums [rows][2][16] of gate and up → out, 16 of each 32 floats."""
 
     @intrinsic
@@ -46,107 +49,111 @@ def gated(activation):
 
 @kernel("glu_act")
 def glu_act(activation, group_size):
-    """a: gate, up, y, m, blocks of a row, blocks of a unit, panel rows, panels. A unit is a part of a row.
+    """GLU and quantisation. a: gate, up, y, m, blocks of a row, blocks of a unit, panel rows,
+    panels.
 
-    Scratch: a unit as floats.
+    A unit is a part of a row. Scratch: a unit as floats.
     """
-    join = joined(activation)
-    round_row = row_rounder(int(group_size))
+    glu = glu_function(activation)
+    quantize_row = row_quantizer(int(group_size))
 
     def run(a, begin, end, scratch):
-        m, count, most, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7]
-        parts = (count + most - 1) // most
+        m, count, unit_blocks, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7]
+        parts = (count + unit_blocks - 1) // unit_blocks
         for unit in range(begin, end):
-            row, first = unit // parts, unit % parts * most
-            n = min(most, count - first)
+            row, first = unit // parts, unit % parts * unit_blocks
+            n = min(unit_blocks, count - first)
             at = (row * count + first) * 128
-            join(a[0] + at, a[1] + at, scratch, n * 32)
+            glu(a[0] + at, a[1] + at, scratch, n * 32)
             r0, rows = panel_of(row, m, panel_rows, n_panels)
-            round_row(scratch, a[2] + (r0 * count + first * rows + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, n)
+            quantize_row(scratch, a[2] + (r0 * count + first * rows + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, n)
 
     return run
 
 
 @kernel("linear_glu")
-def linear_glu(dtype, activation, rows="", then=""):
-    """a: gate, up, x, y, m, n, blocks of k, stretch of them, bytes of a group, rows at once, how many times, rows of a
-    panel of x and of y, panels. `rows` "1": of one row, for which the last five are not looked at; `then` "past": its
-    weights are read past the caches.
+def linear_glu(dtype, activation, rows="", variant=""):
+    """Gate and up GEMMs, GLU and quantisation. A unit is 32 columns of y, of one pass of rows.
 
-    A unit is 32 columns of y for the rows at once.
+    a: gate, up, x, y, m, n, blocks of k, blocks of a K block, bytes of a group, rows of a pass,
+    passes, rows of a panel of x and of y, panels. `rows` "1": one row; the last five are unused.
+    `variant` "nontemporal": weights are prefetched past the outer caches.
     """
-    return _lone(dtype, activation, then == "past") if rows == "1" else _expanded(dtype, activation)
+    return _one_row(dtype, activation, variant == "nontemporal") if rows == "1" else _many_rows(dtype, activation)
 
 
-def _lone(dtype, activation, past):
+def _one_row(dtype, activation, nontemporal):
     """One row. Scratch: gate and up in f32 [2][columns of all units].
 
-    With more rows the time to join and round them, in which memory rests, is as long as a stage of its own takes.
+    With more rows, the GLU and quantisation, during which memory idles, take as long as a phase of
+    their own.
     """
-    tile = quant_tile(dtype, 1, 1, Packed, past=past)
-    join, round_row = joined(activation), row_rounder(32)
+    tile = quant_tile(dtype, 1, 1, PackedBlock, nontemporal=nontemporal)
+    glu, quantize_row = glu_function(activation), row_quantizer(32)
     nbytes = LAYOUTS[dtype].block_nbytes
 
     def run(a, begin, end, scratch):
         gate, up, x, count, group_nbytes = a[0], a[1], a[2], a[6], a[8]
-        n, following = (end - begin) * 32, i64p(scratch - FOLLOWING)[0]
-        for part in range(4 * begin, 4 * end):  # of a unit two groups of gate, then two of up
+        n, next_weights = (end - begin) * 32, i64p(scratch - NEXT_WEIGHTS)[0]
+        for part in range(4 * begin, 4 * end):  # two groups of gate, then two of up, per unit
             group = part // 4 * 2 + part % 2
             w, out = gate + group * group_nbytes, scratch + (group - 2 * begin) * 64
             ahead = group_nbytes if part % 2 == 0 else up - gate - group_nbytes
             if part % 4 > 1:
                 w, out = w - gate + up, out + n * 4
                 ahead = group_nbytes if part % 2 == 0 else gate - up + group_nbytes
-            if part == 4 * end - 1 and following != 0:
-                ahead = following - w
+            if part == 4 * end - 1 and next_weights != 0:
+                ahead = next_weights - w
             tile(w, 0, 0, x, ACT_BLOCK, 0, out, 0, 0, 0, count, 0, 0, 0, w + ahead, nbytes, 0)
-        join(scratch, scratch + n * 4, scratch, n)
-        round_row(scratch, a[3] + begin * ACT_BLOCK, ACT_BLOCK, end - begin)
+        glu(scratch, scratch + n * 4, scratch, n)
+        quantize_row(scratch, a[3] + begin * ACT_BLOCK, ACT_BLOCK, end - begin)
 
     return run
 
 
-def _expanded(dtype, activation):
-    """Scratch: sums [rows + tile][2][16], y in f32 [rows][32], and of both groups of weights a stretch, expanded."""
+def _many_rows(dtype, activation):
+    """Many rows. Scratch: sums [rows + tile][2][16], y in f32 [rows][32], expanded K blocks of gate
+    and up.
+    """
     mt, _ = expanded_tile(dtype, isa())
-    first_tile, tile = (quant_tile(dtype, mt, 2, form) for form in (Expanding, Expanded))
+    first_tile, tile = (quant_tile(dtype, mt, 2, form) for form in (ExpandingBlock, ExpandedBlock))
     block_nbytes = expanded_nbytes(LAYOUTS[dtype])
-    join = gated(activation)
-    round4, round2, round1 = round_each(4), round_each(2), round_each(1)
+    glu = glu_tile(activation)
+    quantize4, quantize2, quantize1 = block_quantizer(4), block_quantizer(2), block_quantizer(1)
 
     def run(a, begin, end, scratch):
-        m, blocks, count, stretch, group_nbytes = a[4], a[5] // 32, a[6], a[7], a[8]
-        most, times, panel_rows, n_panels = a[9], a[10], a[11], a[12]
+        m, blocks, count, k_block, group_nbytes = a[4], a[5] // 32, a[6], a[7], a[8]
+        pass_rows, n_passes, panel_rows, n_panels = a[9], a[10], a[11], a[12]
         ahead = panel_rows * count * ACT_BLOCK
         for unit in range(begin, end):
-            turn, column = unit // blocks, unit % blocks
-            r0 = turn * most
-            rows = m - r0 if turn == times - 1 else most
+            pass_index, column = unit // blocks, unit % blocks
+            r0 = pass_index * pass_rows
+            rows = m - r0 if pass_index == n_passes - 1 else pass_rows
             values = scratch + (rows + mt) * 128
             for half in range(2):
                 group = (2 * column + half) * group_nbytes
-                for k0 in range(0, count, stretch):
-                    k1 = min(count, k0 + stretch)
-                    wide, nbytes = values + rows * 128 - k0 * block_nbytes, (k1 - k0) * block_nbytes
-                    asked, stop = group_nbytes * (count + k0) // count, group_nbytes * (count + k1) // count
-                    each = share(stop - asked, rows, mt)
+                for k0 in range(0, count, k_block):
+                    k1 = min(count, k0 + k_block)
+                    expanded, nbytes = values + rows * 128 - k0 * block_nbytes, (k1 - k0) * block_nbytes
+                    prefetch_at, stop = group_nbytes * (count + k0) // count, group_nbytes * (count + k1) // count
+                    tile_nbytes = prefetch_share(stop - prefetch_at, rows, mt)
                     for r in range(0, rows, mt):
                         row = min(r, rows - mt)
                         sums = scratch + r * 128
                         out = scratch + row * 128 if k1 == count else sums
-                        at, rows_beside = tile_at(r0 + r, r0 + row, m, panel_rows, n_panels, count)
-                        xr, x_stride = a[2] + at * ACT_BLOCK, rows_beside * ACT_BLOCK
-                        spread = min(each, 64 * (k1 - k0))
-                        ask(a[0] + group, asked + spread, min(stop, asked + each))
-                        ask(a[1] + group, asked + spread, min(stop, asked + each))
-                        later = a[0] + group + asked, spread // (k1 - k0), a[1] - a[0]
-                        asked += each
-                        rest = xr, x_stride, sums, out, 128, 0, k0, k1, ahead, wide, nbytes, *later
+                        at, panel_height = row_offset(r0 + r, r0 + row, m, panel_rows, n_panels, count)
+                        xr, x_stride = a[2] + at * ACT_BLOCK, panel_height * ACT_BLOCK
+                        spread = min(tile_nbytes, 64 * (k1 - k0))
+                        prefetch_range(a[0] + group, prefetch_at + spread, min(stop, prefetch_at + tile_nbytes))
+                        prefetch_range(a[1] + group, prefetch_at + spread, min(stop, prefetch_at + tile_nbytes))
+                        prefetch_args = a[0] + group + prefetch_at, spread // (k1 - k0), a[1] - a[0]
+                        prefetch_at += tile_nbytes
+                        rest = xr, x_stride, sums, out, 128, 0, k0, k1, ahead, expanded, nbytes, *prefetch_args
                         if r > 0:
-                            tile(wide, nbytes, 1, *rest)
-                        else:  # gate and up are two groups of one weight, as it were
+                            tile(expanded, nbytes, 1, *rest)
+                        else:  # gate and up act as two groups of one weight
                             first_tile(a[0] + group, a[1] - a[0], 1, *rest)
-                join(scratch, values + half * 64, rows)
+                glu(scratch, values + half * 64, rows)
             row = 0
             while row < rows:
                 y0, y_rows = panel_of(r0 + row, m, panel_rows, n_panels)
@@ -154,13 +161,13 @@ def _expanded(dtype, activation):
                 stop = min(rows, y0 + y_rows - r0)
                 while row < stop:
                     if stop - row >= 4:
-                        round4(values + row * 128, y, ACT_BLOCK)
+                        quantize4(values + row * 128, y, ACT_BLOCK)
                         done = 4
                     elif stop - row >= 2:
-                        round2(values + row * 128, y, ACT_BLOCK)
+                        quantize2(values + row * 128, y, ACT_BLOCK)
                         done = 2
                     else:
-                        round1(values + row * 128, y, ACT_BLOCK)
+                        quantize1(values + row * 128, y, ACT_BLOCK)
                         done = 1
                     row, y = row + done, y + done * ACT_BLOCK
 

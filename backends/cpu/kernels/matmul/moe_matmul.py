@@ -1,8 +1,9 @@
-"""Mixtures of experts (graph/ops/moe.py says what `order` is).
+"""Mixture-of-experts kernels (graph/ops/moe.py defines `order`).
 
-The rows of an expert lie together, so they are a panel of activations (layout.py) by themselves, and meet its weights,
-whole groups of a packed matrix that holds all experts, in the tiles of kernels/matmul.py. How many rows an expert has
-is known only when the kernel runs: a kernel for each tile takes the experts whose rows suit it.
+The rows of an expert are contiguous, a panel of activations (layout.py) of their own. They meet the
+expert's weights, whole groups of one packed matrix of all experts, in the tiles of
+packed_matmul.py. The number of an expert's rows is known only at run time, so the kernel of each
+tile takes the experts whose number of rows suits it.
 """
 
 from __future__ import annotations
@@ -10,42 +11,45 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from logitless.backends.cpu.kernels.gather import decoded, element
+from logitless.backends.cpu.kernels.gather import block_decoder, float_reader
 from logitless.backends.cpu.kernels.ir.registry import f32p, i32p, kernel
 from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
 from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, LAYOUTS
 from logitless.backends.cpu.kernels.matmul.packed_matmul import packed_strips
-from logitless.backends.cpu.kernels.matmul.quantize_activations import row_rounder
+from logitless.backends.cpu.kernels.matmul.quantize_activations import row_quantizer
 
 INFINITY = np.float32(np.inf)
 
 
 @kernel("top_experts")
 def top_experts():
-    """a: logits (T, E), ids (T, n), E, n. A row is a unit. NaN counts as minus infinity."""
+    """Top-k experts. a: logits (T, E), ids (T, n), E, n. A unit is a row. NaN counts as −inf."""
 
     def run(a, begin, end, scratch):
         size, n = a[2], a[3]
         for t in range(begin, end):
             logits, ids = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4)
-            last, at = INFINITY, np.int64(-1)  # the one before: the next is below it, or equal and behind it
+            # the previous choice: the next is below it, or equal and behind it
+            previous, previous_id = INFINITY, np.int64(-1)
             for j in range(n):
-                best, found = -INFINITY, np.int64(-1)
+                best, best_id = -INFINITY, np.int64(-1)
                 for i in range(size):
                     value = logits[i]
                     value = value if value == value else -INFINITY
-                    free = value < last or (value == last and i > at)
-                    if free and (found < 0 or value > best):
-                        best, found = value, i
-                ids[j] = found
-                last, at = best, found
+                    eligible = value < previous or (value == previous and i > previous_id)
+                    if eligible and (best_id < 0 or value > best):
+                        best, best_id = value, i
+                ids[j] = best_id
+                previous, previous_id = best, best_id
 
     return run
 
 
 @kernel("expert_weights")
 def expert_weights():
-    """a: logits (T, E), ids (T, k), y (T, k), E, k. A row is a unit."""
+    """Router softmax over the chosen. a: logits (T, E), ids (T, k), y (T, k), E, k. A unit is a
+    row.
+    """
 
     def run(a, begin, end, scratch):
         size, n = a[3], a[4]
@@ -65,7 +69,7 @@ def expert_weights():
 
 @kernel("expert_gather")
 def expert_gather():
-    """a: x (T, E), ids (T, k), y (T, k), E, k. A row is a unit."""
+    """Values at the chosen experts. a: x (T, E), ids (T, k), y (T, k), E, k. A unit is a row."""
 
     def run(a, begin, end, scratch):
         size, n = a[3], a[4]
@@ -79,7 +83,7 @@ def expert_gather():
 
 @kernel("expert_scatter")
 def expert_scatter():
-    """a: x (T, k), ids (T, k), y (T, E), k, E. A row is a unit."""
+    """Inverse of `expert_gather`. a: x (T, k), ids (T, k), y (T, E), k, E. A unit is a row."""
 
     def run(a, begin, end, scratch):
         n, size = a[3], a[4]
@@ -95,7 +99,10 @@ def expert_scatter():
 
 @kernel("expert_order")
 def expert_order():
-    """a: ids (R,), order (3, R), R, number of experts. One unit. Scratch: a number for each expert, and one."""
+    """Counting sort of rows by expert. a: ids (R,), order (3, R), R, number of experts. One unit.
+
+    Scratch: a number per expert, and one more.
+    """
 
     def run(a, begin, end, scratch):
         rows, n = a[2], a[3]
@@ -117,8 +124,8 @@ def expert_order():
 
 
 @njit(forceinline=True)
-def end_of(experts, place, rows):
-    """The first place behind the rows of the expert at this one."""
+def expert_end(experts, place, rows):
+    """End of the rows of the expert at this position."""
     end = place + 1
     while end < rows and experts[end] == experts[place]:
         end += 1
@@ -127,18 +134,20 @@ def end_of(experts, place, rows):
 
 @njit(forceinline=True)
 def panel_at(order, place, rows, per_row):
-    """Where the rows of the expert at this place begin, how many it has, and which row of x stands at the place: R over
-    x's rows is `per_row`, or 0 where x has them at their places."""
+    """Begin and number of the rows of the expert at this position, and the position's row in x.
+
+    R over x's rows is `per_row`, or 0 where x is sorted already.
+    """
     experts, begin = i32p(order + 2 * rows * 4), place
     while begin > 0 and experts[begin - 1] == experts[place]:
         begin -= 1
     row = i32p(order)[place] // per_row if per_row > 0 else place
-    return begin, end_of(experts, place, rows) - begin, row
+    return begin, expert_end(experts, place, rows) - begin, row
 
 
 @kernel("expert_rows")
 def expert_rows():
-    """a: x (T, K), order, y (R, K), K, R // T. A place is a unit."""
+    """Gather rows by expert. a: x (T, K), order, y (R, K), K, R // T. A unit is a position."""
 
     def run(a, begin, end, scratch):
         k, per_row = a[3], a[4]
@@ -152,7 +161,11 @@ def expert_rows():
 
 @kernel("expert_sum")
 def expert_sum():
-    """a: y (R, N), weights (T, k), order, out (T, N), R, k, N. A row of out is a unit."""
+    """Weighted sum of the experts' results. a: y (R, N), weights (T, k), order, out (T, N), R, k,
+    N.
+
+    A unit is a row of out.
+    """
 
     def run(a, begin, end, scratch):
         rows, per_row, n = a[4], a[5], a[6]
@@ -171,10 +184,12 @@ def expert_sum():
     return run
 
 
-def into_panels(pack_row, x_nbytes, y_nbytes):
-    """A kernel that packs rows, of `count` blocks of so many bytes in x and in y, into the panels of their experts, by
-    `pack_row(x, y, stride, count)`. a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: these are at their
-    places). A place is a unit."""
+def panel_packer(pack_row, x_nbytes, y_nbytes):
+    """Kernel that packs rows into the panels of their experts with `pack_row(x, y, stride, count)`.
+
+    a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: x is sorted already). A row has
+    `count` blocks, of `x_nbytes` in x and `y_nbytes` in y. A unit is a position.
+    """
 
     def run(a, begin, end, scratch):
         rows, count = a[3], a[4]
@@ -188,13 +203,13 @@ def into_panels(pack_row, x_nbytes, y_nbytes):
 
 @kernel("quantize_experts")
 def quantize_experts(group):
-    """into_panels, blocks of 32."""
-    return into_panels(row_rounder(int(group)), 128, ACT_BLOCK)
+    """Quantised activations by expert (`into_panels`), in blocks of 32."""
+    return panel_packer(row_quantizer(int(group)), 128, ACT_BLOCK)
 
 
 @njit(forceinline=True)
-def spread_out(x, y, stride, count):
-    """`count` numbers, `stride` bytes apart."""
+def scatter_k(x, y, stride, count):
+    """Copy `count` elements to places `stride` bytes apart."""
     numbers, out = f32p(x), f32p(y)
     for i in range(count):
         out[i * (stride // 4)] = numbers[i]
@@ -202,40 +217,41 @@ def spread_out(x, y, stride, count):
 
 @kernel("pack_experts")
 def pack_experts():
-    """into_panels, number by number."""
-    return into_panels(spread_out, 4, 4)
+    """f32 activations by expert (`into_panels`), element by element."""
+    return panel_packer(scatter_k, 4, 4)
 
 
 @kernel("expert_linear")
-def expert_linear(dtype, shape, then=""):
-    """a: w, x (packed), y (R, N), order, R, N, count (blocks or k), stretch of it, bytes of a group, units, fewest and
-    most rows of the experts that are meant. Scratch as for `linear`, with few rows.
+def expert_linear(dtype, shape, variant=""):
+    """GEMM of each expert's rows. Scratch: as for `linear` with few rows.
 
-    A unit is a part of all strips of all these experts, one after the other, so that all units are alike. `then`
-    "rounded", with bf16: so are rows, and a k is two of them.
+    a: w, x (packed), y (R, N), order, R, N, count (blocks or k), K block, bytes of a group, units,
+    fewest and most rows of the experts that this kernel takes. A unit is an equal part of the
+    strips of all these experts, in order. `variant` "bf16": activations are bf16 like the weights,
+    and a k is a pair.
     """
     mt, nt = (int(s) for s in shape.split("x"))
-    walk = packed_strips(dtype, mt, nt, then)
+    run_strips = packed_strips(dtype, mt, nt, variant)
     x_nbytes = ACT_BLOCK if LAYOUTS[dtype].block > 1 else 4
 
     def run(a, begin, end, scratch):
-        rows, n, count, units, fewest, most = a[4], a[5], a[6], a[9], a[10], a[11]
+        rows, n, count, units, min_rows, max_rows = a[4], a[5], a[6], a[9], a[10], a[11]
         experts = i32p(a[3] + 2 * rows * 4)
         strips, expert_nbytes = (n // 16 + nt - 1) // nt, n // 16 * a[8]
         work, place = np.int64(0), np.int64(0)
         while place < rows:
-            after = end_of(experts, place, rows)
-            work += strips if fewest <= after - place <= most else 0
+            after = expert_end(experts, place, rows)
+            work += strips if min_rows <= after - place <= max_rows else 0
             place = after
         first, last = work * begin // units, work * end // units
-        at, place = np.int64(0), np.int64(0)  # strips, rows before this expert's
+        at, place = np.int64(0), np.int64(0)  # strips and rows before this expert's
         while place < rows and at < last:
-            after = end_of(experts, place, rows)
-            if fewest <= after - place <= most:
+            after = expert_end(experts, place, rows)
+            if min_rows <= after - place <= max_rows:
                 s0, s1 = max(first - at, 0), min(last - at, strips)
                 if s0 < s1:
                     w, x = a[0] + experts[place] * expert_nbytes, a[1] + place * count * x_nbytes
-                    walk(w, x, a[2] + place * n * 4, after - place, n, count, a[7], a[8], 0, s0, s1, scratch, 0)
+                    run_strips(w, x, a[2] + place * n * 4, after - place, n, count, a[7], a[8], 0, s0, s1, scratch, 0)
                 at += strips
             place = after
 
@@ -244,11 +260,15 @@ def expert_linear(dtype, shape, then=""):
 
 @kernel("expert_matmul")
 def expert_matmul(dtype):
-    """a: x (R, N), w, y (R, K), order, R, N, K, bytes of a packed group. 32 columns of y are a unit; scratch: 32."""
+    """Gradient of the experts' input. a: x (R, N), w, y (R, K), order, R, N, K, bytes of a packed
+    group.
+
+    A unit is 32 columns of y. Scratch: 32 floats.
+    """
     layout = LAYOUTS[dtype]
     quantised = layout.block > 1
-    decode = decoded(layout) if quantised else None
-    get = None if quantised else element(dtype)
+    decode = block_decoder(layout) if quantised else None
+    get = None if quantised else float_reader(dtype)
 
     def run(a, begin, end, scratch):
         rows, n, k, group_nbytes = a[4], a[5], a[6], a[7]
@@ -257,7 +277,7 @@ def expert_matmul(dtype):
             columns = min(32, k - 32 * block)
             place = np.int64(0)
             while place < rows:
-                after = end_of(experts, place, rows)
+                after = expert_end(experts, place, rows)
                 for i in range(n):
                     row = experts[place] * n + i
                     if quantised:

@@ -1,7 +1,8 @@
-"""GGUF blocks to packed groups (layout.py): `pack:<type>`. A group of 16 rows is a unit; sources may be unaligned.
+"""Packing of weights: GGUF blocks → groups (layout.py), `pack:<dtype>`. A unit is a group.
 
-In GGUF a block of 32 (q4_0 … q5_1, iq4_nl, mxfp4) has element j and j+16 in the halves of byte j, which is our order
-too. The K types hold 64 (q4_k, q5_k) or 128 (q6_k) elements side by side, and are taken apart into blocks of 32.
+Sources may be unaligned. A GGUF block of 32 (q4_0 … q5_1, iq4_nl, mxfp4) has elements j and j+16 in
+the halves of byte j, as our layout has. The K types hold 64 (q4_k, q5_k) or 128 (q6_k) elements
+side by side, and are split into blocks of 32.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from numba import njit
 
 from logitless.backends.cpu.kernels.ir.registry import kernel, u8p, u16p, u32p
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_place, places
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, section_finder
 
 
 @kernel("pack")
 def pack(dtype):
-    """a: source, destination, n, k, bytes of a packed group."""
+    """Pack a weight. a: source, destination, n, k, bytes of a packed group."""
     layout = LAYOUTS[dtype]
     if layout.block == 1:
-        return pack_floats(layout)
-    block, source_nbytes = layout.block, layout.source
-    fill = FILL[dtype](layout)
+        return float_packer(layout)
+    block, block_nbytes = layout.block, layout.gguf_nbytes
+    pack_block = BLOCK_PACKERS[dtype](layout)
 
     def run(a, begin, end, scratch):
         n, k, group_nbytes = a[2], a[3], a[4]
-        row_nbytes = k // block * source_nbytes
+        row_nbytes = k // block * block_nbytes
         for group in range(begin, end):
             out = a[1] + group * group_nbytes
             rows = min(16, n - group * 16)
@@ -35,13 +36,13 @@ def pack(dtype):
             source = a[0] + group * 16 * row_nbytes
             for i in range(k // block):
                 for r in range(rows):
-                    fill(source + r * row_nbytes + i * source_nbytes, out, i, r)
+                    pack_block(source + r * row_nbytes + i * block_nbytes, out, i, r)
 
     return run
 
 
-def pack_floats(layout):
-    width, together = layout.source, layout.together
+def float_packer(layout):
+    width, k_interleave = layout.gguf_nbytes, layout.k_interleave
 
     def run(a, begin, end, scratch):
         n, k, group_nbytes = a[2], a[3], a[4]
@@ -49,42 +50,44 @@ def pack_floats(layout):
             out = a[1] + group * group_nbytes
             source = a[0] + group * 16 * k * width
             rows = min(16, n - group * 16)
-            for i in range((k + together - 1) // together * together):
+            for i in range((k + k_interleave - 1) // k_interleave * k_interleave):
                 for r in range(16):
-                    place, there = float_place(together, i, r), r < rows and i < k
+                    index, exists = float_index(k_interleave, i, r), r < rows and i < k
                     if width == 4:
-                        u32p(out)[place] = u32p(source)[r * k + i] if there else 0
+                        u32p(out)[index] = u32p(source)[r * k + i] if exists else 0
                     else:
-                        u16p(out)[place] = u16p(source)[r * k + i] if there else 0
+                        u16p(out)[index] = u16p(source)[r * k + i] if exists else 0
 
     return run
 
 
-def fill_q8_0(layout):
+def q8_0_packer(layout):
     """Block: f16 d, 32 i8."""
 
-    find = places(layout)
+    sections = section_finder(layout)
 
     @njit(forceinline=True)
-    def fill(block, out, i, r):
-        coarse, _, _, quants = find(out, i)
-        to = u32p(quants + r * 4)
+    def pack_block(block, out, i, r):
+        coarse, _, _, quants = sections(out, i)
+        target = u32p(quants + r * 4)
         q = u32p(block + 2)
         for step in range(8):
-            to[step * 16] = q[step] ^ 0x80808080
+            target[step * 16] = q[step] ^ 0x80808080
         u16p(coarse)[r] = u16p(block)[0]
 
-    return fill
+    return pack_block
 
 
-def fill_32(layout):
-    """q4_0 … q5_1, iq4_nl, mxfp4. Block: f16 d (mxfp4: u8 e), [f16 m], [u32: bit j belongs to element j], 16 bytes of
-    nibbles."""
-    find, high, coarse = places(layout), layout.high, layout.coarse
+def block32_packer(layout):
+    """q4_0 … q5_1, iq4_nl, mxfp4.
+
+    Block: f16 d (mxfp4: u8 e), [f16 m], [u32: bit j belongs to element j], 16 bytes of nibbles.
+    """
+    sections, high, coarse = section_finder(layout), layout.high, layout.coarse
 
     @njit(forceinline=True)
-    def fill(block, out, i, r):
-        coarse_at, _, high_at, quants_at = find(out, i)
+    def pack_block(block, out, i, r):
+        coarse_at, _, high_at, quants_at = sections(out, i)
         if coarse == 16:
             u8p(coarse_at)[r] = u8p(block)[0]
         else:
@@ -95,48 +98,50 @@ def fill_32(layout):
         if high:
             bits = u32p(nibbles)[0]
             nibbles += 4
-            to = u8p(high_at + r * 4)
+            target = u8p(high_at + r * 4)
             for t in range(4):  # element 4·step + t is bit `step` of byte t
                 byte = 0
                 for step in range(8):
                     byte |= ((bits >> (4 * step + t)) & 1) << step
-                to[t] = byte
+                target[t] = byte
         for v in range(4):
             u32p(quants_at + r * 4)[16 * v] = u32p(nibbles)[v]
 
-    return fill
+    return pack_block
 
 
 @njit(forceinline=True)
 def nibbles_of(low, high, shift):
-    """Four bytes of our order: the nibbles of `low` at `shift` (0 or 4) below those of `high`."""
+    """Four bytes of our layout: the nibbles of `low` at `shift` (0 or 4) below those of `high`."""
     return ((low >> shift) & 0x0F0F0F0F) | (((high >> shift) & 0x0F0F0F0F) << 4)
 
 
-def fill_k45(layout):
-    """q4_k, q5_k. Block: f16 d, dmin, 12 bytes of 6-bit scales and mins, [32 bytes: bit s is sub-block s], 128 bytes.
+def q45_k_packer(layout):
+    """q4_k, q5_k.
 
-    Of each 32 bytes of nibbles, the low ones are one sub-block of 32 and the high ones the next.
+    Block: f16 d, dmin, 12 bytes of 6-bit scales and mins, [32 bytes: bit s is sub-block s], 128
+    bytes of nibbles. Of each 32 bytes of nibbles, the low ones are one sub-block of 32 and the high
+    ones the next.
     """
-    find, high = places(layout), layout.high
+    sections, high = section_finder(layout), layout.high
 
     @njit(forceinline=True)
-    def fill(block, out, i, r):
-        halves = u16p(find(out, i * 8)[0])
+    def pack_block(block, out, i, r):
+        halves = u16p(sections(out, i * 8)[0])
         halves[r], halves[16 + r] = u16p(block)[0], u16p(block)[1]
         s, h, q = u8p(block + 4), u8p(block + 16), u32p(block + 16 + high // 2)
         for sub in range(8):
-            _, fine_at, high_at, quants_at = find(out, i * 8 + sub)
+            _, fine_at, high_at, quants_at = sections(out, i * 8 + sub)
             fine = u8p(fine_at)
             if sub < 4:
                 fine[r], fine[16 + r] = s[sub] & 63, s[sub + 4] & 63
             else:
                 fine[r] = (s[sub + 4] & 15) | ((s[sub - 4] >> 6) << 4)
                 fine[16 + r] = (s[sub + 4] >> 4) | ((s[sub] >> 6) << 4)
-            to = u32p(quants_at + r * 4)
+            target = u32p(quants_at + r * 4)
             shift = sub % 2 * 4
             for v in range(4):
-                to[16 * v] = nibbles_of(q[sub // 2 * 8 + v], q[sub // 2 * 8 + v + 4], shift)
+                target[16 * v] = nibbles_of(q[sub // 2 * 8 + v], q[sub // 2 * 8 + v + 4], shift)
             if high:
                 bits = u8p(high_at + r * 4)
                 for t in range(4):
@@ -145,52 +150,52 @@ def fill_k45(layout):
                         byte |= ((h[4 * step + t] >> sub) & 1) << step
                     bits[t] = byte
 
-    return fill
+    return pack_block
 
 
-def fill_q6_k(layout):
+def q6_k_packer(layout):
     """Block: 128 bytes of nibbles, 64 bytes of high bit pairs, 16 i8 scales, f16 d.
 
-    Each half (128 elements) has 64 + 32 bytes: element 32·s + l takes the low (s < 2) or high nibble of byte
-    32·(s mod 2) + l, and bits 2s of byte l.
+    Each half (128 elements) has 64 + 32 bytes. Element 32·s + l takes the low (s < 2) or high
+    nibble of byte 32·(s mod 2) + l, and bits 2s of byte l.
     """
 
-    find = places(layout)
+    sections = section_finder(layout)
 
     @njit(forceinline=True)
-    def fill(block, out, i, r):
-        u16p(find(out, i * 8)[0])[r] = u16p(block)[104]
+    def pack_block(block, out, i, r):
+        u16p(sections(out, i * 8)[0])[r] = u16p(block)[104]
         scales = u8p(block + 192)
         for sub in range(8):
-            _, fine_at, high_at, quants_at = find(out, i * 8 + sub)
+            _, fine_at, high_at, quants_at = sections(out, i * 8 + sub)
             part, s = sub // 4, sub % 4
             fine = u8p(fine_at)
             fine[r], fine[16 + r] = scales[2 * sub], scales[2 * sub + 1]
             q = u32p(block + part * 64 + s % 2 * 32)
             h = u32p(block + 128 + part * 32)
-            to = u32p(quants_at + r * 4)
+            target = u32p(quants_at + r * 4)
             pairs = u32p(high_at + r * 4)
             shift = s // 2 * 4
             for v in range(4):
-                to[16 * v] = nibbles_of(q[v], q[v + 4], shift)
+                target[16 * v] = nibbles_of(q[v], q[v + 4], shift)
             for v in range(2):
                 word = 0
                 for step in range(4):
                     word |= ((h[4 * v + step] >> (2 * s)) & 0x03030303) << (2 * step)
                 pairs[16 * v] = word
 
-    return fill
+    return pack_block
 
 
-FILL = {
-    "q8_0": fill_q8_0,
-    "q4_0": fill_32,
-    "q4_1": fill_32,
-    "q5_0": fill_32,
-    "q5_1": fill_32,
-    "iq4_nl": fill_32,
-    "mxfp4": fill_32,
-    "q4_k": fill_k45,
-    "q5_k": fill_k45,
-    "q6_k": fill_q6_k,
+BLOCK_PACKERS = {
+    "q8_0": q8_0_packer,
+    "q4_0": block32_packer,
+    "q4_1": block32_packer,
+    "q5_0": block32_packer,
+    "q5_1": block32_packer,
+    "iq4_nl": block32_packer,
+    "mxfp4": block32_packer,
+    "q4_k": q45_k_packer,
+    "q5_k": q45_k_packer,
+    "q6_k": q6_k_packer,
 }

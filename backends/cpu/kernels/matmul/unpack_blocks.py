@@ -1,46 +1,51 @@
-"""32 k of a weight's group of 16 rows, in registers: out of its packed form, or expanded once for many rows.
+"""Unpacking of weights in registers: 32 k of a group of 16 rows, packed or expanded.
 
-Expanded: per 32 k [8][16][4] u8 quants, then [16] f32 scales (two for q6_k, each of 16 k), then [16] f32 minima for
-types that have them. All forms give the same numbers.
+With many rows a block is expanded once. Expanded: per 32 k [8][16][4] u8 quants, then [16] f32
+scales (two for q6_k, each of 16 k), then [16] f32 minima for types that have them. All forms give
+the same numbers.
 """
 
 from __future__ import annotations
 
+from llvmlite import ir
 from numba import njit
 
 from logitless.backends.cpu.kernels.ir import builder as e
-from logitless.backends.cpu.kernels.ir.codebook import coded
-from logitless.backends.cpu.kernels.ir.int_dot import of_signed
+from logitless.backends.cpu.kernels.ir.dot import dots_take_signed
 from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes
-from logitless.backends.host import compiled_for
+from logitless.backends.host import isa, target_host
 
-NEAR = 4  # blocks
-EARLY = 24  # blocks: as far ahead as a Zen core reads while it waits for memory
+NEAR_BLOCKS = 4  # prefetch distance in blocks
+ZEN_BLOCKS = 24  # the same on Zen: as far as a core reads while it waits for memory
 
 
-def places(layout):
-    """f(group, i): where the coarse, fine, high and quants of block i of a packed group of 16 rows begin."""
+def section_finder(layout):
+    """f(group, i): addresses of the coarse, fine, high and quants sections of block i of a packed
+    group.
+    """
     bundle, nbytes, step = layout.bundle, layout.bundle_nbytes, layout.coarse_step
     fine_at, high_at, quants_at = layout.fine_at, layout.high_at, layout.quants_at
     fine, high, quants = layout.fine, layout.high, layout.quants
 
     @njit(forceinline=True)
-    def find(group, i):
+    def sections(group, i):
         at, j = group + i // bundle * nbytes, i % bundle
         return at + j * step, at + fine_at + j * fine, at + high_at + j * high, at + quants_at + j * quants
 
-    return find
+    return sections
 
 
 @njit(forceinline=True)
-def float_place(together, k, r):
-    """Which number of a packed group of floats is that of row r and k."""
-    return (k // together * 16 + r) * together + k % together
+def float_index(k_interleave, k, r):
+    """Index of element (row r, k) in a packed group of floats."""
+    return (k // k_interleave * 16 + r) * k_interleave + k % k_interleave
 
 
 class Bundle:
-    """The bundle of a packed group that holds block i: where it begins, its first block, and of types of 256 k their
-    numbers as f32."""
+    """Bundle of a packed group that holds block i: its address and first block.
+
+    Of types of 256 k also the coarse scale and min, as f32.
+    """
 
     def __init__(self, b, layout, group, i):
         self.b, self.layout, self.group = b, layout, group
@@ -49,76 +54,79 @@ class Bundle:
         self.first = b.and_(i, e.i64(-layout.bundle))
         if layout.block == 256:
             self.scale = self.scale_at(self.start)
-            self.min = b.fneg(e.half(b, e.at(b, self.start, 32))) if layout.mins else None
+            self.min = b.fneg(e.load_f16(b, e.at(b, self.start, 32))) if layout.mins else None
 
     def scale_at(self, coarse):
-        """Of quants as they are shifted."""
-        d, shift = e.half(self.b, coarse), self.layout.shift
-        return self.b.fmul(d, e.each(2.0**-shift)) if shift else d
+        """Scale of quants that are read shifted."""
+        d, shift = e.load_f16(self.b, coarse), self.layout.shift
+        return self.b.fmul(d, e.constant(2.0**-shift)) if shift else d
 
 
-class Packed:
-    """32 k of one group as packed (layout.py), in registers: `quants(step, late)`, `scale` and `min`."""
+class PackedBlock:
+    """32 k of a packed group (layout.py), in registers: `quants(step, late)`, `scale` and `min`."""
 
     def __init__(self, b, layout, bundle, i):
         self.b, self.layout, self.bundle, self.i = b, layout, bundle, i
         start, j = bundle.start, b.sub(i, bundle.first)
 
-        def place(section, width):
-            return e.at(b, e.at(b, start, section), b.mul(j, e.i64(width)))
+        def address(offset, width):
+            return e.at(b, e.at(b, start, offset), b.mul(j, e.i64(width)))
 
-        self.coarse, self.fine = place(0, layout.coarse_step), place(layout.fine_at, layout.fine)
-        self.at = place(layout.quants_at, layout.quants), place(layout.high_at, layout.high)
-        self.loaded = {}
+        self.coarse, self.fine = address(0, layout.coarse_step), address(layout.fine_at, layout.fine)
+        self.at = address(layout.quants_at, layout.quants), address(layout.high_at, layout.high)
+        self._loaded = {}
 
-    def asks(self, later):
-        """Cache lines to ask for, and whether for the first-level cache: as many bytes as this block has, of what comes
-        later; and those of a few blocks on, for a processor with too many lines under way forgets what it was asked.
-        Zen remembers, and reads fastest what it is asked for once.
+    def prefetch_lines(self, later):
+        """(cache line, into L1) to prefetch: a block's bytes from `later` on, and of a few blocks
+        ahead.
+
+        The near ones repeat, because a processor with too many misses in flight drops prefetches.
+        Zen does not, and reads fastest what is prefetched once.
         """
-        if compiled_for().is_zen:
-            return self._near_asks(EARLY)
+        if target_host().is_zen:
+            return self._near_lines(ZEN_BLOCKS)
         far = [(e.at(self.b, later, line), False) for line in range(0, self.layout.block_nbytes, 64)]
-        return [ask for both in zip(far, self._near_asks(), strict=True) for ask in both]
+        return [line for pair in zip(far, self._near_lines(), strict=True) for line in pair]
 
-    def _near_asks(self, blocks=NEAR):
+    def _near_lines(self, blocks=NEAR_BLOCKS):
         b, nbytes = self.b, self.layout.block_nbytes
         start = e.at(b, e.at(b, self.bundle.group, b.mul(self.i, e.i64(nbytes))), blocks * nbytes)
         return [(e.at(b, start, line), True) for line in range(0, nbytes, 64)]
 
     def vector(self, section, index):
         key = section, index
-        if key not in self.loaded:
-            self.loaded[key] = e.load(self.b, e.at(self.b, self.at[section], 64 * index), e.V16I)
-        return self.loaded[key]
+        if key not in self._loaded:
+            self._loaded[key] = e.load(self.b, e.at(self.b, self.at[section], 64 * index), e.V16I)
+        return self._loaded[key]
 
     def quants(self, step, late):
-        """Unsigned bytes: q << shift, of signed types + 128; less what waits for their dots (emit_dot.late_shift).
+        """Unsigned bytes: q << shift, + 128 for signed types, less the bits shifted later
+        (late_shift).
 
-        Codes of 8 bits are signed bytes where dots take these.
+        8-bit codes are signed bytes where dots take those.
         """
         b, layout = self.b, self.layout
         if layout.quants == 512:
             return self.vector(0, step)
         shift = layout.shift - late
         if layout.codes:
-            zero = 0 if of_signed() and layout.bits == 8 else 128 >> late
-            places = e.bits_to(b, self.vector(0, step % 4), -4 * (step // 4), 15)
-            return coded(b, places, [(code << shift) + zero & 255 for code in layout.codes])
+            zero = 0 if dots_take_signed() and layout.bits == 8 else 128 >> late
+            indices = e.shift_mask(b, self.vector(0, step % 4), -4 * (step // 4), 15)
+            return look_up(b, indices, [(code << shift) + zero & 255 for code in layout.codes])
         mask = 15 << shift
-        u = e.bits_to(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
+        u = e.shift_mask(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
         if layout.high == 64:
-            u = b.or_(u, e.bits_to(b, self.vector(1, 0), 4 + shift - step, 16 << shift))
+            u = b.or_(u, e.shift_mask(b, self.vector(1, 0), 4 + shift - step, 16 << shift))
         elif layout.high == 128:
-            u = b.or_(u, e.bits_to(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
+            u = b.or_(u, e.shift_mask(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
         return u
 
     def scale(self, part):
-        """f32: of the block, or (q6_k) of one of its halves."""
+        """f32 scale of the block, or (q6_k) of one of its halves."""
         b, layout = self.b, self.layout
         if layout.coarse == 16:
             exponent = b.zext(e.load(b, self.coarse, e.V16I8), e.V16I)
-            return b.fmul(b.bitcast(b.shl(exponent, e.each(23)), e.V16F), e.each(2.0 ** -(layout.shift + 1)))
+            return b.fmul(b.bitcast(b.shl(exponent, e.constant(23)), e.V16F), e.constant(2.0 ** -(layout.shift + 1)))
         if not layout.fine:
             return self.bundle.scale_at(self.coarse)
         fine = e.load(b, e.at(b, self.fine, 16 * part), e.V16I8)
@@ -127,20 +135,20 @@ class Packed:
     def min(self):
         b = self.b
         if not self.layout.fine:
-            return e.half(b, e.at(b, self.coarse, 32))
+            return e.load_f16(b, e.at(b, self.coarse, 32))
         fine = b.zext(e.load(b, e.at(b, self.fine, 16), e.V16I8), e.V16I)
         return b.fmul(self.bundle.min, b.sitofp(fine, e.V16F))
 
 
-class Expanded:
-    """32 k of one group as `Expanding` leaves them."""
+class ExpandedBlock:
+    """32 k of an expanded group."""
 
     def __init__(self, b, layout, group, i):
         self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout)
         self.at = e.at(b, group, b.mul(i, e.i64(nbytes)))
 
-    def asks(self):
-        return []  # they stay in the first-level cache
+    def prefetch_lines(self):
+        return []  # they stay in the L1 cache
 
     def quants(self, step, late):
         return e.load(self.b, e.at(self.b, self.at, 64 * step), e.V16I)
@@ -152,25 +160,57 @@ class Expanded:
         return e.load(self.b, e.at(self.b, self.at, 512 + 64 * self.layout.parts), e.V16F)
 
 
-class Expanding(Packed):
-    """The same for the first rows that meet it: as packed, and left `to` the others expanded."""
+class ExpandingBlock(PackedBlock):
+    """32 k of a packed group that are also stored expanded, at `to`, for later tiles."""
 
-    def __init__(self, b, layout, bundle, i, to):
+    def __init__(self, b, layout, bundle, i, expanded):
         super().__init__(b, layout, bundle, i)
-        self.to = e.at(b, to, b.mul(i, e.i64(expanded_nbytes(layout))))
+        self.expanded = e.at(b, expanded, b.mul(i, e.i64(expanded_nbytes(layout))))
 
-    def asks(self):
-        return self._near_asks()  # the kernel asked for the others while earlier tiles ran
+    def prefetch_lines(self):
+        return self._near_lines()  # the rest was prefetched by earlier tiles
 
-    def _left(self, vector, at):
-        e.store(self.b, vector, e.at(self.b, self.to, at))
+    def _store(self, vector, at):
+        e.store(self.b, vector, e.at(self.b, self.expanded, at))
         return vector
 
     def quants(self, step, late):
-        return self._left(super().quants(step, late), 64 * step)
+        return self._store(super().quants(step, late), 64 * step)
 
     def scale(self, part):
-        return self._left(super().scale(part), 512 + 64 * part)
+        return self._store(super().scale(part), 512 + 64 * part)
 
     def min(self):
-        return self._left(super().min(), 512 + 64 * self.layout.parts)
+        return self._store(super().min(), 512 + 64 * self.layout.parts)
+
+
+def look_up(b, indices, codes):
+    """Codebook values of 16 i32 of four indices each (0 to 15); bytes as they are."""
+    if isa() == "plain":
+        return _select(b, indices, codes)
+    name, n = {
+        "avx512_vnni": ("llvm.x86.avx512.pshuf.b.512", 64),
+        "avx_vnni": ("llvm.x86.avx2.pshuf.b", 32),
+        "avx2": ("llvm.x86.avx2.pshuf.b", 32),
+        "neon_dot": ("llvm.aarch64.neon.tbl1.v16i8", 16),
+    }[isa()]
+    t = ir.VectorType(e.I8, n)
+    table, words = ir.Constant(t, [*codes] * (n // 16)), ir.VectorType(e.I32, n // 4)
+    parts = [b.bitcast(e.extract_lanes(b, indices, i, n // 4), t) for i in range(64 // n)]
+    return e.concat(b, [b.bitcast(e.call(b, name, t, [table, p]), words) for p in parts])
+
+
+def _select(b, indices, codes):
+    """Lookup without a shuffle instruction: select by each bit of the index."""
+    values = [e.constant(_word(code)) for code in codes]
+    for bit in range(4):
+        ones = b.and_(b.lshr(indices, e.constant(bit)), e.constant(0x01010101))
+        mask = b.mul(ones, e.constant(255))
+        values = [b.xor(no, b.and_(mask, b.xor(no, yes))) for no, yes in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def _word(byte):
+    """A byte repeated four times, as an i32."""
+    word = byte * 0x01010101
+    return word - (1 << 32) if word >> 31 else word

@@ -1,4 +1,4 @@
-"""What this machine can do at most: kernels that only read, or only multiply and add in registers."""
+"""Roofline kernels: memory reads only, or multiply-adds in registers only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from logitless.backends.cpu.kernels.ir import builder as e
-from logitless.backends.cpu.kernels.ir.bf16 import pairs_added
-from logitless.backends.cpu.kernels.ir.int_dot import busiest_step
+from logitless.backends.cpu.kernels.ir.dot import bf16_dot, peak_step
 from logitless.backends.cpu.kernels.ir.registry import kernel
 from logitless.backends.cpu.kernels.matmul.layout import peak_chains
 from logitless.backends.host import isa
@@ -16,13 +15,15 @@ CHAINS = peak_chains(isa())
 
 
 def busy_loop(step, n_vectors, kind):
-    """An intrinsic(address, iterations): `step(b, i, vectors, address)` over and over, the vectors' sum is stored."""
+    """intrinsic(address, iterations): repeat `step(b, i, vectors, address)`, store the vectors'
+    sum.
+    """
 
     @intrinsic
     def run(typingctx, address, iterations):
         def codegen(ctx, b, sig, a):
             pointer = b.inttoptr(a[0], e.I8P)
-            start = [b.add(e.load(b, pointer, e.V16I), e.each(i)) for i in range(n_vectors)]
+            start = [b.add(e.load(b, pointer, e.V16I), e.constant(i)) for i in range(n_vectors)]
             if kind == e.V16F:
                 start = [b.sitofp(v, kind) for v in start]
             out = e.loop(b, e.i64(0), a[1], start, lambda i, vectors: step(b, i, vectors, pointer))
@@ -39,7 +40,7 @@ def busy_loop(step, n_vectors, kind):
 
 @kernel("peak_read")
 def peak_read():
-    """a: memory, bytes of a unit (a multiple of 1024). Scratch: 64 bytes."""
+    """Read memory. a: memory, bytes of a unit (a multiple of 1024). Scratch: 64 bytes."""
 
     @intrinsic
     def stream(typingctx, source, nbytes, out):
@@ -51,7 +52,7 @@ def peak_read():
                 loaded = [e.load(b, e.at(b, line, 64 * j), e.V16I) for j in range(16)]
                 return [b.xor(b.xor(s, loaded[2 * j]), loaded[2 * j + 1]) for j, s in enumerate(sums)]
 
-            sums = e.loop(b, e.i64(0), b.lshr(a[1], e.i64(10)), [e.each(0)] * 8, step)
+            sums = e.loop(b, e.i64(0), b.lshr(a[1], e.i64(10)), [e.constant(0)] * 8, step)
             total = sums[0]
             for s in sums[1:]:
                 total = b.xor(total, s)
@@ -68,11 +69,12 @@ def peak_read():
 
 @kernel("peak_int8")
 def peak_int8():
-    """a: iterations of a unit; one is CHAINS · 64 multiply-adds. Scratch: 64 bytes."""
+    """Integer dots. a: iterations of a unit, each CHAINS · 64 multiply-adds. Scratch: 64 bytes."""
 
     def step(b, i, sums, pointer):
-        x = e.load(b, pointer, e.I32, 4)  # in a register all the time: spreading one takes a dot product's place
-        return [busiest_step(b, s, x) for s in sums]  # what stays the same would be multiplied once, before the loop
+        x = e.load(b, pointer, e.I32, 4)  # stays in a register: a splat takes a dot product's slot
+        # varies, or it would be hoisted out of the loop
+        return [peak_step(b, s, x) for s in sums]
 
     burn = busy_loop(step, CHAINS, e.V16I)
 
@@ -84,10 +86,10 @@ def peak_int8():
 
 @kernel("peak_bf16")
 def peak_bf16():
-    """a: iterations of a unit; one is CHAINS · 32 multiply-adds. Scratch: 64 bytes."""
+    """bf16 dots. a: iterations of a unit, each CHAINS · 32 multiply-adds. Scratch: 64 bytes."""
 
     def step(b, i, sums, pointer):
-        return [*(pairs_added(b, sums[-1], sums[-1], s) for s in sums[:-1]), sums[-1]]
+        return [*(bf16_dot(b, sums[-1], sums[-1], s) for s in sums[:-1]), sums[-1]]
 
     burn = busy_loop(step, CHAINS + 1, e.V16F)
 
@@ -99,10 +101,10 @@ def peak_bf16():
 
 @kernel("peak_f32")
 def peak_f32():
-    """a: iterations of a unit; one is CHAINS · 16 multiply-adds. Scratch: 64 bytes."""
+    """f32 FMA. a: iterations of a unit, each CHAINS · 16 multiply-adds. Scratch: 64 bytes."""
 
     def step(b, i, sums, pointer):
-        return [*(e.fma(b, s, sums[-1], e.each(1.0)) for s in sums[:-1]), sums[-1]]
+        return [*(e.fma(b, s, sums[-1], e.constant(1.0)) for s in sums[:-1]), sums[-1]]
 
     burn = busy_loop(step, CHAINS + 1, e.V16F)
 

@@ -1,17 +1,15 @@
-"""A thread that has lost its core in the middle of a chunk, and those who wait for it.
+"""Preempted-worker rescue: migrates a descheduled thread to the core of one that waits for it.
 
-Another program wants a core, and the system takes it from a thread that holds a chunk. Others have done the rest and
-wait, with cores of their own: until the next tick or the end of a slice, some 2 to 8 ms, which is more than a step of a
-small model takes. So who waits looks after the others: a thread whose processor time stands still while it holds a
-chunk runs nowhere, and is brought to the core of the one that waits. Thread 0 looks after the workers, and the first
-worker after thread 0.
+Another program gets the core of a thread that holds a chunk. The other threads have done the rest
+and wait, on cores of their own. Without help they wait until the next scheduler tick or the end of
+the time slice, some 2 to 8 ms, longer than a whole step of a small model. So a waiting thread
+checks the others: a thread that holds a chunk while its CPU clock stands still is not running, and
+is migrated, by affinity, to the waiting thread's core. Thread 0 checks the workers, and the first
+worker checks thread 0.
 
-A worker is a guest of thread 0, which lets it run: when its chunk is done it waits to be sent home, where it goes on as
-soon as there is a core. Thread 0 stays where it was brought, and sends all workers elsewhere when its chunk is done.
-So it is thread 0 alone who says where workers may run (as in apart.py).
-
-A thread's line of the control block (step.py; word index): 2 it holds a chunk · 3 its number in the system · 4, 5 its
-processor time when it was last looked at · 6 the step in which it was brought to another core.
+A migrated worker waits after its chunk until thread 0 restores its affinity, then continues on any
+free core. Thread 0 itself stays on the new core, and moves all workers elsewhere when its chunk is
+done. So only thread 0 decides where workers may run (as in threads/affinity.py).
 """
 
 from __future__ import annotations
@@ -22,14 +20,21 @@ import numpy as np
 from numba import njit, types
 
 from logitless.backends.cpu.kernels.ir.registry import i64p
+from logitless.backends.cpu.kernels.runtime.control_block import (
+    CPU_TIME,
+    HOLDS_CHUNK,
+    LINE,
+    MASK_NBYTES,
+    MASKS,
+    MIGRATED,
+    N_THREADS,
+    NATIVE_ID,
+    THREADS,
+)
 
-LINES = 64  # word index of thread 0's line
-HOLDS, NUMBER, SEEN, BROUGHT = 2, 3, 4, 6
-MASKS, MASK_NBYTES = 44, 128  # word index of their address: two for thread 0 and two for the first worker
-ALL = 41  # word index of the number of threads
-TIME_OF = 6  # clock_getcpuclockid(3): of one thread, what it has run
+CPU_CLOCK = 6  # clockid_t of a thread's CPU clock: clock_getcpuclockid(3)
 NOBODY = -1
-MOMENT = 20  # microseconds, to which the system adds some 50
+SLEEP_US = 20  # microseconds; the system adds some 50
 
 read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 _sleep = types.ExternalFunction("usleep", types.int32(types.int32))
@@ -40,73 +45,80 @@ set_mask = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, 
 
 @njit(forceinline=True)
 def line_of(ctl, thread):
-    return ctl + (LINES + 8 * thread) * 8
+    return ctl + (THREADS + LINE * thread) * 8
 
 
 @njit(forceinline=True)
-def number_of(ctl, thread):
-    return np.int32(i64p(line_of(ctl, thread))[NUMBER])
+def native_id_of(ctl, thread):
+    return np.int32(i64p(line_of(ctl, thread))[NATIVE_ID])
 
 
 @njit(forceinline=True)
-def was_brought(line, generation):
-    return i64p(line)[BROUGHT] == generation
+def was_migrated(line, generation):
+    return i64p(line)[MIGRATED] == generation
 
 
 @njit
-def doze():
-    """Leave the core to another thread for a moment. One that yields instead gives up what it may run of its whole
-    slice, and a long one (slices.py) is missed when a third thread comes."""
-    _sleep(np.int32(MOMENT))
+def sleep_briefly():
+    """Sleep for a moment, so that another thread gets the core.
+
+    sched_yield would give up the rest of the time slice, and a long slice (threads/affinity.py) is
+    missed when a third thread comes.
+    """
+    _sleep(np.int32(SLEEP_US))
 
 
 @njit
-def stands_still(line):
-    """Whether a thread holds a chunk and has not run since it was last looked at."""
+def is_preempted(line):
+    """True if a thread holds a chunk and has not run since the last check."""
     words = i64p(line)
-    if words[HOLDS] == 0:
+    if words[HOLDS_CHUNK] == 0:
         return False
-    seconds, nanoseconds = words[SEEN], words[SEEN + 1]
-    read_clock(np.int32((~words[NUMBER] << 3) | TIME_OF), line + SEEN * 8)
-    return words[SEEN] == seconds and words[SEEN + 1] == nanoseconds
+    seconds, nanoseconds = words[CPU_TIME], words[CPU_TIME + 1]
+    read_clock(np.int32((~words[NATIVE_ID] << 3) | CPU_CLOCK), line + CPU_TIME * 8)
+    return words[CPU_TIME] == seconds and words[CPU_TIME + 1] == nanoseconds
 
 
 @njit
-def _bring(ctl, thread, generation, masks):
-    """Have a thread run on the caller's core, and nowhere else; the first of `masks` keeps where it might run before.
-    Whether the system did so."""
+def _migrate(ctl, thread, generation, masks):
+    """Migrate a thread to the caller's core. True on success.
+
+    The first of `masks` receives its former affinity.
+    """
     cpu = np.int64(get_cpu())
-    here = i64p(masks + MASK_NBYTES)
+    own_mask = i64p(masks + MASK_NBYTES)
     for i in range(MASK_NBYTES // 8):
-        here[i] = np.int64(1) << (cpu % 64) if i == cpu // 64 else 0
-    if get_mask(number_of(ctl, thread), MASK_NBYTES, masks) != 0:
+        own_mask[i] = np.int64(1) << (cpu % 64) if i == cpu // 64 else 0
+    if get_mask(native_id_of(ctl, thread), MASK_NBYTES, masks) != 0:
         return False
-    i64p(line_of(ctl, thread))[BROUGHT] = generation
-    if set_mask(number_of(ctl, thread), MASK_NBYTES, masks + MASK_NBYTES) != 0:  # not allowed in some sandboxes
-        i64p(line_of(ctl, thread))[BROUGHT] = 0
+    i64p(line_of(ctl, thread))[MIGRATED] = generation
+    # forbidden in some sandboxes
+    if set_mask(native_id_of(ctl, thread), MASK_NBYTES, masks + MASK_NBYTES) != 0:
+        i64p(line_of(ctl, thread))[MIGRATED] = 0
         return False
     return True
 
 
-def _help_out(ctl, thread, n_threads, generation):
+def _rescue_preempted(ctl, thread, n_threads, generation):
     masks = i64p(ctl)[MASKS] + thread * 2 * MASK_NBYTES
     if thread == 0:
         for worker in range(1, n_threads):
-            if stands_still(line_of(ctl, worker)) and _bring(ctl, worker, generation, masks):
+            if is_preempted(line_of(ctl, worker)) and _migrate(ctl, worker, generation, masks):
                 return worker
-    elif thread == 1 and stands_still(line_of(ctl, 0)) and _bring(ctl, 0, generation, masks):
-        set_mask(number_of(ctl, 0), MASK_NBYTES, masks)  # again anywhere: the system leaves it where it is
+    elif thread == 1 and is_preempted(line_of(ctl, 0)) and _migrate(ctl, 0, generation, masks):
+        # unrestricted again: the system leaves it where it is
+        set_mask(native_id_of(ctl, 0), MASK_NBYTES, masks)
         return 0
     return NOBODY
 
 
-def _send_home(ctl, worker):
-    set_mask(number_of(ctl, worker), MASK_NBYTES, i64p(ctl)[MASKS])
-    i64p(line_of(ctl, worker))[BROUGHT] = 0
+def _restore_affinity(ctl, worker):
+    set_mask(native_id_of(ctl, worker), MASK_NBYTES, i64p(ctl)[MASKS])
+    i64p(line_of(ctl, worker))[MIGRATED] = 0
 
 
 @njit
-def _cores_of(mask):
+def _count_cores(mask):
     n = 0
     for i in range(MASK_NBYTES // 8):
         word = i64p(mask)[i]
@@ -116,36 +128,39 @@ def _cores_of(mask):
     return n
 
 
-def _settle(ctl, thread, generation):
+def _finish_migration(ctl, thread, generation):
     line = line_of(ctl, thread)
     if thread != 0:
-        while was_brought(line, generation):
-            doze()
+        while was_migrated(line, generation):
+            sleep_briefly()
         return
-    masks, cpu, n_threads = i64p(ctl)[MASKS], np.int64(get_cpu()), i64p(ctl)[ALL]
-    before = masks + 2 * MASK_NBYTES  # as the first worker has seen it, who may wait for this core
-    set_mask(0, MASK_NBYTES, before)
+    masks, cpu, n_threads = i64p(ctl)[MASKS], np.int64(get_cpu()), i64p(ctl)[N_THREADS]
+    former = masks + 2 * MASK_NBYTES  # as the first worker saw it, which may wait for this core
+    set_mask(0, MASK_NBYTES, former)
     for i in range(MASK_NBYTES // 8):
-        i64p(masks)[i] = i64p(before)[i] & ~(np.int64(1) << (cpu % 64) if i == cpu // 64 else 0)
-    if n_threads - 1 <= _cores_of(masks):  # of more threads than cores each may run anywhere
+        i64p(masks)[i] = i64p(former)[i] & ~(np.int64(1) << (cpu % 64) if i == cpu // 64 else 0)
+    if n_threads - 1 <= _count_cores(masks):  # more threads than cores stay unrestricted
         for worker in range(1, n_threads):
-            set_mask(number_of(ctl, worker), MASK_NBYTES, masks)
-    i64p(line)[BROUGHT] = 0
+            set_mask(native_id_of(ctl, worker), MASK_NBYTES, masks)
+    i64p(line)[MIGRATED] = 0
 
 
-def _elsewhere_help_out(ctl, thread, n_threads, generation):
+def _no_rescue(ctl, thread, n_threads, generation):
     return NOBODY
 
 
-def _elsewhere_send_home(ctl, worker):
+def _no_restore(ctl, worker):
     pass
 
 
-def _elsewhere_settle(ctl, thread, generation):
+def _no_finish(ctl, thread, generation):
     pass
 
 
 _linux = sys.platform.startswith("linux")
-help_out = njit(_help_out if _linux else _elsewhere_help_out)  # of one that waits: whom it has brought, or NOBODY
-send_home = njit(_send_home if _linux else _elsewhere_send_home)  # of thread 0, when a guest's chunk is done
-settle = njit(_settle if _linux else _elsewhere_settle)  # of one that was brought, when its chunk is done
+# called by a waiting thread: the thread it migrated, or NOBODY
+rescue_preempted = njit(_rescue_preempted if _linux else _no_rescue)
+# called by thread 0 when a migrated worker's chunk is done
+restore_affinity = njit(_restore_affinity if _linux else _no_restore)
+# called by a migrated thread when its chunk is done
+finish_migration = njit(_finish_migration if _linux else _no_finish)

@@ -1,8 +1,9 @@
-"""Candidates of one row as the samplers pass them on: keys that sort as integers, the k largest, and full sorts.
+"""Candidate lists of the samplers: sortable integer keys, the k largest, full sorts.
 
-A logit becomes a signed 32-bit key in the same order (-0 as +0, NaN as -inf); a candidate is one int64 with the key
-above and ~id below, so a greater word is a greater logit, or the same logit and a lower id. That makes ties definite
-and every comparison one instruction. Addresses are int64; nothing here allocates.
+A logit becomes a signed 32-bit key in the same order (-0 as +0, NaN as -inf). A candidate is one
+int64 with the key above and ~id below, so a greater word is a greater logit, or the same logit and
+a lower id. That makes ties definite and every comparison one instruction. Addresses are int64;
+nothing here allocates.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ F32, I32 = ir.FloatType(), ir.IntType(32)
 BLOCK = 64  # values under one maximum
 helper = njit(error_model="numpy")
 LOWEST = np.int32(-0x80000000)
-DEAD = np.int32(-0x7F800001)  # the key of -inf: no candidate of a list has it, unless nothing else is left
+DEAD = np.int32(-0x7F800001)  # key of -inf: in a list only if nothing else is left
 
 
 def _order(b, word):
-    """Bits of a float to a key and back: negative numbers run the other way."""
+    """Bits of a float to a key and back: negative numbers are reversed."""
     sign = b.ashr(word, ir.Constant(I32, 31))
     return b.xor(word, b.and_(sign, ir.Constant(I32, 0x7FFFFFFF)))
 
@@ -66,7 +67,7 @@ def logit_part(word):
 
 @helper
 def block_maxima(x_at, n, blocks_at):
-    """The largest key of every 64 values of x, and (returned) of all."""
+    """Largest key of every 64 values of x; returns the largest of all."""
     blocks = i32p(blocks_at)
     top = LOWEST
     for b in range(n >> 6):
@@ -88,7 +89,7 @@ def block_maxima(x_at, n, blocks_at):
 
 @helper
 def first_at(x_at, n, blocks_at, key):
-    """The lowest index of a value with this key, which is some block's maximum."""
+    """Lowest index of a value with this key, which is some block's maximum."""
     x, blocks = f32p(x_at), i32p(blocks_at)
     b = 0
     while blocks[b] != key:
@@ -103,7 +104,7 @@ def first_at(x_at, n, blocks_at, key):
 def _kth_largest(blocks_at, n, k, heap_at):
     """The k-th largest of n keys: the root of a heap of the k largest so far."""
     keys, heap = i32p(blocks_at), i32p(heap_at)
-    for i in range(k):  # a heap grows by sifting up
+    for i in range(k):  # the heap grows by sifting up
         at = i
         while at > 0 and heap[(at - 1) >> 1] > keys[i]:
             heap[at] = heap[(at - 1) >> 1]
@@ -131,8 +132,10 @@ def _kth_largest(blocks_at, n, k, heap_at):
 
 @helper
 def collect(x_at, n, blocks_at, threshold, list_at):
-    """Candidates with a key of at least `threshold` (and above -inf), in the order of their ids; their number."""
-    blocks, found = i32p(blocks_at), i64p(list_at)
+    """Candidates with a key ≥ `threshold` (and above -inf), in the order of ids. Returns their
+    number.
+    """
+    blocks, words = i32p(blocks_at), i64p(list_at)
     count = 0
     for b in range((n + BLOCK - 1) >> 6):
         if blocks[b] >= threshold:
@@ -140,16 +143,17 @@ def collect(x_at, n, blocks_at, threshold, list_at):
             for i in range(b * BLOCK, min(n, (b + 1) * BLOCK)):
                 key = key_of(x[i])
                 if key >= threshold and key > DEAD:
-                    found[count] = candidate(key, i)
+                    words[count] = candidate(key, i)
                     count += 1
     return count
 
 
 @helper
 def largest(x_at, n, k, blocks_at, list_at, tmp_at):
-    """The k largest values that are above -inf, sorted, as candidates; how many there are. Block maxima are known.
+    """The k largest values above -inf, sorted, as candidates; returns their number.
 
-    k blocks have a maximum of at least the k-th largest one, so no value below it is among the k largest.
+    Block maxima have to be current. k blocks have a maximum of at least the k-th largest one, so no
+    value below it is among the k largest.
     """
     n_blocks = (n + BLOCK - 1) >> 6
     threshold = LOWEST
@@ -162,7 +166,7 @@ def largest(x_at, n, k, blocks_at, list_at, tmp_at):
 
 @helper
 def _sort_few(list_at, n):
-    """Shell's sort, greatest first: up to a thousand candidates."""
+    """Shell sort, greatest first, for up to a thousand candidates."""
     a = i64p(list_at)
     gap = 301
     while gap > 0:
@@ -178,7 +182,10 @@ def _sort_few(list_at, n):
 
 @helper
 def sort(list_at, n, tmp_at, ids_ascend):
-    """Greatest first, by way of `tmp` (n words and 16 KiB more). `ids_ascend`: equal keys are in the order already."""
+    """Radix sort, greatest first, with `tmp` (n words and 16 KiB more).
+
+    `ids_ascend`: equal keys are in order already.
+    """
     if n <= 1000:
         _sort_few(list_at, n)
         return
@@ -188,7 +195,8 @@ def sort(list_at, n, tmp_at, ids_ascend):
     first = 4 if ids_ascend else 0
     a = i64p(list_at)
     for i in range(n):
-        word = ~a[i] ^ (-0x7FFFFFFFFFFFFFFF - 1)  # greatest first is smallest first of the complement, unsigned
+        # greatest first is smallest first of the unsigned complement
+        word = ~a[i] ^ (-0x7FFFFFFFFFFFFFFF - 1)
         for digit in range(first, 8):
             counts[digit * 256 + ((word >> (digit * 8)) & 255)] += 1
     source, target = list_at, tmp_at

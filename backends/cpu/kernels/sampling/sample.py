@@ -1,7 +1,7 @@
-"""Sampling and log-probabilities: one row of logits a unit (rows of one sequence follow each other in one unit).
+"""Sampling and log-probabilities. A unit is a row of logits, or consecutive rows of one sequence.
 
-Rows that follow each other with the same slot (a token and its drafts) are one unit: what the earlier ones consumed
-of the random numbers decides which ones the later ones get, as if they had been sampled in separate steps.
+Consecutive rows with the same slot (a token and its drafts) are one unit. The random numbers that
+earlier rows consumed decide which ones later rows get, as if they were sampled in separate steps.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from logitless.backends.cpu.kernels.sampling.samplers import (
 )
 from logitless.graph.ops.sampling import samplers as codes
 
-CHOSEN, TOP_BITS = 16, 17  # further words of a row's block: the chosen candidate, the logit that has weight 1
-TOTAL_WEIGHT = 18  # and, as a double, the sum of all weights
+CHOSEN, TOP_BITS = 16, 17  # more words of a row's block: chosen candidate, logit of weight 1
+TOTAL_WEIGHT = 18  # a double: sum of all weights
 NO_DIST, NO_XTC, TWO_DIST, TWO_XTC = codes.NO_DIST, codes.NO_XTC, codes.TWO_DIST, codes.TWO_XTC
 
 
 @helper
 def set_up(s, scratch, x_at, n):
-    """Lay out a row's work in scratch memory (lower_select.scratch_nbytes)."""
+    """Lay out a row's scratch memory (lowering/sampling.py: scratch_nbytes)."""
     w = i64p(s)
     size = (n + 63) & ~63
     at = scratch + 512
@@ -90,7 +90,7 @@ def allows(mask_at, id):
 
 @helper
 def apply_mask(s, mask_at):
-    """A copy of the row's logits, -inf where the mask has no bit."""
+    """Copy a row's logits, with -inf where the mask has no bit."""
     w = i64p(s)
     x, y, words = f32p(w[X]), f32p(w[COPY]), u32p(mask_at)
     for i in range(w[V]):
@@ -119,7 +119,7 @@ def greedy(s):
 
 @helper
 def dist(s, u):
-    """One candidate in proportion to its weight: the first whose running sum reaches u times the whole sum."""
+    """Sample in proportion to the weights: the first candidate whose running sum reaches u · total."""
     w = i64p(s)
     top = value_of(find_top(s))
     total = exps(s, top)
@@ -157,7 +157,7 @@ def dist(s, u):
 
 @helper
 def discrete(s, u):
-    """std::discrete_distribution over the probabilities at E; the index of the chosen candidate."""
+    """std::discrete_distribution over the probabilities at E; returns the index of the chosen."""
     w = i64p(s)
     p, words = f32p(w[E]), i64p(w[LIST])
     total, run = 0.0, 0.0
@@ -184,7 +184,7 @@ def surprise(p):
 
 @helper
 def mirostat_1(s, mu, u):
-    """Zipf's exponent from the 100 likeliest, and how many candidates then give the surprise mu on average."""
+    """Mirostat 1: fit Zipf's exponent to the 100 likeliest, keep as many as give surprise mu."""
     w = i64p(s)
     find_top(s)
     vocabulary = np.float32(w[V])
@@ -217,7 +217,7 @@ def mirostat_1(s, mu, u):
 
 @helper
 def mirostat_2(s, mu):
-    """Candidates whose surprise is at most mu (at least the likeliest)."""
+    """Mirostat 2: keep candidates whose surprise is at most mu (at least the likeliest)."""
     w = i64p(s)
     dense = w[DENSE]
     if dense:
@@ -227,7 +227,8 @@ def mirostat_2(s, mu):
         count = 0
         least = power(np.float32(2), -mu) * total
         for i in range(w[V]):
-            if e[i] < least * np.float32(0.9999):  # surely too surprising; near the limit, the surprise decides
+            # certainly too surprising; near the limit the exact surprise decides
+            if e[i] < least * np.float32(0.9999):
                 continue
             if e[i] > np.float32(0) and not surprise(e[i] / total) > mu:
                 words[count] = candidate(key_of(x[i]), i)
@@ -251,7 +252,7 @@ def mirostat_2(s, mu):
 
 @helper
 def adaptive(s, target, decay, state, u):
-    """Prefer probabilities near a target that makes up for those chosen before."""
+    """Adaptive-p: prefer probabilities near a target, corrected by those chosen before."""
     w = i64p(s)
     make_list(s)
     softmax(s)
@@ -277,7 +278,10 @@ def adaptive(s, target, decay, state, u):
 
 @helper
 def report(s, n_probs, out_at):
-    """Row of n_probs > 0: [.., candidates, probability, ids, probabilities]; ids of -1 where there are no more."""
+    """Write the probabilities of a row: [.., candidates, probability, ids, probabilities].
+
+    ids are -1 where there are no more.
+    """
     w = i64p(s)
     out, p = i32p(out_at), f32p(out_at)
     top, total = f32p(s + TOP_BITS * 8)[0], f64p(s)[TOTAL_WEIGHT]
@@ -299,14 +303,17 @@ def report(s, n_probs, out_at):
 
 @helper
 def uniform(lo, hi):
-    """[0, 1) from two 32-bit draws, as libstdc++'s uniform_real_distribution<double>."""
+    """[0, 1) from two 32-bit draws, like libstdc++'s uniform_real_distribution<double>."""
     u = (np.float64(lo) + np.float64(hi) * 4294967296.0) * (1.0 / 18446744073709551616.0)
     return u if u < 1.0 else 0.9999999999999999
 
 
 @helper
 def sample_row(s, q, chain_at, dist_at, xtc_at, entries, begin, end, state_at):
-    """Run a row's chain; its flags. `q`: the row's params; `entries`: address of [kinds, ids, values]."""
+    """Run a row's sampler chain; returns its flags.
+
+    `q`: the row's params; `entries`: address of [kinds, ids, values].
+    """
     w, chain, state = i64p(s), i32p(chain_at), f32p(state_at)
     kinds, ids, values = i64p(entries)[0], i64p(entries)[1], i64p(entries)[2]
     min_keep = np.int64(q[codes.MIN_KEEP])
@@ -375,10 +382,11 @@ def sample_row(s, q, chain_at, dist_at, xtc_at, entries, begin, end, state_at):
 
 @kernel("sample")
 def sample(layout):
-    """`layout` is logitless.graph.ops.sampling.samplers.LAYOUT, whose numbers are compiled in.
+    """Sample tokens. `layout`: samplers.LAYOUT, whose numbers are compiled in.
 
-    a: logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot, out; then V, rows, columns
-    of params, of chain, of state, n_probs, slots; then mask and mask_row, both 0 without masks.
+    a: logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot, out;
+    then V, rows, columns of params, of chain, of state, n_probs, slots; then mask and mask_row,
+    both 0 without masks.
     """
 
     def run(a, begin, end, scratch):
@@ -391,8 +399,8 @@ def sample(layout):
             if head > 0 and slot[head] >= 0 and slot[head] == slot[head - 1]:
                 continue
             r = head
-            drawn = 2 * head if a[18] != 0 else head
-            drawn_xtc = drawn
+            draw = 2 * head if a[18] != 0 else head
+            draw_xtc = draw
             while True:
                 out_at = a[10] + r * width * 4
                 out, q = i32p(out_at), f32p(a[2] + r * n_params * 4)
@@ -421,8 +429,8 @@ def sample(layout):
                             s,
                             q,
                             chain_at,
-                            a[4] + drawn * 16,
-                            a[4] + drawn_xtc * 16,
+                            a[4] + draw * 16,
+                            a[4] + draw_xtc * 16,
                             s + 24 * 8,
                             np.int64(ptr[r]),
                             np.int64(ptr[r + 1]),
@@ -431,15 +439,15 @@ def sample(layout):
                         n_dist, n_xtc = np.int64((flags & NO_DIST) == 0), np.int64((flags & NO_XTC) == 0)
                         used_dist += n_dist
                         used_xtc += n_xtc
-                        drawn += n_dist
-                        drawn_xtc += n_xtc
+                        draw += n_dist
+                        draw_xtc += n_xtc
                         if again or mask_at == 0 or allows(mask_at, id_part(i64p(s)[CHOSEN])):
                             break
                         again = True
                         at = 0
                         while i32p(chain_at)[at] != 0 and i32p(chain_at)[at] != codes.ADAPTIVE:
                             at += 1
-                        if i32p(chain_at)[at] != 0:  # remembers only tokens that were taken
+                        if i32p(chain_at)[at] != 0:  # its state covers accepted tokens only
                             state[0], state[1] = before_0, before_1
                     if n_probs > 0:
                         report(s, n_probs, out_at)
@@ -456,7 +464,7 @@ def sample(layout):
 
 @kernel("log_probs")
 def log_probs(layout):
-    """a: logits, ids, targets, out, V, columns of ids, n."""
+    """Log-probabilities. a: logits, ids, targets, out, V, columns of ids, n."""
 
     def run(a, begin, end, scratch):
         n, id_columns, n_top, s = a[4], a[5], a[6], scratch

@@ -1,10 +1,10 @@
-"""The samplers of a chain on one row's candidates, with llama.cpp's rules (graph/ops/sampling/samplers.py is the
-definition).
+"""Samplers of a chain on one row's candidates, with llama.cpp's rules.
 
-A row's work lies in a block `s` of int64 words in scratch memory, named below. Candidates are either DENSE (values at
-X, one per id, in the order of ids) or a list of words (select_list.py). Those at -inf are left out of a list but still
-counted in TOTAL: they have no probability, yet they count as candidates for min_keep, dynatemp and the draw.
-Sums run in double, in the candidates' order (dense rows: blocks of 256 in vector lanes, then the blocks in order).
+graph/ops/sampling/samplers.py is their definition. A row's work is a block `s` of int64 words in
+scratch memory, named below. Candidates are either DENSE (values at X, one per id, in the order of
+ids) or a list of words (candidate_list.py). A list omits those at -inf, but TOTAL counts them:
+without probability, they still count for min_keep, dynatemp and the draw. Sums run in double, in
+the candidates' order (dense rows: blocks of 256 in vector lanes, then the blocks in order).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INF = np.float32(np.inf)
 
 @helper
 def find_top(s):
-    """The key of the greatest logit; block maxima of a dense row are known afterwards."""
+    """Key of the greatest logit. Makes the block maxima of a dense row current."""
     w = i64p(s)
     if w[DENSE]:
         if not w[MAXED]:
@@ -55,9 +55,9 @@ def find_top(s):
 
 @helper
 def _listed(s, count, is_sorted):
-    """The list has been filled with `count` candidates of a dense row."""
+    """Replace a dense row by the list, which holds `count` candidates."""
     w = i64p(s)
-    if count == 0:  # nothing but -inf
+    if count == 0:  # everything is -inf
         i64p(w[LIST])[0] = candidate(DEAD, 0)
         count = 1
     w[N], w[DENSE], w[SORTED] = count, 0, is_sorted
@@ -84,7 +84,7 @@ def make_sorted(s):
 
 @helper
 def keep(s, n):
-    """The first n of a list; n ≥ 1."""
+    """Truncate a list to its first n; n ≥ 1."""
     w = i64p(s)
     w[N], w[TOTAL] = min(n, w[N]), min(n, w[TOTAL])
 
@@ -102,7 +102,7 @@ def top_k(s, k):
 
 @helper
 def make_copy(s):
-    """Let a dense row be changed without changing the logits."""
+    """Copy a dense row, so that changes leave the logits alone."""
     w = i64p(s)
     if w[DENSE] and w[X] != w[COPY]:
         x, y = f32p(w[X]), f32p(w[COPY])
@@ -113,7 +113,7 @@ def make_copy(s):
 
 @helper
 def change(s, kind, begin, end, kinds_at, ids_at, values_at, repeat, frequency, presence):
-    """Apply the sparse entries of one kind: 0 add, 1 penalties (value: how often the token occurred), 2 subtract."""
+    """Apply the entries of one kind: 0 add, 1 penalties (value: count of the token), 2 subtract."""
     w = i64p(s)
     kinds, ids, values = i32p(kinds_at), i32p(ids_at), f32p(values_at)
     some = False
@@ -159,14 +159,14 @@ def change(s, kind, begin, end, kinds_at, ids_at, values_at, repeat, frequency, 
 
 @njit(inline="always")
 def exp_below(v, top):
-    """e^(v - top) for v ≤ top; an infinite top has weight 1, everything else then none; NaN has none."""
+    """e^(v - top) for v ≤ top; 0 for NaN. If top is infinite it has weight 1, all else 0."""
     d = v - top if v == v else -INF
     return np.float32(1) if v == top and top > -INF else exp_exact(d if top > -INF else -INF)
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy")
 def _exp_run(x_at, e_at, n, top):
-    """Exponentials of n values; their sum."""
+    """Exponentials of n values; returns their sum."""
     x, e = f32p(x_at), f32p(e_at)
     total = 0.0
     for i in range(n):
@@ -178,7 +178,10 @@ def _exp_run(x_at, e_at, n, top):
 
 @helper
 def exps(s, top):
-    """e^(logit - top) of every candidate at E; their sum. A dense row leaves the sums of its blocks at TMP."""
+    """e^(logit - top) of every candidate, at E; returns their sum.
+
+    A dense row leaves the sums of its blocks at TMP.
+    """
     w = i64p(s)
     e = f32p(w[E])
     total = 0.0
@@ -198,7 +201,7 @@ def exps(s, top):
 
 @helper
 def softmax(s):
-    """Probabilities of the list at E."""
+    """Probabilities of the list, at E."""
     w = i64p(s)
     total = np.float32(exps(s, value_of(find_top(s))))
     p = f32p(w[E])
@@ -208,7 +211,9 @@ def softmax(s):
 
 @helper
 def _reach(s, n, top, total, p, min_keep):
-    """How many of the sorted list have at least p together, and at least min_keep; 0 when the first n have less."""
+    """Candidates of the sorted list that reach p together, at least min_keep; 0 if the first n do
+    not.
+    """
     words = i64p(i64p(s)[LIST])
     run = 0.0
     for i in range(n):
@@ -228,15 +233,15 @@ def top_p(s, p, min_keep):
     total = np.float32(exps(s, top))
     if dense:  # few tokens hold the mass, as a rule
         count = largest(w[X], w[V], min(256, w[V]), w[BLOCKS], w[LIST], w[TMP])
-        reached = _reach(s, count, top, total, p, min_keep)
-        if 0 < reached <= count:
+        n_kept = _reach(s, count, top, total, p, min_keep)
+        if 0 < n_kept <= count:
             _listed(s, count, 1)
-            keep(s, reached)
+            keep(s, n_kept)
             return
         make_sorted(s)
-    reached = _reach(s, w[N], top, total, p, min_keep)
-    if reached > 0:
-        keep(s, reached)
+    n_kept = _reach(s, w[N], top, total, p, min_keep)
+    if n_kept > 0:
+        keep(s, n_kept)
 
 
 @helper
@@ -279,7 +284,7 @@ def typical(s, p, min_keep):
     w = i64p(s)
     make_sorted(s)
     softmax(s)
-    words, scored, prob = i64p(w[LIST]), i64p(w[AUX]), f32p(w[E])
+    words, order, prob = i64p(w[LIST]), i64p(w[AUX]), f32p(w[E])
     n = w[N]
     total = 0.0
     for i in range(n):
@@ -287,19 +292,19 @@ def typical(s, p, min_keep):
             total += np.float64(-prob[i] * log_exact(prob[i]))
     entropy = np.float32(total)
     for i in range(n):
-        scored[i] = candidate(key_of(-abs(-log_exact(prob[i]) - entropy)), i)
+        order[i] = candidate(key_of(-abs(-log_exact(prob[i]) - entropy)), i)
     sort(w[AUX], n, w[TMP], True)
-    run, last, moved = 0.0, w[TOTAL], i64p(w[TMP])
+    run, last, reordered = 0.0, w[TOTAL], i64p(w[TMP])
     passed = False
     for i in range(n):
-        at = id_part(scored[i])
-        moved[i] = words[at]
+        at = id_part(order[i])
+        reordered[i] = words[at]
         run += np.float64(prob[at])
         if run > np.float64(p) and not passed:
             passed = True
             last = max(i + 1, min_keep)
     for i in range(n):
-        words[i] = moved[i]
+        words[i] = reordered[i]
     keep(s, last)
     w[SORTED] = 0
 
@@ -383,7 +388,7 @@ def temperature(s, t):
 
 @helper
 def power(x, y):
-    """x^y of floats, x ≥ 0, by way of double-rounded exp and log: 2 ulp where y·ln x is small."""
+    """x^y of floats, x ≥ 0, by exp and log in double: 2 ulp where y·ln x is small."""
     if x <= np.float32(0):
         return np.float32(0) if y > np.float32(0) else np.float32(1) if y == np.float32(0) else INF
     return exp_of(np.float64(y) * log_of(x))
@@ -391,7 +396,7 @@ def power(x, y):
 
 @helper
 def log_of(x):
-    """ln of a float as a double: a float's logarithm, then one step of Newton's in double."""
+    """ln of a float, as a double: a float's logarithm, then one Newton step in double."""
     y = np.float64(log_exact(x))
     e = exp_double(y)
     return y + (np.float64(x) - e) / e

@@ -1,26 +1,26 @@
-"""Patches of images (N, H, W, C) and back, and the largest of squares. Few channels make short runs."""
+"""Image patches (im2col) and max pooling of (N, H, W, C), with gradients."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from logitless.backends.cpu.kernels.ir import math as m
-from logitless.backends.cpu.kernels.ir.mask import move_within
+from logitless.backends.cpu.kernels.ir.builder import move_within
 from logitless.backends.cpu.kernels.ir.registry import f32p, kernel
 
 WIDTHS = (16, 8, 4, 1)
-copy = m.elements(1, 0, lambda b, x, s: x[0], WIDTHS)
-add = m.elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]), WIDTHS)
-fill = m.elements(0, 1, lambda b, x, s: s[0], WIDTHS)
+copy = m.elementwise(1, 0, lambda b, x, s: x[0], WIDTHS)
+add = m.elementwise(2, 0, lambda b, x, s: b.fadd(x[0], x[1]), WIDTHS)
+fill = m.elementwise(0, 1, lambda b, x, s: s[0], WIDTHS)
 
 
 def _largest(b, x):
-    first, second = (m.larger(b, x[i], x[i + 1]) for i in (0, 2))
-    return m.larger(b, first, second)
+    first, second = (m.maximum(b, x[i], x[i + 1]) for i in (0, 2))
+    return m.maximum(b, first, second)
 
 
 def _slope_at(i):
-    """g where the i-th of four is the first that is the largest, else 0."""
+    """Gradient of a 2 × 2 max: g where the i-th is the first maximum, otherwise 0."""
 
     def formula(b, x, s):
         g, four = x[0], x[1:]
@@ -30,16 +30,19 @@ def _slope_at(i):
             value = b.select(b.fcmp_ordered("==", earlier, best), m.fill(g.type.count, 0.0), value)
         return value
 
-    return m.elements(5, 0, formula, WIDTHS)
+    return m.elementwise(5, 0, formula, WIDTHS)
 
 
 slope_0, slope_1, slope_2, slope_3 = (_slope_at(i) for i in range(4))
-largest_of_4 = m.elements(4, 0, lambda b, x, s: _largest(b, x), WIDTHS)
+largest_of_4 = m.elementwise(4, 0, lambda b, x, s: _largest(b, x), WIDTHS)
 
 
 @kernel("patches")
 def patches():
-    """a: x, y, H, W, C, H', W', height, width of a patch, stride, padding. A row of patches is a unit."""
+    """im2col. a: x, y, H, W, C, H', W', height, width of a patch, stride, padding.
+
+    A unit is a row of patches.
+    """
 
     def run(a, begin, end, scratch):
         h, w, c, rows, columns, kh, kw, stride, padding = a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
@@ -78,7 +81,10 @@ def patches():
 
 @kernel("patches_back")
 def patches_back():
-    """a: g, y, H, W, C, H', W', height, width of a patch, stride, padding. A row of an image is a unit."""
+    """Gradient of im2col. a: g, y, H, W, C, H', W', height, width of a patch, stride, padding.
+
+    A unit is a row of an image.
+    """
 
     def run(a, begin, end, scratch):
         h, w, c, rows, columns, kh, kw, stride, padding = a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
@@ -102,7 +108,7 @@ def patches_back():
 
 @kernel("max_pool")
 def max_pool():
-    """a: x, y, H, W, C, size. A row of the result is a unit."""
+    """Max pooling. a: x, y, H, W, C, size. A unit is a row of the result."""
 
     def run(a, begin, end, scratch):
         h, w, c, size = a[2], a[3], a[4], a[5]
@@ -128,7 +134,7 @@ def max_pool():
 
 @kernel("max_pool_back")
 def max_pool_back():
-    """a: g, x, y, H, W, C, size. An image is a unit."""
+    """Gradient of max pooling. a: g, x, y, H, W, C, size. A unit is an image."""
 
     def run(a, begin, end, scratch):
         h, w, c, size = a[3], a[4], a[5], a[6]

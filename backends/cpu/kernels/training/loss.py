@@ -1,4 +1,4 @@
-"""Softmax and cross entropy: a row a unit. Rows of a gradient may take over the rows that they are computed from."""
+"""Softmax and cross entropy, with gradients. A unit is a row; a gradient may overwrite its input."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from logitless.backends.cpu.kernels.ir import math as m
 from logitless.backends.cpu.kernels.ir.registry import f32p, i32p, kernel
 from logitless.backends.cpu.kernels.ir.row_reduce import row_dot, row_exp_sum, row_max, row_sum
 
-exp_scaled = m.elements(1, 2, lambda b, x, s: b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]), (16, 8, 1))
-softmax_slope = m.elements(2, 1, lambda b, x, s: b.fmul(x[1], b.fsub(x[0], s[0])))
-exp_less = m.elements(2, 3, lambda b, x, s: b.fmul(s[2], b.fsub(b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]), x[1])))
+exp_scaled = m.elementwise(1, 2, lambda b, x, s: b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]), (16, 8, 1))
+softmax_slope = m.elementwise(2, 1, lambda b, x, s: b.fmul(x[1], b.fsub(x[0], s[0])))
+soft_target_slope = m.elementwise(
+    2, 3, lambda b, x, s: b.fmul(s[2], b.fsub(b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]), x[1]))
+)
 
 
 @kernel("softmax")
 def softmax():
-    """a: x, y, n."""
+    """Softmax. a: x, y, n."""
 
     def run(a, begin, end, scratch):
         n = a[2]
@@ -31,7 +33,7 @@ def softmax():
 
 @kernel("softmax_back")
 def softmax_back():
-    """a: g, y, result, n."""
+    """Gradient of softmax. a: g, y, result, n."""
 
     def run(a, begin, end, scratch):
         n = a[3]
@@ -44,7 +46,7 @@ def softmax_back():
 
 @kernel("cross_entropy")
 def cross_entropy():
-    """a: logits, targets, y, n."""
+    """Cross entropy. a: logits, targets, y, n. A negative target is ignored."""
 
     def run(a, begin, end, scratch):
         n, targets, y = a[3], i32p(a[1]), f32p(a[2])
@@ -62,7 +64,7 @@ def cross_entropy():
 
 @kernel("cross_entropy_back")
 def cross_entropy_back():
-    """a: g, logits, targets, y, n."""
+    """Gradient of cross entropy. a: g, logits, targets, y, n."""
 
     def run(a, begin, end, scratch):
         n, g, targets = a[4], f32p(a[0]), i32p(a[2])
@@ -83,7 +85,7 @@ def cross_entropy_back():
 
 @kernel("soft_cross_entropy")
 def soft_cross_entropy():
-    """a: logits, targets, y, n. −Σ t·(x − top − ln Σ exp)."""
+    """Cross entropy with soft targets: −Σ t·(x − top − ln Σ exp). a: logits, targets, y, n."""
 
     def run(a, begin, end, scratch):
         n, y = a[3], f32p(a[2])
@@ -98,13 +100,13 @@ def soft_cross_entropy():
 
 @kernel("soft_cross_entropy_back")
 def soft_cross_entropy_back():
-    """a: g, logits, targets, y, n."""
+    """Gradient of cross entropy with soft targets. a: g, logits, targets, y, n."""
 
     def run(a, begin, end, scratch):
         n, g = a[4], f32p(a[0])
         for r in range(begin, end):
             x, t = a[1] + r * n * 4, a[2] + r * n * 4
             top = row_max(x, n)
-            exp_less(x, t, a[3] + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top), g[r])
+            soft_target_slope(x, t, a[3] + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top), g[r])
 
     return run

@@ -1,4 +1,4 @@
-"""Optimizer steps, in place, and the norm of gradients. A unit is `CHUNK` consecutive elements."""
+"""Optimizer steps, in place, and gradient norms. A unit is `CHUNK` consecutive elements."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from logitless.backends.cpu.kernels.ir.registry import f32p, kernel, sqrt_f32
 from logitless.backends.cpu.kernels.ir.row_reduce import row_dot, row_sum
 
 CHUNK = 4096  # graph/ops/training/optimizer.py: SUM_CHUNK
-PIECE = 1024  # elements whose weights, moments and gradient stay in the first-level cache
+PIECE = 1024  # elements whose weights, moments and gradient fit the L1 cache
 
-first_moment = m.elements(2, 2, lambda b, x, s: m.fma(b, s[0], x[0], b.fmul(s[1], x[1])))
-second_moment = m.elements(2, 2, lambda b, x, s: m.fma(b, s[0], x[0], b.fmul(s[1], b.fmul(x[1], x[1]))))
+first_moment = m.elementwise(2, 2, lambda b, x, s: m.fma(b, s[0], x[0], b.fmul(s[1], x[1])))
+second_moment = m.elementwise(2, 2, lambda b, x, s: m.fma(b, s[0], x[0], b.fmul(s[1], b.fmul(x[1], x[1]))))
 
 
 def _move(b, x, s):
@@ -23,13 +23,13 @@ def _move(b, x, s):
     return b.fsub(b.fmul(w, keep), b.fdiv(b.fmul(rate, first), down))
 
 
-adamw_move = m.elements(3, 4, _move)
-sgd_move = m.elements(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul(s[1], x[1])))
+adamw_move = m.elementwise(3, 4, _move)
+sgd_move = m.elementwise(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul(s[1], x[1])))
 
 
 @kernel("adamw_step")
 def adamw_step():
-    """a: w, m, v, g, params, factor, n, whether it decays."""
+    """AdamW step. a: w, m, v, g, params, factor, n, whether weights decay."""
 
     def run(a, begin, end, scratch):
         p, factor, n = f32p(a[4]), f32p(a[5])[0], a[6]
@@ -47,7 +47,7 @@ def adamw_step():
 
 @kernel("sgd_step")
 def sgd_step():
-    """a: w, g, params, factor, n, whether it decays."""
+    """SGD step. a: w, g, params, factor, n, whether weights decay."""
 
     def run(a, begin, end, scratch):
         p, n = f32p(a[2]), a[4]
@@ -62,7 +62,7 @@ def sgd_step():
 
 @kernel("clear")
 def clear():
-    """a: y, n."""
+    """Fill with zero. a: y, n."""
 
     def run(a, begin, end, scratch):
         y = f32p(a[0])
@@ -74,7 +74,7 @@ def clear():
 
 @kernel("square_sums")
 def square_sums():
-    """a: x, y, n."""
+    """Sum of squares per chunk. a: x, y, n."""
 
     def run(a, begin, end, scratch):
         y = f32p(a[1])
@@ -87,7 +87,7 @@ def square_sums():
 
 @kernel("norm_of_sums")
 def norm_of_sums():
-    """a: y, count, then address and length of each vector. One unit."""
+    """Norm out of sums of squares. a: y, count, then address and length of each vector. One unit."""
 
     def run(a, begin, end, scratch):
         total = np.float64(0)
@@ -100,7 +100,7 @@ def norm_of_sums():
 
 @kernel("clip_factor")
 def clip_factor():
-    """a: norm, limit, y. One unit."""
+    """Gradient clipping factor. a: norm, limit, y. One unit."""
 
     def run(a, begin, end, scratch):
         norm, limit = f32p(a[0])[0], f32p(a[1])[0]

@@ -20,7 +20,7 @@ isa.host = lambda: isa.Host("neoverse-n1", "+neon,+dotprod")
 assert isa.isa() == "neon_dot"
 from logitless.backends.cpu.compiler.numba_frontend import ir_of
 from logitless.backends.cpu.kernels.ir import builder as emit
-emit.for_x86 = lambda b: False
+emit.is_x86 = lambda b: False
 from logitless.backends.cpu.kernels.ir import registry
 from logitless.backends.cpu.kernels.matmul import packed_matmul
 

@@ -23,7 +23,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     LAYOUTS,
     MAX_TILE,
     act_panels,
-    rows_at_once,
+    rows_per_pass,
     tile_for,
     tiles,
 )
@@ -180,9 +180,9 @@ def test_quantised_weights(pool: WorkerPool, dtype: str) -> None:
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
             inexact = rounded(pool, x, LAYOUTS[dtype].block) @ w.T
-            assert worst(y, inexact) < (1e-6 if LAYOUTS[dtype].shared == 1 else 2e-4)
+            assert worst(y, inexact) < (1e-6 if LAYOUTS[dtype].scale_blocks == 1 else 2e-4)
             assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
-            if LAYOUTS[dtype].shared > 1:  # dots are rounded to ones, which is little beside what activations were
+            if LAYOUTS[dtype].scale_blocks > 1:  # dots are rounded to ones
                 ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
                 assert ours < 0.03 * theirs
 
@@ -268,7 +268,7 @@ def test_weights_read_past_the_caches_give_the_same_bits(pool: WorkerPool, op: s
     pool.run(TaskList(LOWERINGS["quantize_act"](act, memory)))
     (plain,) = LOWERINGS[op](t, memory)
     seen = []
-    for kernel in (plain.kernel, f"{plain.kernel}:past"):
+    for kernel in (plain.kernel, f"{plain.kernel}:nontemporal"):
         memory.result(t)[:] = 0xCB
         pool.run(TaskList([replace(plain, kernel=kernel)]))
         seen.append(memory.result(t).copy())
@@ -384,7 +384,7 @@ def test_weights_that_cannot_be_packed(dtype: str, n: int, k: int) -> None:
 def test_panels_hold_every_row() -> None:
     for m in (*range(1, 300), 511, 512, 513, 4096):
         for row_nbytes in (52, 3328, 1 << 14, 1 << 20):
-            rows, count = rows_at_once(m, row_nbytes)
+            rows, count = rows_per_pass(m, row_nbytes)
             last = m - rows * (count - 1)
             assert last == m if count == 1 else MAX_TILE <= last < rows + MAX_TILE
             for kind in ISAS:

@@ -27,7 +27,7 @@ def entry_of(name: str) -> Any:
                 y[i] = function(x[i])
 
     else:
-        vectors = emit_math.elements(1, 0, lambda b, x, _: getattr(emit_math, name)(b, x[0]))
+        vectors = emit_math.elementwise(1, 0, lambda b, x, _: getattr(emit_math, name)(b, x[0]))
 
         def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
             vectors(a[0], a[1], a[2])

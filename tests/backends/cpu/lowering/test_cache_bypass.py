@@ -27,7 +27,7 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     for module in (cache_bypass, layout):
-        monkeypatch.setattr(module, "compiled_for", lambda: host)
+        monkeypatch.setattr(module, "target_host", lambda: host)
 
 
 def product(n: int) -> Tensor:
@@ -46,7 +46,7 @@ def test_a_zen_core_reads_past_the_caches_what_they_cannot_hold(monkeypatch: pyt
     on(monkeypatch, ZEN)
     kernels = ["linear:q4_0:1x1", "linear_glu:q4_0:silu:1", "linear:q6_k:1x1"]
     assert named(kernels, ROWS // 3 // 16 * 16) == kernels
-    assert named(kernels, ROWS // 3 // 16 * 16 + 16) == [f"{k}:past" for k in kernels]
+    assert named(kernels, ROWS // 3 // 16 * 16 + 16) == [f"{k}:nontemporal" for k in kernels]
 
 
 def test_several_rows_floats_and_bytes_have_no_such_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,4 +69,4 @@ def test_a_start_makes_them_ready(monkeypatch: pytest.MonkeyPatch, n: int, prepa
     monkeypatch.setattr(warmup.jit, "load", loaded.update)
     warmup.prepare([product(n)])
     assert "linear:q4_0:1x1" in loaded
-    assert ("linear:q4_0:1x1:past" in loaded) == prepared
+    assert ("linear:q4_0:1x1:nontemporal" in loaded) == prepared

@@ -10,7 +10,8 @@ import pytest
 
 from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.kernels.ir.registry import i64p
-from logitless.backends.cpu.kernels.runtime.step_loop import FOLLOWING, atomic_add, atomic_load, yield_cpu
+from logitless.backends.cpu.kernels.runtime.control_block import NEXT_WEIGHTS
+from logitless.backends.cpu.kernels.runtime.step_loop import atomic_add, atomic_load, yield_cpu
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from tests.helpers.linked_kernel import linked
 
@@ -132,7 +133,7 @@ def test_a_kernel_is_told_what_its_thread_streams_next(pool: WorkerPool, monkeyp
     ends, its part of the next stage that streams; thieves have theirs."""
 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
-        i64p(a[0])[begin] = i64p(scratch - FOLLOWING)[0]
+        i64p(a[0])[begin] = i64p(scratch - NEXT_WEIGHTS)[0]
 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
     told = np.full((4, 20), -1, np.int64)

@@ -13,7 +13,14 @@ import pytest
 
 from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.kernels.ir.registry import i64p
-from logitless.backends.cpu.kernels.runtime.stall_rescue import BROUGHT, HOLDS, LINES, NUMBER, get_cpu, stands_still
+from logitless.backends.cpu.kernels.runtime.stall_rescue import (
+    HOLDS_CHUNK,
+    MIGRATED,
+    NATIVE_ID,
+    THREADS,
+    get_cpu,
+    is_preempted,
+)
 from logitless.backends.cpu.kernels.runtime.step_loop import atomic_add, atomic_load, read_fd, yield_cpu
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from tests.helpers.linked_kernel import linked
@@ -53,7 +60,7 @@ class Stall:
         self.x = np.ones(64, np.float32)
         args = (self.x.ctypes.data, self.x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
         self.double = Task("scale", args, 64)
-        self.line = LINES + 8 * sleeper + BROUGHT
+        self.line = THREADS + 8 * sleeper + MIGRATED
         self.places: list[int] = []  # where it was brought
         self.told = np.full(2, -1, np.int64)
 
@@ -121,20 +128,20 @@ def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pyte
 def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         for look in range(2):
-            i64p(a[0])[look] = stands_still(a[1])
+            i64p(a[0])[look] = is_preempted(a[1])
 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
 
     def looks(number: int, *, holds: bool) -> list[int]:
         line, told = np.zeros(8, np.int64), np.full(2, -1, np.int64)
-        line[HOLDS], line[NUMBER] = holds, number
+        line[HOLDS_CHUNK], line[NATIVE_ID] = holds, number
         pool.run(TaskList([Task("probe", (told.ctypes.data, line.ctypes.data), 1)]), 1)
         return told.tolist()
 
     sleeping = pool._threads[0].native_id
     assert sleeping is not None
     deadline = time.monotonic() + PATIENCE
-    while not pool._ctl[LINES + 8] and time.monotonic() < deadline:
+    while not pool._ctl[THREADS + 8] and time.monotonic() < deadline:
         time.sleep(0)  # until it is parked, and then a moment more
     while looks(sleeping, holds=True) != [False, True] and time.monotonic() < deadline:
         time.sleep(0)

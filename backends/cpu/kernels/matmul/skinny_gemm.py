@@ -1,22 +1,26 @@
-"""Products of f32 matrices of which one is thin, read where they lie: packing them would cost more than the product.
+"""Skinny GEMM: f32 operands read in place, because packing would cost more than the product.
 
-`thin_rows:n`, `thin_rows:k`: A (M, K) times B (N, K) or (K, N), with few columns or a short K. `thin_sums`: A (K, M)
-transposed times B (K, N), with few rows or columns and a long K, which is cut into parts with a result each. Every
-result is one chain of fused multiply-adds over (its part of) k, as in gemm.py.
+`skinny_gemm:n`, `skinny_gemm:k`: A (M, K) times B (N, K) or (K, N), with few columns or a short K.
+`skinny_split_k`: A (K, M) transposed times B (K, N), with few rows or columns and a long K that is
+split into parts with a result each. Every result is one chain of fused multiply-adds over (its part
+of) k, as in gemm.py.
 """
 
 from __future__ import annotations
 
 from logitless.backends.cpu.kernels.ir.registry import kernel
-from logitless.backends.cpu.kernels.matmul.gemm import pack_columns
-from logitless.backends.cpu.kernels.matmul.gemm_tile import KC, MT, NR, put_part
+from logitless.backends.cpu.kernels.matmul.gemm import pack_b
+from logitless.backends.cpu.kernels.matmul.gemm_tile import KC, MT, NR, compute_strided_tile
 
-ROWS, COLUMNS = 4 * MT, NR  # of a block of `thin_sums`
+ROWS, COLUMNS = 4 * MT, NR  # of a block of `skinny_split_k`
 
 
-@kernel("thin_rows")
-def thin_rows(b_layout):
-    """a: A (M, K), B, C (M, N), M, N, K, rows of a unit. Scratch: a strip of B, NR·KC."""
+@kernel("skinny_gemm")
+def skinny_gemm(b_layout):
+    """GEMM with few columns or a short K. a: A (M, K), B, C (M, N), M, N, K, rows of a unit.
+
+    Scratch: a strip of B, NR·KC floats.
+    """
 
     def of_n(a, begin, end, scratch):
         m, n, k, block = a[3], a[4], a[5], a[6]
@@ -25,10 +29,10 @@ def thin_rows(b_layout):
             fresh = 1 if k0 == 0 else 0
             for c in range(0, n, NR):
                 columns = min(NR, n - c)
-                pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, scratch)
+                pack_b(a[1] + (c * k + k0) * 4, k * 4, columns, steps, scratch)
                 for r in range(begin * block, min(m, end * block), MT):
                     x, y, rows = a[0] + (r * k + k0) * 4, a[2] + (r * n + c) * 4, min(MT, m - r)
-                    put_part(x, k * 4, 4, scratch, NR * 4, y, n * 4, steps, fresh, rows, columns)
+                    compute_strided_tile(x, k * 4, 4, scratch, NR * 4, y, n * 4, steps, fresh, rows, columns)
 
     def of_k(a, begin, end, scratch):
         m, n, k, block = a[3], a[4], a[5], a[6]
@@ -36,17 +40,21 @@ def thin_rows(b_layout):
             steps = min(KC, k - k0)
             fresh = 1 if k0 == 0 else 0
             for r in range(begin * block, min(m, end * block), MT):
-                for c in range(0, n, NR):  # rows of C are written from end to end: they may be new, and far away
+                for c in range(0, n, NR):  # rows of C are written in order: they may be new pages
                     x, y, rows = a[0] + (r * k + k0) * 4, a[2] + (r * n + c) * 4, min(MT, m - r)
                     z, columns = a[1] + (k0 * n + c) * 4, min(NR, n - c)
-                    put_part(x, k * 4, 4, z, n * 4, y, n * 4, steps, fresh, rows, columns)
+                    compute_strided_tile(x, k * 4, 4, z, n * 4, y, n * 4, steps, fresh, rows, columns)
 
     return of_n if b_layout == "n" else of_k
 
 
-@kernel("thin_sums")
-def thin_sums():
-    """a: A (K, M), B (K, N), C (parts, M, N), K, M, N, steps of a part. A unit is a block of C."""
+@kernel("skinny_split_k")
+def skinny_split_k():
+    """Transposed GEMM with split K. a: A (K, M), B (K, N), C (parts, M, N), K, M, N, steps of a
+    part.
+
+    A unit is a block of C.
+    """
 
     def run(a, begin, end, scratch):
         k, m, n, part_steps = a[3], a[4], a[5], a[6]
@@ -60,6 +68,6 @@ def thin_sums():
                 for r in range(r0, min(m, r0 + ROWS), MT):
                     x, z = a[0] + (k0 * m + r) * 4, a[1] + (k0 * n + c) * 4
                     y, rows = a[2] + ((part * m + r) * n + c) * 4, min(MT, m - r)
-                    put_part(x, 4, m * 4, z, n * 4, y, n * 4, steps, 1, rows, columns)
+                    compute_strided_tile(x, 4, m * 4, z, n * 4, y, n * 4, steps, 1, rows, columns)
 
     return run
