@@ -9,13 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from logitless.backends.cpu.compiler import warmup
-from logitless.backends.cpu.fusion import packed_weights
-from logitless.backends.cpu.fusion.fuse_linear import fuse
-from logitless.backends.cpu.fusion.fuse_quantize import fuse_rounding
-from logitless.backends.cpu.fusion.packing import packed
+from logitless.backends.cpu.fusion.fuse import fuse
+from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes
 from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
-    elementwise_attention,
-    encoder,
+    attention,
+    elementwise,
     experts,
     linear,
     recurrent,
@@ -57,20 +55,20 @@ class CPUBackend(Backend):
         return rule(t) if rule else t
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return fuse(*fuse_rounding(fetches, mine))
+        return fuse(fetches, mine)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> HostBuffer:
         return HostBuffer(aligned(nbytes) if feeds else self._states.take(nbytes))
 
     def constant_nbytes(self, t: Tensor) -> int:
-        return packed_weights.packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
+        return packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
 
     def load(self, t: Tensor, raw: Bytes) -> HostBuffer:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
         memory = HostBuffer(self._weights.take(self.constant_nbytes(t)))
         if packed(t):
-            self.pool.run(TaskList(packed_weights.pack_tasks(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
+            self.pool.run(TaskList(pack_tasks(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:
             memory.array[:] = raw
         return memory

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.backends.cpu.fusion import packed_weights
-from logitless.backends.cpu.fusion.packing import packed
+from logitless.backends.cpu.fusion.packing import packed, unpack_task
 from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
-    elementwise_attention,
-    encoder,
+    attention,
+    elementwise,
     experts,
     linear,
     recurrent,
@@ -127,7 +126,7 @@ def _unpacked(pool: WorkerPool, t: Tensor, at: Location) -> npt.NDArray[Any]:
     """Values of a packed weight as f32."""
     values = np.empty(t.shape, np.float32)
     address = at.buffer.address + at.offset
-    pool.run(TaskList([packed_weights.unpack_task(t.dtype, address, values.ctypes.data, *t.shape)]))
+    pool.run(TaskList([unpack_task(t.dtype, address, values.ctypes.data, *t.shape)]))
     return values
 
 

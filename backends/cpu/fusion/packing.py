@@ -1,44 +1,84 @@
-"""Which constants are packed, and the packed forms of activations that several products share."""
+"""Packing for the GEMM kernels: constant weights, and activations that several products share.
+
+`kernels/matmul/layout.py` describes every byte. Packing keeps every bit of a weight and about its
+size. The source bytes are the GGUF file's, aligned or not:
+
+    memory = allocate(packed_nbytes("q8_0", n, k))                     # 64-byte aligned is best
+    pool.run(TaskList(pack_tasks("q8_0", gguf_address, memory_address, n, k)))
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
+from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS
+from logitless.backends.cpu.threads.pool import Task
 from logitless.backends.host import casts_to_bf16
 from logitless.graph.tensor import Tensor
 
-# Ops that bring activations into the form of a product's kernel: one node serves all products of them.
+# Ops that pack activations for a product's kernel: one node serves all products of them.
 PACKS = {"quantize_act", "pack_act", "round_act", "pack_tiles", "quantize_experts", "round_experts", "pack_experts"}
 RECENT = 8
+PACK_NBYTES = 1 << 18  # bytes of weights in a chunk
+UNPACK_CHUNK = 4096  # elements of a chunk
 
-# Of activations: their work is handed out in larger parts, for fewer stay in the second-level cache, and they meet
-# packed weights of floats in the tiles of kernels/gemm.py, which have to pay for weights made f32 beforehand.
+# Rows of activations from which on work is handed out in larger chunks, because fewer rows stay in
+# the L2 cache. Packed float weights then go to the GEMM kernel (kernels/matmul/gemm.py), which has
+# to recoup their conversion to f32.
 MANY_ROWS = 64
 
 
 def packed(t: Tensor) -> bool:
-    """Whether a source's bytes are a packed weight."""
+    """True for a constant matrix, whose bytes are a packed weight."""
     return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
-def rounded(t: Tensor) -> bool:
-    """Whether rows that meet this weight are rounded to bf16."""
+def takes_bf16(t: Tensor) -> bool:
+    """True for a packed weight whose activations are cast to bf16."""
     return packed(t) and t.dtype == "bf16" and t.shape[1] % 2 == 0 and casts_to_bf16()
 
 
-def duplicates(order: Iterable[Tensor], mine: Callable[[Tensor], bool]) -> dict[Tensor, Tensor]:
-    """Nodes of PACKS with the sources and attributes of an earlier one on this backend: {node: that one}.
+def duplicates(order: Iterable[Tensor], is_ours: Callable[[Tensor], bool]) -> dict[Tensor, Tensor]:
+    """Nodes of PACKS that repeat an earlier one on this backend: {node: earlier one}.
 
-    Only the last RECENT packed forms are shared: one that is kept from the forward to the backward
-    pass takes more memory than packing it again takes time.
+    They have the same op, sources and attributes. Only the last RECENT packed forms are shared:
+    keeping one from the forward to the backward pass costs more memory than packing it again costs
+    time.
     """
     first: dict[Hashable, Tensor] = {}
     repeated: dict[Tensor, Tensor] = {}
     for t in order:
-        if t.op in PACKS and mine(t):
+        if t.op in PACKS and is_ours(t):
             original = first.setdefault((t.op, t.src, *t.attrs.values()), t)
             if original is not t:
                 repeated[t] = original
             elif len(first) > RECENT:
                 del first[next(iter(first))]
     return repeated
+
+
+def packed_nbytes(dtype: str, n: int, k: int) -> int:
+    """Bytes of a packed weight of n rows and k columns.
+
+    ValueError for a dtype or a row length that cannot be packed.
+    """
+    layout = LAYOUTS.get(dtype)
+    if layout is None:
+        raise ValueError(f"weights of type {dtype} cannot be packed; supported: {', '.join(LAYOUTS)}")
+    if k % layout.block or k < 1 or n < 1:
+        raise ValueError(f"{dtype} packs blocks of {layout.block} elements, which {n} rows of {k} do not fit")
+    return -(-n // LANES) * layout.group_nbytes(k)
+
+
+def pack_tasks(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> list[Task]:
+    """Tasks that pack n rows of GGUF blocks at one address into a packed weight at the other."""
+    packed_nbytes(dtype, n, k)
+    group = LAYOUTS[dtype].group_nbytes(k)
+    grain = max(1, PACK_NBYTES // group)
+    return [Task(f"pack:{dtype}", (src_address, dst_address, n, k, group), -(-n // LANES), grain)]
+
+
+def unpack_task(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> Task:
+    """Task that unpacks a packed weight into n rows of k f32."""
+    args = (src_address, dst_address, k, LAYOUTS[dtype].group_nbytes(k))
+    return Task(f"unpack:{dtype}", args, n, max(1, UNPACK_CHUNK // k))

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
-from logitless.backends.cpu.fusion.packing import packed
+from logitless.backends.cpu.fusion.packing import packed, packed_nbytes
 from logitless.backends.cpu.kernels.matmul.layout import uses_prefetch
 from logitless.backends.cpu.threads.pool import Task
 from logitless.backends.host import cache_nbytes, target_host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.cpu.fusion.packing import packed, rounded
+from logitless.backends.cpu.fusion.packing import packed, takes_bf16
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS, expanded_tile, tiles
 from logitless.backends.cpu.lowering.linear import k_block_size
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
@@ -25,7 +25,7 @@ def _(t: Tensor) -> Tensor:
     if DTYPES[w.dtype].quantised:
         act = quantize_experts(source, order, gather=gather, group=DTYPES[w.dtype].block)
     else:
-        act = (round_experts if rounded(w) else pack_experts)(source, order, gather=gather)
+        act = (round_experts if takes_bf16(w) else pack_experts)(source, order, gather=gather)
     return expert_linear_act(act, w, order, n=t.attrs["n"], name=t.name)
 
 

@@ -1,9 +1,9 @@
 """Lowering of `linear`: activations times weights.
 
-A constant 2-D state is a packed weight (packed_weights.py), and activations are packed to match
+A constant 2-D state is a packed weight (fusion/packing.py), and activations are packed to match
 (kernels/matmul/layout.py). `linear` with a quantised weight becomes `linear_q8(quantize_act(x),
 w)`. With a float weight it becomes `linear_f32(pack_act(x), w)`, or a GEMM (gemm.py) for many rows.
-With a bf16 weight and bf16 activations (packing.rounded) it becomes `linear_bf16(round_act(x), w)`.
+With a bf16 weight and bf16 activations (packing.takes_bf16) it becomes `linear_bf16(round_act(x), w)`.
 Weights that read the same x share its packed form.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
-from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed, rounded
+from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed, packed_nbytes, takes_bf16
 from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     LANES,
@@ -25,7 +24,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     rows_per_pass,
     tile_for,
 )
-from logitless.backends.cpu.lowering.elementwise_attention import rows_of
+from logitless.backends.cpu.lowering.elementwise import rows_of
 from logitless.backends.cpu.lowering.gemm import bf16_gemm, tiled_linear
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
@@ -53,7 +52,7 @@ def _(t: Tensor) -> Tensor:
         return linear_q8(quantize_act(x, group=DTYPES[w.dtype].block), w, name=t.name)
     rows, _, _ = gemm_tile(isa())
     in_tiles = x.shape[0] >= (MANY_ROWS if packed(w) else rows)
-    if rounded(w):
+    if takes_bf16(w):
         return linear_bf16(round_act(x, rows=rows if in_tiles else 1), w, m=x.shape[0], name=t.name)
     if in_tiles:
         return tiled_linear(t)
@@ -71,7 +70,7 @@ def _(t: Tensor) -> Tensor:
     if groups:
         act = quantize_act(x, group=groups.pop())
     else:
-        act = (round_act if all(map(rounded, ws)) else pack_act)(x)
+        act = (round_act if all(map(takes_bf16, ws)) else pack_act)(x)
     return replace(t, src=(act, *ws))
 
 

@@ -4,7 +4,7 @@
     def _(t, at): return [Task("rms_norm", (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps)), n_units=rows)]
 
 `at(tensor)` is the tensor's address when the program runs: in the arena, in an input buffer, or a
-state's (constant 2-D states are packed, see packed_weights.py). An op without a rule, or whose rule
+state's (constant 2-D states are packed, see fusion/packing.py). An op without a rule, or whose rule
 returns None for these shapes and dtypes, runs as its numpy reference.
 
 A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs). It

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.fusion.packed_weights import unpack_task
-from logitless.backends.cpu.fusion.packing import packed
-from logitless.backends.cpu.lowering.elementwise_attention import flat, rows_of
+from logitless.backends.cpu.fusion.packing import packed, unpack_task
+from logitless.backends.cpu.lowering.elementwise import flat, rows_of
 from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.tensor import Shape, Tensor

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
-from logitless.backends.cpu.lowering.broadcast import short_rows
-from logitless.backends.cpu.lowering.elementwise_attention import flat, rows_of
+from logitless.backends.cpu.lowering.elementwise import flat, rows_of, short_rows
 from logitless.backends.cpu.lowering.gemm import fused_accumulate
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
-from logitless.backends.host import isa
 from logitless.graph.ops.gather import add_rows_to
 from logitless.graph.ops.linear import add_product
 from logitless.graph.tensor import Tensor
 
 CHUNK = 4096  # kernels/training/optimizer.py: CHUNK
-ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 TABLE_ROWS = 64  # kernels/broadcast.py: TABLE_ROWS
 
 
@@ -77,38 +73,6 @@ lower("relu_back")(_same_shape)
 lower("elu_back")(_same_shape)
 lower("silu_back")(_same_shape)
 lower("gelu_back")(_same_shape)
-
-
-@lower("causal_attention")
-def _(t: Tensor, at: At) -> list[Task]:
-    q, k, _, _ = t.src
-    return [_attention("causal_attention", t, q, k, q.shape[1], 1, at)]
-
-
-@lower("causal_attention_back")
-def _(t: Tensor, at: At) -> list[Task]:
-    _, q, k, _, _ = t.src
-    return [_attention("causal_attention_back", t, q, k, k.shape[1], 3, at)]
-
-
-def _attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_blocks: int, at: At) -> Task:
-    n, length = q.shape[0], t.attrs["length"]
-    sizes = (n // length, length, q.shape[1], k.shape[1], q.shape[2])
-    attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)))
-    mt, nr, kc = gemm_tile(isa())
-    tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
-    scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + nr * kc + tiles + 64)
-    return Task(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
-
-
-@lower("attention_back")
-def _(t: Tensor, at: At) -> list[Task] | None:
-    _, q, k, v, tables, _, _ = t.src
-    if k.dtype != v.dtype or k.dtype not in ("f32", "f16"):
-        return None
-    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[0], tables.shape[1], t.attrs.get("window", 0))
-    args = (*map(at, t.src), at(t), *sizes, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
-    return [Task(f"attention_back:{k.dtype}", args, k.shape[1], 1, 12 * 16 * tables.shape[1] + 64)]
 
 
 @lower("adamw_step")

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from logitless.backends.cpu.fusion.packed_weights import pack_tasks, packed_nbytes
+from logitless.backends.cpu.fusion.packing import pack_tasks, packed_nbytes
 from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     ACT_HALF,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.cpu.lowering import elementwise_attention
+from logitless.backends.cpu.lowering import attention as lower_attention
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.attention_sinks import attention_sinks
 from logitless.graph.ops.attention.paged_attention import PAGE, attention
@@ -154,7 +154,7 @@ def test_a_row_has_the_same_bits_however_many_threads_share_its_context(
     attrs = {"scale": size**-0.5, "window": window}
 
     def rows(cores: int, which: list[int]) -> np.ndarray:
-        monkeypatch.setattr(elementwise_attention, "cores", lambda: cores)
+        monkeypatch.setattr(lower_attention, "cores", lambda: cores)
         backend, n = CPUBackend(min(cores, 3)), len(which)
         session = Session([backend])
         k, v = (session.define(name, shapes[name], "f16") for name in ("k", "v"))

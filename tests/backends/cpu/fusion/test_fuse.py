@@ -9,7 +9,7 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.compiler import warmup
-from logitless.backends.cpu.lowering import elementwise_attention
+from logitless.backends.cpu.lowering import attention as lower_attention
 from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.backends.host import isa
 from logitless.graph.execution.session import Session
@@ -148,7 +148,7 @@ def test_attention_is_rounded_at_once(
     backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch, heads: int, rows: int, past: int, cores: int
 ) -> None:
     """With a hundred cores threads share contexts (test_cpu_attention.py)."""
-    monkeypatch.setattr(elementwise_attention, "cores", lambda: cores)
+    monkeypatch.setattr(lower_attention, "cores", lambda: cores)
     kv_heads, size, n_pages = 2, 16, (rows // 2 + past) // 16 + 2
     shape = (rows, heads, size)
     numbers = {"slot": np.arange(rows) % 2, "pos": past + np.arange(rows) // 2}
@@ -216,7 +216,7 @@ def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
     }
     w["norm"] = session.define("norm", (64,), "f32", lambda: encode(np.ones(64), "f32"), constant=True)
     memory = session.define("k", (8, 1, 32, PAGE), "f16"), session.define("v", (8, 1, PAGE, 32), "f16")
-    monkeypatch.setattr(elementwise_attention, "cores", lambda: cores)
+    monkeypatch.setattr(lower_attention, "cores", lambda: cores)
 
     def nodes(rows: int) -> tuple[Tensor, ...]:
         batch = feed("tables", (1, 8), "i32"), feed("slot", (rows,), "i32"), feed("pos", (rows,), "i32")

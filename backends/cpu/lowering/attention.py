@@ -1,118 +1,21 @@
-"""Lowering of elementwise ops, norms, RoPE, the KV cache and attention."""
+"""Lowering of attention, RoPE and the KV cache; also of attention's gradients."""
 
 from __future__ import annotations
 
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
-from logitless.backends.cpu.kernels.matmul.layout import ATTENTION_SPAN, act_panels
-from logitless.backends.cpu.lowering.broadcast import broadcast
-from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.kernels.matmul.layout import ATTENTION_SPAN, act_panels, gemm_tile
+from logitless.backends.cpu.lowering.elementwise import CHUNK
+from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.backends.host import cores, isa
 from logitless.graph.ops.attention.paged_attention import PAGE
-from logitless.graph.ops.elementwise import gated
 from logitless.graph.tensor import Tensor
 
-CHUNK = 8192  # elements of a chunk of elementwise work
-MIN_ROW = 64  # elements
 MAX_UNIT_ROWS = 512  # most rows of a unit of attention, whose states are walked block by block
 UNITS_PER_CORE = 3  # units of attention per core, given enough tokens
 MAX_IDLE = 0.15  # part of the cores' time; above it, attention is split along the KV cache
 MAX_SHARED_NBYTES = 32 << 20  # bytes of shared memory for the partial results
-
-
-def rows_of(t: Tensor) -> tuple[int, int, int]:
-    """Rows of the last axis, their length, and rows of a chunk."""
-    n = t.shape[-1] if t.shape else 1
-    rows = 1
-    for size in t.shape[:-1]:
-        rows *= size
-    return rows, n, max(1, CHUNK // max(n, 1))
-
-
-def flat(t: Tensor) -> tuple[int, int, int]:
-    """The same for purely elementwise work: short axes are merged into longer rows."""
-    rows, n, _ = rows_of(t)
-    for size in reversed(t.shape[:-1]):
-        if n >= MIN_ROW or rows == 1:
-            break
-        rows, n = rows // size, n * size
-    return rows, n, max(1, CHUNK // max(n, 1))
-
-
-def binary_stride(a: Tensor, b: Tensor) -> int | None:
-    """Bytes between rows of b, as the kernel expects; None where the shapes must be broadcast."""
-    if a.dtype != "f32" or b.dtype != "f32":
-        return None
-    if b.shape == a.shape:
-        return 4 * (a.shape[-1] if a.shape else 1)
-    if b.shape == a.shape[-1:]:
-        return 0
-    return -1 if b.nbytes == 4 else None
-
-
-def _binary(t: Tensor, at: At) -> list[Task] | None:
-    a, b = t.src
-    stride = binary_stride(a, b)
-    if stride is None or t.shape != a.shape:
-        return broadcast(t.op, t, a, b, at) if a.dtype == b.dtype == "f32" else None
-    rows, n, grain = rows_of(t) if stride == 0 else flat(t)
-    stride = 4 * n if stride > 0 else stride
-    return [Task(f"binary:{t.op}", (at(a), at(b), at(t), n, stride), rows, grain)]
-
-
-lower("add")(_binary)
-lower("sub")(_binary)
-lower("div")(_binary)
-lower("mul")(_binary)
-lower("gate")(_binary)
-
-
-rewrite("mul")(gated)
-
-
-def _unary(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = flat(t)
-    return [Task(f"unary:{t.op}", (at(t.src[0]), at(t), n), rows, grain)]
-
-
-lower("silu")(_unary)
-lower("gelu")(_unary)
-
-
-@lower("glu")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    args = (at(t.src[0]), at(t.src[1]), at(t), n)
-    return [Task(f"glu:{t.attrs['activation']}", args, rows, max(1, grain // 4))]
-
-
-@lower("glu_clamped")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    args = (*map(at, t.src), at(t), n, bits(t.attrs["alpha"]), bits(t.attrs["limit"]))
-    return [Task("glu_clamped", args, rows, max(1, grain // 4))]
-
-
-@lower("scale")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    return [Task("scale", (at(t.src[0]), at(t), n, bits(t.attrs["factor"])), rows, grain)]
-
-
-@lower("softcap")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    return [Task("softcap", (at(t.src[0]), at(t), n, bits(t.attrs["cap"])), rows, max(1, grain // 4))]
-
-
-@lower("rms_norm")
-def _(t: Tensor, at: At) -> list[Task]:
-    x, w = t.src
-    rows, n, grain = rows_of(t)
-    if w.shape == ():
-        args = (at(x), at(t), n, bits(t.attrs["eps"]), at(w))
-        return [Task("rms_norm_plain", args, rows, max(1, grain // 4))]
-    return [Task("rms_norm", (at(x), at(w), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
+ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 
 
 @lower("rope_angles")
@@ -184,15 +87,15 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     rows = max(tokens, kv_heads) * group
     scratch = 32 * size * 4 + rows * (32 + size + 2) * 4 + 64 + _state_nbytes(2 * rows, size)
     args = (*args, tokens, parts, cores())
-    if rounded := t.op == "attention_act":
+    if quantised := t.op == "attention_act":
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := t.op == "attention_sinks":
         args = (*args, at(t.src[6]))
-    then = ":act" * rounded + ":sinks" * sinks
-    kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{then}"
+    variant = ":act" * quantised + ":sinks" * sinks
+    kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
     if parts == 1:
         return [Task(kernel, args, units, 1, scratch)]
-    joining = Task(f"attention_join:{size}:{group}{then}", args, n, 1, _state_nbytes(group, size))
+    joining = Task(f"attention_join:{size}:{group}{variant}", args, n, 1, _state_nbytes(group, size))
     return [Task(kernel, args, units * parts, 1, scratch, shared=shared), joining]
 
 
@@ -211,3 +114,47 @@ lower("attention")(_attention)
 lower("attention_act")(_attention)
 lower("attention_sinks")(_attention)
 lower("latent_attention")(_attention)
+
+
+@lower("full_attention")
+def _(t: Tensor, at: At) -> list[Task]:
+    q, k, _, count = t.src
+    length = t.attrs["length"]
+    args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
+    args = (*args, reach if (reach := t.attrs.get("reach", -1)) >= 0 else length)
+    mt, nr, kc = gemm_tile(isa())
+    tiles = -(-ATTENTION_BLOCK // mt) * mt * (kc + 2)
+    scratch = 4 * (ATTENTION_BLOCK * length + nr * kc + tiles + 64)
+    return [Task("full_attention", args, count.shape[0] * q.shape[1], 1, scratch)]
+
+
+@lower("causal_attention")
+def _(t: Tensor, at: At) -> list[Task]:
+    q, k, _, _ = t.src
+    return [_causal_attention("causal_attention", t, q, k, q.shape[1], 1, at)]
+
+
+@lower("causal_attention_back")
+def _(t: Tensor, at: At) -> list[Task]:
+    _, q, k, _, _ = t.src
+    return [_causal_attention("causal_attention_back", t, q, k, k.shape[1], 3, at)]
+
+
+def _causal_attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_blocks: int, at: At) -> Task:
+    n, length = q.shape[0], t.attrs["length"]
+    sizes = (n // length, length, q.shape[1], k.shape[1], q.shape[2])
+    attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)))
+    mt, nr, kc = gemm_tile(isa())
+    tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
+    scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + nr * kc + tiles + 64)
+    return Task(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
+
+
+@lower("attention_back")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    _, q, k, v, tables, _, _ = t.src
+    if k.dtype != v.dtype or k.dtype not in ("f32", "f16"):
+        return None
+    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[0], tables.shape[1], t.attrs.get("window", 0))
+    args = (*map(at, t.src), at(t), *sizes, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
+    return [Task(f"attention_back:{k.dtype}", args, k.shape[1], 1, 12 * 16 * tables.shape[1] + 64)]

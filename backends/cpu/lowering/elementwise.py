@@ -1,21 +1,128 @@
-"""Lowering of broadcast arithmetic and of sums over axes."""
+"""Lowering of elementwise ops, broadcasts, sums over axes, norms and mean pooling."""
 
 from __future__ import annotations
 
 import math
 
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
-from logitless.backends.cpu.threads.pool import Task
+from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.op import OPS
-from logitless.graph.ops.elementwise import broadcast_to, sum_to
+from logitless.graph.ops.elementwise import broadcast_to, gated, sum_to
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Shape, Tensor
 
-CHUNK = 4096  # elements of a chunk
+CHUNK = 8192  # elements of a chunk of elementwise work
+MIN_ROW = 64  # elements
+BROADCAST_CHUNK = 4096  # elements of a chunk of broadcast work
 COLUMNS = 256  # kernels/broadcast.py: COLUMNS
 TALL = 4096  # rows from which on short rows are grouped
 GROUP = 2**5 * 3**2 * 5  # rows of a group, or a divisor of it
 SHORT = 64  # elements of a short row
+
+
+def rows_of(t: Tensor) -> tuple[int, int, int]:
+    """Rows of the last axis, their length, and rows of a chunk."""
+    n = t.shape[-1] if t.shape else 1
+    rows = 1
+    for size in t.shape[:-1]:
+        rows *= size
+    return rows, n, max(1, CHUNK // max(n, 1))
+
+
+def flat(t: Tensor) -> tuple[int, int, int]:
+    """The same for purely elementwise work: short axes are merged into longer rows."""
+    rows, n, _ = rows_of(t)
+    for size in reversed(t.shape[:-1]):
+        if n >= MIN_ROW or rows == 1:
+            break
+        rows, n = rows // size, n * size
+    return rows, n, max(1, CHUNK // max(n, 1))
+
+
+def binary_stride(a: Tensor, b: Tensor) -> int | None:
+    """Bytes between rows of b, as the kernel expects; None where the shapes must be broadcast."""
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    if b.shape == a.shape:
+        return 4 * (a.shape[-1] if a.shape else 1)
+    if b.shape == a.shape[-1:]:
+        return 0
+    return -1 if b.nbytes == 4 else None
+
+
+def _binary(t: Tensor, at: At) -> list[Task] | None:
+    a, b = t.src
+    stride = binary_stride(a, b)
+    if stride is None or t.shape != a.shape:
+        return broadcast(t.op, t, a, b, at) if a.dtype == b.dtype == "f32" else None
+    rows, n, grain = rows_of(t) if stride == 0 else flat(t)
+    stride = 4 * n if stride > 0 else stride
+    return [Task(f"binary:{t.op}", (at(a), at(b), at(t), n, stride), rows, grain)]
+
+
+lower("add")(_binary)
+lower("sub")(_binary)
+lower("div")(_binary)
+lower("mul")(_binary)
+lower("gate")(_binary)
+rewrite("mul")(gated)
+
+
+def _unary(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = flat(t)
+    return [Task(f"unary:{t.op}", (at(t.src[0]), at(t), n), rows, grain)]
+
+
+lower("silu")(_unary)
+lower("gelu")(_unary)
+
+
+@lower("glu")
+def _(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = rows_of(t)
+    args = (at(t.src[0]), at(t.src[1]), at(t), n)
+    return [Task(f"glu:{t.attrs['activation']}", args, rows, max(1, grain // 4))]
+
+
+@lower("glu_clamped")
+def _(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = rows_of(t)
+    args = (*map(at, t.src), at(t), n, bits(t.attrs["alpha"]), bits(t.attrs["limit"]))
+    return [Task("glu_clamped", args, rows, max(1, grain // 4))]
+
+
+@lower("scale")
+def _(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = rows_of(t)
+    return [Task("scale", (at(t.src[0]), at(t), n, bits(t.attrs["factor"])), rows, grain)]
+
+
+@lower("softcap")
+def _(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = rows_of(t)
+    return [Task("softcap", (at(t.src[0]), at(t), n, bits(t.attrs["cap"])), rows, max(1, grain // 4))]
+
+
+@lower("rms_norm")
+def _(t: Tensor, at: At) -> list[Task]:
+    x, w = t.src
+    rows, n, grain = rows_of(t)
+    if w.shape == ():
+        args = (at(x), at(t), n, bits(t.attrs["eps"]), at(w))
+        return [Task("rms_norm_plain", args, rows, max(1, grain // 4))]
+    return [Task("rms_norm", (at(x), at(w), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
+
+
+@lower("layer_norm")
+def _(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = rows_of(t)
+    args = (*map(at, t.src), at(t), n, bits(t.attrs["eps"]))
+    return [Task("layer_norm", args, rows, max(1, grain // 4))]
+
+
+@lower("mean_rows")
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("mean_rows", (*map(at, t.src), at(t), t.shape[1]), t.shape[0])]
 
 
 def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
@@ -80,7 +187,11 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     elif r0 > 1 and k0 == r1 == k1 == 1:  # everything: one row
         r0, r1 = 1, r0
     units = k0 * -(-k1 // COLUMNS)
-    return [Task("sum_to", (at(t.src[0]), at(t), r0, k0, r1, k1), units, max(1, CHUNK // (r0 * r1 * min(k1, 256))))]
+    return [
+        Task(
+            "sum_to", (at(t.src[0]), at(t), r0, k0, r1, k1), units, max(1, BROADCAST_CHUNK // (r0 * r1 * min(k1, 256)))
+        )
+    ]
 
 
 def strides(x: Shape, y: Shape) -> tuple[int, ...]:
@@ -112,7 +223,7 @@ def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Task] 
     n = axes[3][0]
     args = (at(a), at(b), at(t), n, axes[1][0], axes[2][0], *(x[1] for x in axes), *(x[2] for x in axes))
     rows = axes[0][0] * axes[1][0] * axes[2][0]
-    return [Task(f"broadcast:{name}", args, rows, max(1, 2 * CHUNK // n), scratch=64)]
+    return [Task(f"broadcast:{name}", args, rows, max(1, 2 * BROADCAST_CHUNK // n), scratch=64)]
 
 
 @lower("broadcast_to")
