@@ -1,4 +1,4 @@
-"""The cache of compiled kernels, damaged or not, and the processes that fill it."""
+"""JIT cache of compiled kernels, intact or damaged, and the compile workers that fill it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def code() -> bytes:
 
 
 def works() -> None:
-    """A process that has loaded nothing gets the kernel, and it does its work."""
+    """Load the kernel in a process that has loaded nothing, and run it."""
     jit._addresses.clear()
     run = ENTRY(jit.address("rms_norm"))
     x, w, y = np.full(8, 3.0, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)
@@ -57,12 +57,15 @@ def no_compiler(name: str) -> bytes:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about a register of x86-64")
-def test_addresses_do_not_begin_with_rbp() -> None:
-    """It is the frame pointer: push rbp; mov rbp, rsp. In `linear` LLVM would have prefetches begin with it."""
+def test_machine_code_reserves_rbp() -> None:
+    """The prologue sets up the frame pointer: push rbp; mov rbp, rsp.
+
+    LLVM would otherwise use rbp as the base of prefetches in `linear`.
+    """
     assert b"\x55\x48\x89\xe5" in kernel_source.compile_kernel("linear:q8_0:8x1")
 
 
-def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_kernel_is_read_back(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     jit._store("rms_norm", code)
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
@@ -70,7 +73,7 @@ def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.Mo
     assert [path.suffix for path in left] == [".kernel"]
 
 
-def test_what_cannot_be_linked_is_loaded_by_llvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlinkable_object_is_loaded_by_llvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_machine(code: bytes, symbol: str) -> bytes:
         raise linker.NotLinkable("not an object file for x86-64")
 
@@ -82,7 +85,7 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(cache: Path, monkeypatch: pytes
     works()
 
 
-def test_a_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
+def test_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
     jit._store("rms_norm", code)
     program = f"{IMPORT}jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
     command = [sys.executable, "-c", program]
@@ -96,7 +99,7 @@ def test_a_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
     [lambda d: b"", lambda d: b"garbage", lambda d: d[: len(d) // 2], lambda d: d[:100] + bytes(64) + d[164:]],
     ids=["empty", "garbage", "truncated", "zeroed"],
 )
-def test_a_damaged_file_is_compiled_again(cache: Path, code: bytes, damage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_file_is_compiled_again(cache: Path, code: bytes, damage, monkeypatch: pytest.MonkeyPatch) -> None:
     jit._store("rms_norm", code)
     path = jit._path("rms_norm")
     path.write_bytes(damage(path.read_bytes()))
@@ -106,16 +109,16 @@ def test_a_damaged_file_is_compiled_again(cache: Path, code: bytes, damage, monk
     works()
 
 
-def test_a_cache_that_cannot_be_written(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_still_works(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_text("a file where the folder should be")
     monkeypatch.setattr(jit, "compile_kernel", lambda name: code)
     works()
-    monkeypatch.setattr(jit, "MIN_PARALLEL", 1)  # by another process, whose answer is all there is
+    monkeypatch.setattr(jit, "MIN_PARALLEL", 1)  # by a compile worker, whose answer is all there is
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
 
 
-def test_a_full_disk_leaves_nothing_behind(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_file(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -124,7 +127,7 @@ def test_a_full_disk_leaves_nothing_behind(cache: Path, code: bytes, monkeypatch
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
-def test_two_processes_fill_an_empty_cache_at_once(cache: Path) -> None:
+def test_two_processes_share_an_empty_cache(cache: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGITLESS_CACHE": str(cache)}
     command = [sys.executable, "-c", PROGRAM, *NAMES]
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
@@ -133,7 +136,7 @@ def test_two_processes_fill_an_empty_cache_at_once(cache: Path) -> None:
     assert len([path for path in cache.rglob("*") if path.is_file()]) == len(NAMES) + 1  # and the processor's name
 
 
-def test_a_failure_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_error_names_the_kernel(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> bytes:
         raise TypeError("cannot\nunify")
 
@@ -145,8 +148,8 @@ def test_a_failure_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to refuse")
-def test_a_system_that_runs_no_code_made_here_is_told_in_one_line(cache: Path, code: bytes) -> None:
-    """As services with MemoryDenyWriteExecute are."""
+def test_forbidden_code_generation_is_a_one_line_error(cache: Path, code: bytes) -> None:
+    """Services with MemoryDenyWriteExecute are such systems."""
     jit._store("rms_norm", code)
     refuse = "import ctypes; refused = ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0"  # PR_SET_MDWE, Linux 6.3
     program = f"{refuse}\n{IMPORT}\ntry: jit.load(['rms_norm'])\nexcept jit.DeviceError as e: print(e)"
@@ -164,10 +167,10 @@ def test_a_system_that_runs_no_code_made_here_is_told_in_one_line(cache: Path, c
         "import os, signal; input(); os.kill(os.getpid(), signal.SIGKILL)",
         "input(); print(1000, flush=True); print('too little')",
         "input(); print('what?')",
-        "print(0, flush=True); input(); print(0, flush=True); input()",  # it cannot, and says so
+        "print(0, flush=True); input(); print(0, flush=True); input()",  # it cannot, and reports it
     ],
 )
-def test_broken_processes_leave_the_kernels_to_the_caller(program: str) -> None:
+def test_broken_workers_leave_kernels_to_the_caller(program: str) -> None:
     workers = CompileWorkers(lambda name, n_waiting: None, lambda name, code: pytest.fail("nothing was compiled"))
     workers.command = [sys.executable, "-c", program]
     names = [f"k{i}" for i in range(5 if "cannot" in program else 2)]
@@ -175,7 +178,7 @@ def test_broken_processes_leave_the_kernels_to_the_caller(program: str) -> None:
     assert [workers.result(name) for name in names] == [b""] * len(names)
 
 
-def test_a_process_that_has_ended_before_it_is_asked() -> None:
+def test_dead_worker_raises_nothing() -> None:
     """Nothing is raised in the thread that feeds it: that would be a traceback on the terminal."""
     workers = CompileWorkers(
         lambda name, n_waiting: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT), lambda name, code: None
@@ -189,7 +192,7 @@ def test_a_process_that_has_ended_before_it_is_asked() -> None:
         thread.join()
 
 
-def test_no_process_can_be_started() -> None:
+def test_missing_executable_leaves_kernels_to_the_caller() -> None:
     workers = CompileWorkers(lambda name, n_waiting: None, lambda name, code: None)
     workers.command = ["/no/such/program"]
     workers.submit(["a", "b", "c"])
@@ -197,8 +200,8 @@ def test_no_process_can_be_started() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_processes_end_with_their_parent() -> None:
-    """Killed in whatever way, in the middle of a kernel, and without a word."""
+def test_workers_end_with_their_parent() -> None:
+    """Killed in any way, in the middle of a kernel, without output."""
     program = (
         "from logitless.backends.cpu.compiler.workers import CompileWorkers; "
         "workers = CompileWorkers(lambda *a: print('begun', flush=True), print);"
@@ -222,7 +225,7 @@ def children(task: Path) -> list[str]:
 
 
 def ends(pid: int) -> bool:
-    """Whether the process, which is not our child, ends within ten seconds."""
+    """True if the process, which is not our child, ends within ten seconds."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Linked machine code against LLVM's own loader, from the same object files."""
+"""Linked code images against LLVM's own loader, from the same object files."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def object_of(source: str) -> bytes:
-    return bytes(compiler.target().emit_object(compiler.llvm.parse_assembly(source)))  # nothing is folded away
+    # nothing is folded
+    return bytes(compiler.target().emit_object(compiler.llvm.parse_assembly(source)))
 
 
 @pytest.mark.parametrize("source", [TABLES, BRANCHES], ids=["addresses", "branches and calls"])
-def test_does_what_the_object_file_does(source: str) -> None:
+def test_image_computes_what_the_object_file_does(source: str) -> None:
     code = object_of(source)
-    own = compiler.target.__wrapped__()  # an engine takes its target with it when it goes
+    own = compiler.target.__wrapped__()  # an engine destroys its target machine with it
     engine = compiler.llvm.create_mcjit_compiler(compiler.llvm.parse_assembly(""), own)
     engine.add_object_file(compiler.llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -59,12 +60,12 @@ def test_does_what_the_object_file_does(source: str) -> None:
     assert not linker.is_image(code)
     rows = range(3) if source is TABLES else range(10)
     expected = [theirs(i, j) for i in rows for j in (0, 1)]
-    for entry in linker.load([linked, linked]):  # each with words of its own, wherever it lies
+    for entry in linker.load([linked, linked]):  # each with its own absolute words
         assert [FUNCTION(entry)(i, j) for i in rows for j in (0, 1)] == expected
     assert source is not TABLES or expected == [11, 12, 21, 22, 31, 32]
 
 
-def test_what_no_kernel_has_is_not_linked() -> None:
+def test_unsupported_object_is_not_linked() -> None:
     code = object_of(TABLES)
     for other, why in (
         (b"", "x86-64"),
@@ -79,5 +80,5 @@ def test_what_no_kernel_has_is_not_linked() -> None:
         linker.link(code, "g")
 
 
-def test_nothing_to_load() -> None:
+def test_load_of_no_images() -> None:
     assert linker.load([]) == []

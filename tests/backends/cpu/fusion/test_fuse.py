@@ -1,4 +1,4 @@
-"""What the CPU computes in one instruction: the same bits as node by node, and only what nobody else asks for."""
+"""CPU operator fusion: the same bits as unfused nodes, and only nodes without other readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(5)
 
 
 class Apart(CPUBackend):
-    """Fuses nothing."""
+    """CPU backend without fusion."""
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
         return fetches
@@ -43,7 +43,7 @@ def backends() -> Iterator[list[CPUBackend]]:
 def run(
     backend: CPUBackend, build: Callable[[dict[str, Tensor]], list[Tensor]], values: dict, feeds: dict
 ) -> tuple[list[np.ndarray], list[str]]:
-    """The fetches' values, and the ops that made them."""
+    """Values of the fetches, and the ops that computed them."""
     session = Session([backend])
     weights = {
         name: session.define(name, w.shape, dtype, lambda w=w, dtype=dtype: encode(w, dtype), constant=True)
@@ -64,7 +64,7 @@ def feed_forward(w: dict[str, Tensor], rows: int, activation: Callable[[Tensor],
     ("dtype", "rows", "n", "k"), [("q8_0", 64, 96, 64), ("q4_0", 77, 64, 1088), ("q5_1", 535, 32, 64)]
 )
 @pytest.mark.parametrize("activation", [silu, gelu])
-def test_a_gated_block_of_many_rows_is_one_instruction(
+def test_glu_of_many_rows_is_one_node(
     backends: list[CPUBackend], activation: Callable[[Tensor], Tensor], dtype: str, rows: int, n: int, k: int
 ) -> None:
     shapes = {"gate": (n, k), "up": (n, k), "down": (21, n)}
@@ -81,7 +81,7 @@ def test_a_gated_block_of_many_rows_is_one_instruction(
 
 @pytest.mark.parametrize(("dtype", "n", "k"), [("q8_0", 32, 64), ("q4_0", 64, 288), ("q5_1", 1120, 1024)])
 @pytest.mark.parametrize("activation", [silu, gelu])
-def test_a_gated_block_of_one_row_is_one_instruction(
+def test_glu_of_one_row_is_one_node(
     backends: list[CPUBackend], activation: Callable[[Tensor], Tensor], dtype: str, n: int, k: int
 ) -> None:
     shapes = {"gate": (n, k), "up": (n, k), "down": (21, n)}
@@ -97,7 +97,7 @@ def test_a_gated_block_of_one_row_is_one_instruction(
 
 @wide
 @pytest.mark.parametrize(("rows", "parts", "products"), [(8, 1, 1), (64, 0, 3)])
-def test_products_that_others_read_stay_apart(backends: list[CPUBackend], rows: int, parts: int, products: int) -> None:
+def test_products_with_other_readers_stay(backends: list[CPUBackend], rows: int, parts: int, products: int) -> None:
     values = {name: (RNG.normal(size=(64, 64)), "q8_0") for name in ("gate", "up", "down")}
     feeds = {"x": RNG.normal(size=(rows, 64)).astype(np.float32)}
 
@@ -108,11 +108,12 @@ def test_products_that_others_read_stay_apart(backends: list[CPUBackend], rows: 
 
     _, ops = run(backends[0], build, values, feeds)
     assert "linear_glu_act" not in ops
-    assert [ops.count(op) for op in ("linear_parts", "linear_q8")] == [parts, products]  # few rows: both of x in one
+    # few rows: both products of x in one
+    assert [ops.count(op) for op in ("linear_parts", "linear_q8")] == [parts, products]
 
 
 @pytest.mark.parametrize(("dtype", "rows", "k"), [("q8_0", 64, 96), ("q4_k", 535, 256)])
-def test_a_norm_of_many_rows_is_rounded_at_once(backends: list[CPUBackend], dtype: str, rows: int, k: int) -> None:
+def test_rms_norm_is_fused_with_quantisation(backends: list[CPUBackend], dtype: str, rows: int, k: int) -> None:
     values = {"norm": (RNG.normal(size=k), "f32"), "w": (RNG.normal(size=(20, k)), dtype)}
     feeds = {"x": RNG.normal(size=(rows, k)).astype(np.float32)}
 
@@ -127,12 +128,12 @@ def test_a_norm_of_many_rows_is_rounded_at_once(backends: list[CPUBackend], dtyp
 
 @wide
 @pytest.mark.parametrize(("dtype", "rows"), [("q8_0", 64), ("q4_0", 77), ("q6_k", 535)])
-def test_a_product_is_added_in_its_own_stage(backends: list[CPUBackend], dtype: str, rows: int) -> None:
+def test_residual_is_added_by_the_product(backends: list[CPUBackend], dtype: str, rows: int) -> None:
     values = {name: (RNG.normal(size=(256, 256)), dtype) for name in ("a", "b", "c")}
     feeds = {"x": RNG.normal(size=(rows, 256)).astype(np.float32)}
 
     def build(w: dict[str, Tensor]) -> list[Tensor]:
-        x = feed("x", (rows, 256))  # which cannot be overwritten
+        x = feed("x", (rows, 256))  # cannot be overwritten
         y = add(x, linear(x, w["a"]))
         return [add(y, linear(mul(linear(y, w["b"]), y), w["c"]))]  # here y can
 
@@ -144,10 +145,10 @@ def test_a_product_is_added_in_its_own_stage(backends: list[CPUBackend], dtype: 
 
 
 @pytest.mark.parametrize(("heads", "rows", "past", "cores"), [(6, 64, 0, 2), (4, 535, 0, 2), (4, 64, 500, 100)])
-def test_attention_is_rounded_at_once(
+def test_attention_is_fused_with_quantisation(
     backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch, heads: int, rows: int, past: int, cores: int
 ) -> None:
-    """With a hundred cores threads share contexts (test_cpu_attention.py)."""
+    """With a hundred cores, threads share contexts (test_paged_attention.py)."""
     monkeypatch.setattr(lower_attention, "cores", lambda: cores)
     kv_heads, size, n_pages = 2, 16, (rows // 2 + past) // 16 + 2
     shape = (rows, heads, size)
@@ -175,7 +176,7 @@ def test_attention_is_rounded_at_once(
 
         made.append([t.op for t in session.place(build()).order if not t.is_leaf])
         results.append(session.plan(build).run(feeds)[0].tobytes())
-    # of a key head: 48 numbers are no whole blocks, 32 are one
+    # per KV head: 48 elements are no whole blocks, 32 are one
     assert made[0] == (["attention", "reshape", "quantize_act"] if heads == 6 else ["attention_act"]) + ["linear_q8"]
     assert results[0] == results[1]
     (node,) = [t for t in session.place(build()).order if t.op == "attention"]
@@ -187,7 +188,7 @@ def test_attention_is_rounded_at_once(
     ("dtype", "rows", "n"), [("q8_0", 2, 64), ("q4_k", 1, 512), ("q4_0", 8, 1056), ("q6_k", 77, 2304), ("q4_k", 3, 256)]
 )
 @pytest.mark.parametrize("activation", [silu, gelu])
-def test_what_joins_gate_and_up_is_rounded_at_once(
+def test_glu_is_fused_with_quantisation(
     backends: list[CPUBackend], activation: Callable[[Tensor], Tensor], dtype: str, rows: int, n: int
 ) -> None:
     shapes = {"gate": (n, 256), "up": (n, 256), "down": (21, n)}
@@ -203,7 +204,7 @@ def test_what_joins_gate_and_up_is_rounded_at_once(
 
 
 @pytest.mark.parametrize("cores", [2, 64])
-def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
+def test_prepare_finds_kernels_of_few_rows_in_a_graph_of_many(
     backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
     session = Session(backends[:1])
@@ -234,4 +235,5 @@ def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
         asked |= {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
     assert asked - known == set()
     joined = [name for name in asked if name.startswith("attention_join")]
-    assert [name.endswith(":act") for name in sorted(joined)] == [False, True][: 1 + (cores == 64)]  # of many tokens
+    # a prefill
+    assert [name.endswith(":act") for name in sorted(joined)] == [False, True][: 1 + (cores == 64)]

@@ -1,4 +1,4 @@
-"""Products of the same activations share the packed form that their kernels read."""
+"""Products of the same activations share their packed form."""
 
 from __future__ import annotations
 

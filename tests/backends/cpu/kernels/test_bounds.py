@@ -1,4 +1,4 @@
-"""Kernels that write by index leave out what would be outside of their memory."""
+"""Kernels that write by index skip indices outside their memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(session: Session, node: Tensor, feeds: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("store", [store_k, store_v], ids=["keys", "values"])
-def test_rows_of_cells_outside_of_the_cache_are_left_out(session: Session, store: object, dtype: str) -> None:
+def test_cells_outside_the_cache_are_skipped(session: Session, store: object, dtype: str) -> None:
     shape = (N_PAGES, HEADS, SIZE, PAGE) if store is store_k else (N_PAGES, HEADS, PAGE, SIZE)
     cache = session.define("cache", shape, dtype)
     rows = np.ones((5, HEADS, SIZE), np.float32)
@@ -40,7 +40,7 @@ def test_rows_of_cells_outside_of_the_cache_are_left_out(session: Session, store
     assert [bool(page.any()) for page in pages] == [False, True, False]
 
 
-def test_copies_of_pages_that_there_are_not_are_left_out(session: Session) -> None:
+def test_copies_of_missing_pages_are_skipped(session: Session) -> None:
     cache = session.define("cache", (N_PAGES, 1, 8, PAGE))
     session.write("cache", np.repeat(np.arange(1, 1 + N_PAGES, dtype=np.float32), 8 * PAGE))
     pairs = np.array([[0, i] for i in OUTSIDE] + [[i, 0] for i in OUTSIDE] + [[1, 2]], np.int32)
@@ -48,7 +48,7 @@ def test_copies_of_pages_that_there_are_not_are_left_out(session: Session) -> No
     assert session.read("cache")[:, 0, 0, 0].tolist() == [1, 2, 2]
 
 
-def test_states_of_rows_that_there_are_not_are_left_out(session: Session) -> None:
+def test_states_outside_the_rows_are_skipped(session: Session) -> None:
     n, size = 3, 32
     rows = {"begin": np.zeros(n, np.int32), "end": np.array([-1, 4, 2**31 - 1], np.int32)}
     begin, end = (feed(name, (n,), "i32") for name in rows)

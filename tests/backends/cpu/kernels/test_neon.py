@@ -1,6 +1,6 @@
-"""Products for ARM's dot products, made for a processor that this machine is not: the code has them, and little else.
+"""ARM dot products, cross-compiled: the code uses dot instructions, and few other multiplications.
 
-What they compute, `scripts/arm` tells, where the code runs in an emulator.
+`scripts/arm` checks the results in an emulator.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ print(machine.emit_assembly(module))
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [("q8_0", 4), ("q4_0", 1), ("q6_k", 4), ("iq4_nl", 4), ("mxfp4", 1)])
-def test_products_are_dots(dtype: str, rows: int) -> None:
+def test_products_compile_to_dot_instructions(dtype: str, rows: int) -> None:
     command = [sys.executable, "-c", MAKE, f"linear:{dtype}:{rows}x1"]
     code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     dots = re.findall(r"^\tsdot\tv", code, re.MULTILINE)
-    assert len(dots) >= 32 * rows  # of 32 numbers of 16 outputs
+    assert len(dots) >= 32 * rows  # of 32 elements of 16 outputs
     others = re.findall(r"^\t[su]?(?:mul|mla|mls|mull|mlal|mlsl)2?\tv.*", code, re.MULTILINE)
     assert len(others) <= len(dots) // 32, others

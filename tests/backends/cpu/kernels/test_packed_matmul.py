@@ -1,4 +1,4 @@
-"""Weights times activations on the CPU, against the gguf package's dequantisation and float64."""
+"""CPU GEMM with packed weights, against the gguf package's dequantisation and float64."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def intact(memory: np.ndarray) -> bool:
 
 
 def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarray:
-    """A weight as a file holds it. gguf quantises the simple types; other blocks are random bytes with sane scales."""
+    """A weight as a GGUF file holds it. gguf quantises the simple types; others are random blocks."""
     kind = gguf.GGMLQuantizationType[dtype.upper()]
     if LAYOUTS[dtype].block < 256 and dtype != "iq4_nl":
         values = rng.normal(size=(n, k)).astype(np.float32)
@@ -88,7 +88,7 @@ def values_of(raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
 
 
 def pack(pool: WorkerPool, raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
-    """The packed weight; the source lies at an odd address, as in a mapped file."""
+    """Packed weight; the source is at an odd address, as in a mapped file."""
     source = np.empty(len(raw) + 1, np.uint8)[1:]
     source[:] = raw
     out = guarded(packed_nbytes(dtype, n, k))
@@ -123,7 +123,7 @@ def nodes(t: Tensor) -> list[Tensor]:
 
 
 def run(pool: WorkerPool, t: Tensor, memory: Memory, grain: int = 0) -> np.ndarray:
-    """Rewrite, lower, run: the f32 result."""
+    """Rewrite, lower and run a node; returns the f32 result."""
     t = REWRITES[t.op](t) if t.op in REWRITES else t
     tasks: list[Task] = []
     for node in nodes(t):
@@ -135,13 +135,13 @@ def run(pool: WorkerPool, t: Tensor, memory: Memory, grain: int = 0) -> np.ndarr
 
 
 def multiply(pool: WorkerPool, x: np.ndarray, w: np.ndarray, dtype: str, n: int, grain: int = 0) -> np.ndarray:
-    """linear(x, w) of a packed weight."""
+    """linear(x, w) with a packed weight."""
     node = linear(feed("x", x.shape), variable("w", (n, x.shape[1]), dtype, constant=True))
     return run(pool, node, Memory(x=x, w=w), grain)
 
 
 def rounded(pool: WorkerPool, x: np.ndarray, group: int = 32) -> np.ndarray:
-    """What `quantize_act` makes of x, read back by the layout's description."""
+    """Activations after `quantize_act`, read back by the layout's description."""
     m, k = x.shape
     node = quantize_act(feed("x", x.shape), group=group)
     memory = Memory(x=x)
@@ -198,7 +198,7 @@ def test_float_weights(pool: WorkerPool, dtype: str) -> None:
             assert worst(multiply(pool, x, packed, dtype, n), x.astype(np.float64) @ w.T) < 2e-6
 
 
-def test_weights_that_are_not_constant(pool: WorkerPool) -> None:
+def test_trainable_weights(pool: WorkerPool) -> None:
     rng = np.random.default_rng(3)
     for m, n, k in ((1, 5, 7), (9, 33, 64), (3, 16, 100), (40, 20, 50)):
         x, w = (rng.normal(size=s).astype(np.float32) for s in ((m, k), (n, k)))
@@ -210,7 +210,7 @@ def test_weights_that_are_not_constant(pool: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "f16", "bf16"])
-def test_a_row_has_the_same_bits_in_any_company(pool: WorkerPool, dtype: str) -> None:
+def test_row_bits_do_not_depend_on_other_rows(pool: WorkerPool, dtype: str) -> None:
     rng = np.random.default_rng(4)
     n, k = 53, 1024
     packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
@@ -226,11 +226,11 @@ def test_a_row_has_the_same_bits_in_any_company(pool: WorkerPool, dtype: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
-def test_results_of_large_weights_are_held_back(pool: WorkerPool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_results_have_the_same_bits(pool: WorkerPool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
     monkeypatch.setattr(lower_linear, "MIN_CHUNKS", 3)
     monkeypatch.setattr(lower_linear, "BUFFERED_GROUP_BYTES", 0)
-    for n in (16, 53, 320):  # rows that begin at multiples of 64 bytes or not, units that divide or not
+    for n in (16, 53, 320):  # rows at multiples of 64 bytes or not, units that divide evenly or not
         packed = pack(pool, gguf_bytes(rng, dtype, n, 512), dtype, n, 512)
         x = rng.normal(size=(19, 512)).astype(np.float32)
         monkeypatch.setattr(lower_linear, "cache_nbytes", lambda level: 1 << 20)
@@ -242,7 +242,7 @@ def test_results_of_large_weights_are_held_back(pool: WorkerPool, dtype: str, mo
 
 
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k", "f32"])
-def test_every_tile_has_the_same_bits(pool: WorkerPool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tiles_have_the_same_bits(pool: WorkerPool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     n, k = 40, 512
     packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
@@ -257,7 +257,7 @@ def test_every_tile_has_the_same_bits(pool: WorkerPool, dtype: str, monkeypatch:
 
 
 @pytest.mark.parametrize("op", ["linear_q8", "linear_glu_act"])
-def test_weights_read_past_the_caches_give_the_same_bits(pool: WorkerPool, op: str) -> None:
+def test_nontemporal_prefetch_has_the_same_bits(pool: WorkerPool, op: str) -> None:
     n, k, dtype = 96, 256, "q4_0"
     rng = np.random.default_rng(3)
     weights = {name: pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k) for name in "ab"}
@@ -283,7 +283,7 @@ def fingerprint() -> str:
     for dtype in ("q8_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4", "f16"):
         packed = pack(pool, gguf_bytes(rng, dtype, 20, 512), dtype, 20, 512)
         x = rng.normal(size=(39, 512)).astype(np.float32)
-        x[0], x[1, :32] = 1e3, 0  # the largest quants everywhere: sums of 16 bits would saturate
+        x[0], x[1, :32] = 1e3, 0  # the largest quants everywhere: 16-bit sums would saturate
         for m in (1, 5, 16, 39):
             digest.update(multiply(pool, x[:m], packed, dtype, 20).tobytes())
     pool.close()
@@ -291,7 +291,7 @@ def fingerprint() -> str:
 
 
 @pytest.mark.parametrize("other", ISAS[1:])
-def test_every_instruction_set_has_the_same_bits(other: str) -> None:
+def test_all_isas_have_the_same_bits(other: str) -> None:
     if other not in available_isas()[1:]:
         pytest.skip(f"this machine has no {other} beside its best")
     code = "from tests.backends.cpu.kernels.test_packed_matmul import fingerprint; print(fingerprint())"
@@ -302,7 +302,7 @@ def test_every_instruction_set_has_the_same_bits(other: str) -> None:
 
 
 def test_extreme_quants(pool: WorkerPool) -> None:
-    """−128 and 127 in weights, ±127 in activations: the largest integer sums there are."""
+    """−128 and 127 in weights, ±127 in activations: the largest integer sums possible."""
     n, k = 16, 64
     blocks = np.zeros((n, k // 32), np.dtype([("d", "<f2"), ("q", "i1", 32)]))
     blocks["d"] = 1.0
@@ -315,7 +315,7 @@ def test_extreme_quants(pool: WorkerPool) -> None:
     np.testing.assert_array_equal(multiply(pool, x, packed, "q8_0", n), expected)
 
 
-def test_zeros_denormals_and_not_numbers(pool: WorkerPool) -> None:
+def test_zeros_denormals_and_nan(pool: WorkerPool) -> None:
     rng = np.random.default_rng(7)
     n, k = 16, 96
     raw = gguf_bytes(rng, "q8_0", n, k)
@@ -334,12 +334,13 @@ def test_zeros_denormals_and_not_numbers(pool: WorkerPool) -> None:
     assert np.isfinite(y[5]).any()
 
 
-def test_no_rows_of_padding_leak(pool: WorkerPool) -> None:
-    """Padding is zeros, whatever the memory held before."""
+def test_padding_rows_are_zero(pool: WorkerPool) -> None:
+    """Padding is zero, whatever the memory held before."""
     raw = gguf_bytes(np.random.default_rng(8), "q5_0", 17, 64)
     out = np.full(packed_nbytes("q5_0", 17, 64), 0xFF, np.uint8)
     pool.run(TaskList(pack_tasks("q5_0", raw.ctypes.data, out.ctypes.data, 17, 64)))
-    quants = out[len(out) // 2 :][-512:].reshape(2, 4, 16, 4)  # of the second group, at the end of its only bundle
+    # of the second group, at the end of its only bundle
+    quants = out[len(out) // 2 :][-512:].reshape(2, 4, 16, 4)
     assert (quants[:, :, 1:] == 0).all()
     assert (quants[:, :, 0] != 0).any()
 
@@ -361,7 +362,7 @@ def test_rows_of_a_plain_table(pool: WorkerPool) -> None:
     np.testing.assert_array_equal(run(pool, node, Memory(table=table, ids=ids)), table[ids])
 
 
-def test_products_read_the_packed_form_of_their_activations() -> None:
+def test_products_read_packed_activations() -> None:
     x, rule = feed("x", (3, 64)), REWRITES["linear"]
     quantised = rule(linear(x, variable("q", (8, 64), "q8_0", constant=True), name="q"))
     assert (quantised.op, quantised.name, quantised.src[0].op) == ("linear_q8", "q", "quantize_act")
@@ -369,14 +370,14 @@ def test_products_read_the_packed_form_of_their_activations() -> None:
     assert (plain.op, plain.src[0].op) == ("linear_f32", "pack_act")
 
 
-def test_packed_form_keeps_the_size(pool: WorkerPool) -> None:
+def test_packed_weights_keep_their_size(pool: WorkerPool) -> None:
     for dtype, layout in LAYOUTS.items():
         source = 64 * 2048 // layout.block * layout.source
         assert source <= packed_nbytes(dtype, 64, 2048) <= source * 1.03
 
 
 @pytest.mark.parametrize(("dtype", "n", "k"), [("q8_0", 4, 33), ("q4_k", 4, 128), ("i32", 4, 4), ("f32", 0, 4)])
-def test_weights_that_cannot_be_packed(dtype: str, n: int, k: int) -> None:
+def test_unpackable_weights_raise(dtype: str, n: int, k: int) -> None:
     with pytest.raises(ValueError, match=dtype):
         packed_nbytes(dtype, n, k)
 
@@ -394,8 +395,8 @@ def test_panels_hold_every_row() -> None:
 
 
 @pytest.mark.parametrize("kind", ISAS)
-def test_types_that_share_activations_agree_on_their_panels(kind: str) -> None:
-    """No tile's rows are in two panels, whatever the type."""
+def test_dtypes_that_share_activations_agree_on_panels(kind: str) -> None:
+    """No tile's rows are in two panels, for any dtype."""
     for m in (*range(1, 300), 511, 512, 513):
         for dtype in QUANTISED:
             panel_rows, n_panels = act_panels(m, kind, DTYPES[dtype].block)

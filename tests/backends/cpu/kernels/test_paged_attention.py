@@ -1,5 +1,6 @@
-"""Attention on the CPU over scores that rise far above a row's first block, whole and in parts of a prompt; of
-sequences that share nothing but the step; and of contexts that threads share."""
+"""CPU attention: scores far above a row's first block, prefill chunks, independent sequences,
+splits.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ def session() -> Iterator[Session]:
 
 
 @pytest.mark.parametrize("attrs", [{}, {"window": 50}, {"cap": 30.0}], ids=["all", "window", "cap"])
-def test_tops_that_rise_change_no_row_of_another_chunk(
+def test_rising_tops_change_no_other_row(
     arrays: dict[str, np.ndarray], session: Session, attrs: dict[str, float]
 ) -> None:
     tables, paged = arrays["tables"], {}
-    for name in ("k", "v"):  # laid out by position above: move the pages to where the table says
+    for name in ("k", "v"):  # laid out by position above: move the pages to the table's places
         paged[name] = np.empty_like(arrays[name])
         paged[name][tables[0]] = arrays[name]
     shapes = {"k": (N_PAGES, HEADS, SIZE, PAGE), "v": (N_PAGES, HEADS, PAGE, SIZE)}
@@ -81,11 +82,12 @@ KINDS = [("f16", "f16", 6, 2, 16), ("f32", "q8_0", 4, 1, 32), ("q8_0", "f16", 4,
 
 @pytest.mark.parametrize(("key", "value", "heads", "kv_heads", "size"), KINDS)
 @pytest.mark.parametrize("window", [0, 40])
-def test_a_row_has_the_same_bits_whoever_is_beside_it(
+def test_attention_bits_do_not_depend_on_other_rows(
     session: Session, key: str, value: str, heads: int, kv_heads: int, size: int, window: int
 ) -> None:
     r = np.random.default_rng(6)
-    seen = [60, 17, 40, 31, 90, 100, 63, 88]  # positions: the last cell of a page, of a block, and between
+    # positions: the last cell of a page, of a block, and between
+    seen = [60, 17, 40, 31, 90, 100, 63, 88]
     n, n_table = len(seen), 30
     shapes = {"k": (n_table * (n + 2), kv_heads, size, PAGE), "v": (n_table * (n + 2), kv_heads, PAGE, size)}
     states = {name: session.define(name, shapes[name], kind) for name, kind in (("k", key), ("v", value))}
@@ -135,14 +137,15 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(
         np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-4)
 
 
-LONG = [3, 511, 512, 767, 1023, 1024, 1500, 2047]  # positions: one cell of a span, all of it, and between
+# positions: one cell of a span, all of it, and between
+LONG = [3, 511, 512, 767, 1023, 1024, 1500, 2047]
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "window", "sinks"),
     [(4, 1, 0, False), (4, 1, 600, False), (12, 3, 0, False), (12, 3, 600, True), (9, 1, 0, False)],
 )
-def test_a_row_has_the_same_bits_however_many_threads_share_its_context(
+def test_attention_bits_do_not_depend_on_the_split(
     monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, window: int, sinks: bool
 ) -> None:
     r, size, n_pages = np.random.default_rng(7), 32, 128

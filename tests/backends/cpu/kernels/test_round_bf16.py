@@ -1,4 +1,4 @@
-"""Rows rounded to bf16 on the CPU, against the gguf package's rounding and float64."""
+"""Cast of activations to bf16 on the CPU, against the gguf package and float64."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def weight(session: Session, rng: np.random.Generator, name: str, n: int, k: int
 @has_products
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize(("n", "k"), [(33, 66), (112, 600), (7, 1450)])
-def test_products_of_rounded_rows(session: Session, n: int, k: int) -> None:
-    """What float64 makes of rows that gguf has rounded, and the same bits whatever rows are beside them."""
+def test_products_of_bf16_rows(session: Session, n: int, k: int) -> None:
+    """Products agree with float64 on rows cast by gguf, with the same bits for any other rows."""
     rng = np.random.default_rng(n)
     (first, values), (second, others) = (weight(session, rng, name, n + i, k) for i, name in enumerate("wv"))
     x = rng.normal(size=(81, k)).astype(np.float32)
@@ -80,8 +80,8 @@ def test_products_of_rounded_rows(session: Session, n: int, k: int) -> None:
 
 @has_products
 @pytest.mark.usefixtures("rounding")
-def test_rows_that_meet_experts_are_rounded_too(session: Session) -> None:
-    """16 experts of 32 rows each, of which every row has two; the same bits whatever rows are beside them."""
+def test_expert_rows_are_cast_to_bf16(session: Session) -> None:
+    """16 experts of 32 rows, two for every row; the same bits for any other rows."""
     rng, n, k = np.random.default_rng(5), 16, 130
     experts, values = weight(session, rng, "experts", n * 32, k)
     x, ids = rng.normal(size=(90, k)).astype(np.float32), np.stack([rng.permutation(n)[:2] for _ in range(90)])
@@ -103,7 +103,7 @@ def test_rows_that_meet_experts_are_rounded_too(session: Session) -> None:
         np.testing.assert_array_equal(run(rows), whole[: 2 * rows], err_msg=f"{rows} rows")
 
 
-def test_rows_are_rounded_as_gguf_does_it(session: Session) -> None:
+def test_cast_agrees_with_gguf(session: Session) -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3, 130)).astype(np.float32)
     x[0, :6] = [1 + 2**-8, 1 + 3 * 2**-8, -0.0, np.inf, 2.0**-130, 3e38]  # two ties, and the ends of the range
@@ -112,14 +112,14 @@ def test_rows_are_rounded_as_gguf_does_it(session: Session) -> None:
     np.testing.assert_array_equal(words.reshape(65, 3, 2), expected)
 
 
-def test_not_a_number_stays_one(session: Session) -> None:
+def test_cast_keeps_nan(session: Session) -> None:
     x = np.array([[0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0x3F800000]], np.uint32).view(np.float32)
     words = session.run("nan", lambda: [round_act(feed("x", x.shape))], {"x": x})[0].view(np.uint16).reshape(-1)
     values = (words.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(values, [np.nan, np.nan, np.nan, 1])
 
 
-def test_rows_in_tiles_end_with_rows_of_zeros(session: Session) -> None:
+def test_cast_tiles_are_padded_with_zeros(session: Session) -> None:
     rows, _, _ = gemm_tile(isa.isa())
     x = np.random.default_rng(2).normal(size=(2 * rows + 1, 70)).astype(np.float32)
     words = session.run("tiles", lambda: [round_act(feed("x", x.shape), rows=rows)], {"x": x})[0].view(np.uint16)
@@ -129,8 +129,8 @@ def test_rows_in_tiles_end_with_rows_of_zeros(session: Session) -> None:
 
 
 @pytest.mark.usefixtures("rounding")
-def test_what_is_rounded() -> None:
-    """Rows that meet bf16 weights of an even length, and no others."""
+def test_only_bf16_weights_of_even_length_take_bf16() -> None:
+    """Activations are cast only for bf16 weights of an even length."""
     rule, x = REWRITES["linear"], feed("x", (3, 64))
     even, odd = (variable("w", (8, k), "bf16", constant=True) for k in (64, 63))
     assert [t.op for t in (rule(linear(x, even)), rule(linear(x, even)).src[0])] == ["linear_bf16", "round_act"]
@@ -139,7 +139,7 @@ def test_what_is_rounded() -> None:
     assert rule(linear(x, feed("w", (8, 64)))).op == "linear_f32"
 
 
-def test_nothing_is_rounded_unless_it_is_asked_for() -> None:
+def test_bf16_is_off_by_default() -> None:
     assert (
         REWRITES["linear"](linear(feed("x", (3, 64)), variable("w", (8, 64), "bf16", constant=True))).op == "linear_f32"
     )
@@ -149,7 +149,7 @@ def test_nothing_is_rounded_unless_it_is_asked_for() -> None:
     ("value", "features", "said"),
     [("2", "+avx512bf16", "LOGITLESS_CPU_BF16=2: must be 0 or 1"), ("1", "", "LOGITLESS_CPU_BF16=1: this processor")],
 )
-def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, value: str, features: str, said: str) -> None:
+def test_invalid_setting_raises(monkeypatch: pytest.MonkeyPatch, value: str, features: str, said: str) -> None:
     monkeypatch.setenv("LOGITLESS_CPU_BF16", value)
     monkeypatch.setattr(isa, "host", lambda: isa.Host("some", features))
     with pytest.raises(ValueError, match=said):
@@ -157,7 +157,7 @@ def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, value: str, features: s
 
 
 @has_products
-def test_it_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_switches_bf16_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, wanted in (("1", True), ("0", False)):
         monkeypatch.setenv("LOGITLESS_CPU_BF16", value)
         assert isa.casts_to_bf16.__wrapped__() is wanted
@@ -165,7 +165,7 @@ def test_it_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 @has_products
 @pytest.mark.usefixtures("rounding")
-def test_the_peak_of_bf16_is_measured(monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
+def test_bf16_peak_is_measured(monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
     monkeypatch.setattr(peaks, "READ_BYTES", 8 << 20)
     monkeypatch.setattr(peaks, "ITERATIONS", 1000)
     measured = peaks.Peaks(session.backends[0].pool).measure()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The sampling kernels against their definition, and the properties that must hold whatever the numbers."""
+"""Sampling kernels against their reference, and properties for any inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ SELECTIONS = (s.GREEDY, s.DIST, s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE)
 
 
 def rows_of(r: np.random.Generator, n_rows: int, n_vocab: int) -> list[np.ndarray]:
-    """Sources of `sample` with any chain and parameters, sparse entries, and slots that neighbours may share."""
+    """Sources of `sample` with any chain, parameters, sparse entries, and slots shared by
+    neighbours.
+    """
     chain = np.zeros((n_rows, 12), np.int32)
     params = np.stack([sample.default_params() for _ in range(n_rows)])
     for row, q in zip(chain, params, strict=True):
@@ -63,7 +65,7 @@ def copies(arrays: list[np.ndarray]) -> list[np.ndarray]:
 @settings(max_examples=150)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 65, 300, 2500]), st.booleans())
 @example(96948, 2500, False)  # two tokens that are equally typical
-def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool) -> None:
+def test_sample_agrees_with_the_reference(seed: int, n_vocab: int, masked: bool) -> None:
     r = np.random.default_rng(seed)
     arrays = rows_of(r, 6, n_vocab)
     arrays = with_masks(r, arrays) if masked else arrays
@@ -72,7 +74,8 @@ def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool
         expected = sample.sample.reference(*theirs)
     words = run("sample", ours)
     same = words == expected
-    if not same.all():  # a rounding tie may fall the other way: tell it by moving each logit by a hair
+    # a rounding tie may fall the other way: move each logit by a hair to detect it
+    if not same.all():
         for _ in range(16):
             near = copies(arrays)
             near[0] *= (1 + 3e-7 * r.normal(size=near[0].shape)).astype(np.float32)
@@ -86,7 +89,7 @@ def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1))
-def test_a_rows_result_does_not_depend_on_the_others(seed: int) -> None:
+def test_sample_does_not_depend_on_other_rows(seed: int) -> None:
     arrays = rows_of(np.random.default_rng(seed), 5, 700)
     arrays[9][:] = np.arange(5)
     together = run("sample", copies(arrays), n_threads=2)
@@ -101,10 +104,10 @@ def test_a_rows_result_does_not_depend_on_the_others(seed: int) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1))
-def test_masked_rows_take_allowed_tokens_and_the_others_what_they_took(seed: int) -> None:
+def test_masked_rows_sample_allowed_tokens(seed: int) -> None:
     r = np.random.default_rng(seed)
     plain = rows_of(r, 8, 700)
-    plain[0] = r.normal(size=(8, 700)).astype(np.float32)  # nothing but the mask rules a token out
+    plain[0] = r.normal(size=(8, 700)).astype(np.float32)  # only the mask rules out a token
     plain[6][:] = 1
     plain[9][:] = np.arange(8)
     masked = with_masks(r, plain)
@@ -120,11 +123,12 @@ def test_masked_rows_take_allowed_tokens_and_the_others_what_they_took(seed: int
         else:
             assert words[rows[i], id // 32] >> (id % 32) & 1
             before = int(without[i, 0]) & s.ID
-            if words[rows[i], before // 32] >> (before % 32) & 1:  # was allowed, so nothing is sampled again
+            # was allowed, so nothing is sampled again
+            if words[rows[i], before // 32] >> (before % 32) & 1:
                 assert words_out[i, 0] == without[i, 0]
 
 
-def test_a_token_that_is_not_allowed_is_sampled_again_with_the_next_draws() -> None:
+def test_disallowed_token_is_resampled_with_the_next_draws() -> None:
     arrays = typed("sample", sample.make_case(np.random.default_rng(4), ["dist"] * 2)[0])
     arrays[5][:] = 0
     first = int(run("sample", copies(arrays))[0, 0]) & s.ID
@@ -151,7 +155,7 @@ def test_impossible_logits_give_a_valid_token(name: str, bad: float) -> None:
     assert ((words & s.ID) < sample.PERTURB).all()
 
 
-def test_an_empty_chain_is_id_0_and_draws_nothing() -> None:
+def test_empty_chain_gives_id_0_without_draws() -> None:
     arrays = typed("sample", sample.make_case(np.random.default_rng(0), ["dist"])[0])
     arrays[3][:] = 0
     assert run("sample", arrays).view(np.uint32).tolist() == [[s.NO_DIST | s.NO_XTC]]
@@ -164,8 +168,8 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
     assert run("sample", arrays)[0, 0] & s.ID == 77
 
 
-def test_drafts_take_over_draws_that_were_left_over() -> None:
-    """Rows of one slot give what separate steps would, when the first consumes nothing of its uniform."""
+def test_drafts_reuse_unconsumed_draws() -> None:
+    """Rows of one slot give what separate steps would, if the first consumes none of its uniforms."""
     arrays = typed("sample", sample.make_case(np.random.default_rng(3), ["greedy", "dist", "dist"])[0])
     arrays[9][:] = 2
     together = run("sample", copies(arrays)) & s.ID
@@ -198,8 +202,8 @@ def test_log_probabilities_of_a_large_vocabulary() -> None:
     assert out == pytest.approx(expected, abs=3e-6)
 
 
-def test_the_whole_vocabulary_can_be_sorted() -> None:
-    """top_k beyond the vocabulary of 5000 equal pairs: the radix sort, and the order of equals."""
+def test_whole_vocabulary_is_sorted() -> None:
+    """top_k beyond a vocabulary of 5000 equal pairs: the radix sort, and the order of equals."""
     arrays = typed("sample", sample.make_case(np.random.default_rng(0), ["default"])[0])
     arrays[0] = np.repeat(np.random.default_rng(2).normal(size=(1, 2500)), 2, 1).astype(np.float32)
     arrays[2][0, s.K] = 1e6
@@ -210,7 +214,7 @@ def test_the_whole_vocabulary_can_be_sorted() -> None:
     assert out[0, 1] == 5000
 
 
-def test_scratch_is_enough_for_every_size() -> None:
+def test_scratch_suffices_for_every_size() -> None:
     """The memory after the scratch stays untouched, at sizes around the block's."""
     from logitless.backends.cpu.lowering.sampling import scratch_nbytes
 

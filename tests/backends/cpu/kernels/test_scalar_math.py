@@ -17,7 +17,7 @@ from tests.helpers.linked_kernel import linked
 
 @functools.cache
 def entry_of(name: str) -> Any:
-    """The entry of y = f(x) over n values, compiled like every kernel. a: x, y, n."""
+    """Entry of y = f(x) over n values, compiled like any kernel. a: x, y, n."""
     if name.endswith("_exact"):
         function = getattr(scalar_math, name)
 
@@ -86,7 +86,7 @@ def test_exp2_of_vectors() -> None:
     assert np.isnan(exp2(payload)).all()
 
 
-def test_inverse_of_the_logistic_function() -> None:
+def test_logistic_inverse() -> None:
     inverse = compiled("logistic_inverse")
     for low, high, most in ((-10, 80, 4), (-88.3, -10, 21)):
         x = np.concatenate((np.linspace(low, high, 200_000), np.linspace(-1e-3, 1e-3, 1000))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Weights that are read past the caches: which kernels do so."""
+"""Selection of kernels with non-temporal prefetch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZEN = Host("znver4", "+avx512f,+avx512vl")
 XEON = Host("sapphirerapids", "+avx512f,+avx512vl")
 OLDER = Host("znver3", "+avx2,-avx512f")
 CACHE = 1 << 20
-ROWS = CACHE // 576  # of weights that fill it
+ROWS = CACHE // 576  # rows of weights that fill it
 
 
 @pytest.fixture(autouse=True)
@@ -31,25 +31,25 @@ def on(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
 
 
 def product(n: int) -> Tensor:
-    """Of a weight of 576 · n bytes, as it is packed."""
+    """A product with a packed weight of 576 · n bytes."""
     return linear_q8(quantize_act(feed("x", (1, 1024))), variable(f"w{n}", (n, 1024), "q4_0", constant=True))
 
 
 def named(kernels: list[str], rows: int) -> list[str]:
-    """What becomes of these, each with a weight of so many rows."""
+    """Kernels that run for these, each with a weight of so many rows."""
     tasks = [Task(k, (), 4) for k in kernels]
     many = cache_bypass.exceed_l3([product(rows) for _ in kernels])
     return [i.kernel for i in (cache_bypass.with_nontemporal(tasks) if many else tasks)]
 
 
-def test_a_zen_core_reads_past_the_caches_what_they_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zen_prefetches_large_weights_nontemporally(monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch, ZEN)
     kernels = ["linear:q4_0:1x1", "linear_glu:q4_0:silu:1", "linear:q6_k:1x1"]
     assert named(kernels, ROWS // 3 // 16 * 16) == kernels
     assert named(kernels, ROWS // 3 // 16 * 16 + 16) == [f"{k}:nontemporal" for k in kernels]
 
 
-def test_several_rows_floats_and_bytes_have_no_such_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_kernels_have_no_nontemporal_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch, ZEN)
     others = ["linear:q4_0:8x1", "linear:q4_0:6x2:add", "linear:q8_0:1x1", "linear:f16:1x4", "linear_glu:q4_0:silu"]
     others += ["linear_glu:q8_0:silu:1", "rms_norm", "attention:f16:f16:64:3"]
@@ -57,13 +57,13 @@ def test_several_rows_floats_and_bytes_have_no_such_kernel(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("host", [XEON, OLDER])
-def test_other_processors_read_as_before(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+def test_other_processors_use_no_nontemporal_variant(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     on(monkeypatch, host)
     assert named(["linear:q4_0:1x1"], 4 * ROWS) == ["linear:q4_0:1x1"]
 
 
 @pytest.mark.parametrize(("n", "prepared"), [(512, False), (4096, True)])
-def test_a_start_makes_them_ready(monkeypatch: pytest.MonkeyPatch, n: int, prepared: bool) -> None:
+def test_prepare_loads_nontemporal_variants(monkeypatch: pytest.MonkeyPatch, n: int, prepared: bool) -> None:
     on(monkeypatch, ZEN)
     loaded: set[str] = set()
     monkeypatch.setattr(warmup.jit, "load", loaded.update)

@@ -1,4 +1,4 @@
-"""The threads of a pool run elsewhere than its caller."""
+"""CPU affinity: workers avoid the caller's core."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Masks = list[tuple[int, set[int]]]
 
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
-    """What the system is told, on a machine of four processors, of which the caller may use three."""
+    """Affinity calls on a machine of four cores, of which the caller may use three."""
     told: Masks = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: told.append((thread, set(cpus))))
     return told
 
 
-def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_affinity_follows_the_caller(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
     keep = WorkerAffinity([70, 71])
     for cpu in (1, 1, 1, 3, 3, 1):
         monkeypatch.setattr(affinity, "current_cpu", lambda cpu=cpu: cpu)
@@ -36,13 +36,13 @@ def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pyte
     ]
 
 
-def test_more_threads_than_processors_stay_as_they_are(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_than_cores_stay_unrestricted(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "current_cpu", lambda: 1)
     WorkerAffinity([70, 71, 72]).avoid_caller()
     assert not masks
 
 
-def test_a_system_that_does_not_let_us_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_affinity_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("no")
 
@@ -52,7 +52,7 @@ def test_a_system_that_does_not_let_us_is_no_error(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(sys.platform.startswith("linux") and len(os.sched_getaffinity(0)) < 2, reason="one processor")
-def test_a_pool_tells_its_threads_and_not_its_caller() -> None:
+def test_pool_restricts_workers_not_the_caller() -> None:
     mine = os.sched_getaffinity(0)
     pool = WorkerPool(2)
     worker = pool._threads[0].native_id
@@ -60,7 +60,7 @@ def test_a_pool_tells_its_threads_and_not_its_caller() -> None:
     assert os.sched_getaffinity(worker) == mine
     table = TaskList([Task("peak_f32", (10,), 4, 1, scratch=64)])
     pool.run(table, 1)
-    assert os.sched_getaffinity(worker) == mine  # it takes no part
+    assert os.sched_getaffinity(worker) == mine  # not an active worker
     pool.run(table)
     assert len(mine - os.sched_getaffinity(worker)) == 1
     assert os.sched_getaffinity(0) == mine

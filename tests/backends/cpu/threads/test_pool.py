@@ -1,4 +1,4 @@
-"""The native step: chunks on several threads, in the order of the table, whatever the threads do."""
+"""Worker pool and step loop: task lists on several threads, in order, for any timing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
 
 
 def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple[list[Task], list[np.ndarray]]:
-    """Instructions that each add two of three buffers into the third, and what the buffers hold after them."""
+    """Tasks that each add two of three buffers into the third, and the buffers' final values."""
     want = [r.astype(np.float64) for r in rows]
     tasks = []
     for i in range(n):
@@ -41,7 +41,7 @@ def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple
 HALF = int(np.float32(0.5).view(np.int32))
 
 
-def test_every_instruction_sees_what_came_before(pool: WorkerPool) -> None:
+def test_tasks_see_earlier_results(pool: WorkerPool) -> None:
     rng = np.random.default_rng(0)
     for size in (1, 7, 40):
         start = [rng.integers(-8, 8, (size, 33)).astype(np.float32) for _ in range(3)]
@@ -56,12 +56,13 @@ def test_every_instruction_sees_what_came_before(pool: WorkerPool) -> None:
                 assert np.array_equal(got, expected)
 
 
-def test_a_table_cut_into_small_ones_and_joined_again_does_the_same(pool: WorkerPool) -> None:
+def test_split_and_concatenated_task_list_computes_the_same(pool: WorkerPool) -> None:
     rng = np.random.default_rng(1)
     start = [rng.integers(-8, 8, (40, 33)).astype(np.float32) for _ in range(3)]
     rows = [r.copy() for r in start]
     tasks, want = fibonacci(rng, rows, 12)
-    tasks[5:5] = [replace(tasks[4], no_barrier=True)]  # the same rows once more: a stage of two
+    # the same rows once more: a phase of two tasks
+    tasks[5:5] = [replace(tasks[4], no_barrier=True)]
     whole = TaskList(tasks)
     stages = whole.split(1, 1)
     assert len(stages) == whole.n_phases < whole.n
@@ -81,7 +82,7 @@ def test_a_table_cut_into_small_ones_and_joined_again_does_the_same(pool: Worker
             assert np.array_equal(got, expected)
 
 
-def test_tables_of_any_length_in_turn(pool: WorkerPool) -> None:
+def test_task_lists_of_any_length_in_turn(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     double = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
     tables = [TaskList([Task("scale", double, 1)] * n) for n in (0, 1, 20, 3, 90)]
@@ -92,15 +93,15 @@ def test_tables_of_any_length_in_turn(pool: WorkerPool) -> None:
             assert (x == 2.0 ** (table.n - 60)).all()
 
 
-def test_an_instruction_without_units_is_nothing(pool: WorkerPool) -> None:
+def test_task_without_units_is_skipped(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     args = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
     pool.run(TaskList([Task("scale", args, 0), Task("scale", args, 1), Task("scale", args, 0)]))
     assert (x == 2).all()
 
 
-def test_a_pool_wakes_after_a_rest(pool: WorkerPool) -> None:
-    """Workers sleep after a moment without work; `close` and the next table must reach them all the same."""
+def test_pool_wakes_from_sleep(pool: WorkerPool) -> None:
+    """Workers sleep after a moment without work; `close` and the next task list must wake them."""
     x = np.zeros((64, 8), np.float32)
     one = np.ones(8, np.float32)
     table = TaskList([Task("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 8, 0), 64, 1)])
@@ -111,13 +112,13 @@ def test_a_pool_wakes_after_a_rest(pool: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize("n_threads", [0, -1, 1000])
-def test_numbers_of_threads_that_cannot_be(n_threads: int) -> None:
+def test_invalid_number_of_threads_raises(n_threads: int) -> None:
     with pytest.raises(ValueError, match="threads"):
         WorkerPool(n_threads)
 
 
-def test_what_is_streamed_may_lie_anywhere(pool: WorkerPool) -> None:
-    """A waiting thread asks for an instruction's constants early, and one with few chunks has none for some threads."""
+def test_prefetch_address_may_be_invalid(pool: WorkerPool) -> None:
+    """A waiting thread prefetches a task's weights early; with few chunks some threads have none."""
     x = np.ones(64, np.float32)
     double = (x.ctypes.data, x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
     halve = (x.ctypes.data, x.ctypes.data, 1, HALF)
@@ -128,9 +129,12 @@ def test_what_is_streamed_may_lie_anywhere(pool: WorkerPool) -> None:
         assert (x == 2.0 ** (i + 1)).all()
 
 
-def test_a_kernel_is_told_what_its_thread_streams_next(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a chunk comes what lies behind it (0), the next instruction of the stage, or, where a thread's stretch
-    ends, its part of the next stage that streams; thieves have theirs."""
+def test_kernel_receives_its_next_weights(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next weights follow the chunk (0), or belong to the next task or the next phase.
+
+    The next phase's begin where the thread's own part of it begins. A stolen chunk gets the
+    thief's.
+    """
 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         i64p(a[0])[begin] = i64p(scratch - NEXT_WEIGHTS)[0]
@@ -151,21 +155,23 @@ def test_a_kernel_is_told_what_its_thread_streams_next(pool: WorkerPool, monkeyp
         if pool.n_threads == 1:
             assert set(told[told >= 0]) == {0}
             continue
-        ends = {40 * (t + 1) // pool.n_threads - 1 for t in range(pool.n_threads)}  # of stretches of 40 chunks
+        # of parts of 40 chunks
+        ends = {40 * (t + 1) // pool.n_threads - 1 for t in range(pool.n_threads)}
         for chunk, next_ in enumerate(told[:2].reshape(-1).tolist()):
             assert next_ in (starts if chunk in ends else {20_000} if chunk == 19 else {0})
         assert told[2, 0] == 0
         assert (told[3] == 0).all()  # nothing follows
 
 
-def test_as_many_threads_as_are_asked_for_do_all_of_it(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others sleep or look on, and are there again for the next table."""
+def test_run_uses_the_requested_number_of_threads(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other threads sleep or spin, and take part in the next task list."""
 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         i64p(a[0])[begin] = scratch
         atomic_add(a[1], 1)
         patience = 10_000_000
-        while atomic_load(a[1]) < a[2] and patience:  # each thread has one chunk, until all are here
+        # each thread has one chunk, until all are here
+        while atomic_load(a[1]) < a[2] and patience:
             yield_cpu()
             patience -= 1
 
@@ -178,8 +184,8 @@ def test_as_many_threads_as_are_asked_for_do_all_of_it(pool: WorkerPool, monkeyp
 
 
 @pytest.mark.parametrize("grain", [1, 3, 20, 50])
-def test_a_kernel_gets_a_chunk_at_a_time(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, grain: int) -> None:
-    """Of which its scratch may hold something for each unit."""
+def test_kernel_gets_one_chunk_at_a_time(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, grain: int) -> None:
+    """Its scratch may be sized for the units of one chunk."""
 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         i64p(a[0])[begin] = end - begin
@@ -192,8 +198,10 @@ def test_a_kernel_gets_a_chunk_at_a_time(pool: WorkerPool, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("grains", [(1, 1, 1), (64, 64, 64), (64, 5, 64), (7, 64, 1)], ids=str)
-def test_instructions_beside_each_other(pool: WorkerPool, grains: tuple[int, ...]) -> None:
-    """They share a stage, whatever their chunks: it begins when what comes before is done, and ends before the next."""
+def test_tasks_without_barrier_share_a_phase(pool: WorkerPool, grains: tuple[int, ...]) -> None:
+    """They share a phase, for any number of chunks. It starts after the phase before, and ends
+    before the next.
+    """
     x, parts = np.zeros((64, 1), np.float32), np.zeros((3, 64, 1), np.float32)
     one = np.ones(1, np.float32)
     add = Task("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 1, 0), 64, 64)

@@ -1,4 +1,4 @@
-"""A thread that stands still in the middle of a chunk gets the core of the one that waits for it."""
+"""A thread that is preempted inside a chunk is migrated to the core of a waiting thread."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def two_chunks(a, begin, end, scratch):  # type: ignore[no-untyped-def]
-    """Each thread begins one; the thread a[3] reads from the pipe a[2] in it, and tells where it runs then."""
+    """Each thread runs one; thread a[3] blocks on pipe a[2] in it, then records its core."""
     patience = 100_000_000
     atomic_add(a[0], 1)
-    while atomic_load(a[0]) < 2 and patience:  # so each thread has one
+    while atomic_load(a[0]) < 2 and patience:  # so that each thread has one
         yield_cpu()
         patience -= 1
     if (scratch - a[4]) // a[5] == a[3]:
@@ -52,7 +52,7 @@ def two_chunks(a, begin, end, scratch):  # type: ignore[no-untyped-def]
 
 
 class Stall:
-    """A step of two threads of a pool, of which one stands still until it was brought to the other's core."""
+    """A step of two threads, one of which blocks until it was migrated to the other's core."""
 
     def __init__(self, pool: WorkerPool, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(jit._addresses, "probe", linked(two_chunks))
@@ -61,12 +61,12 @@ class Stall:
         args = (self.x.ctypes.data, self.x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
         self.double = Task("scale", args, 64)
         self.line = THREADS + 8 * sleeper + MIGRATED
-        self.places: list[int] = []  # where it was brought
+        self.places: list[int] = []  # cores it was migrated to
         self.told = np.full(2, -1, np.int64)
 
     def run(self) -> None:
         pool = self.pool
-        pool.run(TaskList([self.double, self.double]), 2)  # memory and threads are there
+        pool.run(TaskList([self.double, self.double]), 2)  # allocates memory and starts the threads
         self.generation = int(pool._ctl[0]) + 1
         here, (out, self.wake) = np.zeros(1, np.int64), os.pipe()
         scratch = int(pool._ctl[24]), int(pool._ctl[32])
@@ -79,7 +79,7 @@ class Stall:
             os.close(fd)
 
     def _wake_it_up(self) -> None:
-        """When it was brought."""
+        """Unblock it once it was migrated."""
         deadline, worker = time.monotonic() + PATIENCE, self.pool._threads[0].native_id
         here = self.pool._masks[(3 - 2 * self.sleeper) * 16 :][:16]
         while not self.places and time.monotonic() < deadline:
@@ -93,7 +93,7 @@ class Stall:
 
 
 @pytest.mark.parametrize("sleeper", [0, 1], ids=["the caller", "a worker"])
-def test_who_stands_still_is_brought_to_the_core_of_who_waits(
+def test_preempted_thread_is_migrated_to_the_waiting_core(
     pool: WorkerPool, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, worker = os.sched_getaffinity(0), pool._threads[0].native_id
@@ -101,20 +101,20 @@ def test_who_stands_still_is_brought_to_the_core_of_who_waits(
     stall = Stall(pool, sleeper, monkeypatch)
     stall.run()
     assert len(stall.places) == 1
-    assert sleeper == 0 or stall.told[1] == stall.places[0]  # thread 0 may have gone elsewhere meanwhile
+    assert sleeper == 0 or stall.told[1] == stall.places[0]  # thread 0 may have moved meanwhile
     assert (stall.x == 8).all()
     assert pool._ctl[stall.line] == 0
     deadline = time.monotonic() + PATIENCE
     while os.sched_getaffinity(0) != mine and time.monotonic() < deadline:
-        time.sleep(0)  # the worker may not have come to it
+        time.sleep(0)  # the worker may not have reached it
     assert os.sched_getaffinity(0) == mine
     pool.run(TaskList([stall.double]))
     assert (stall.x == 16).all()
     assert len(mine - os.sched_getaffinity(worker)) == 1
 
 
-def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after thread 0 was brought elsewhere."""
+def test_more_threads_than_cores_run_anywhere_after_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after thread 0 was migrated."""
     mine = os.sched_getaffinity(0)
     pool = WorkerPool(len(mine) + 1)
     stall = Stall(pool, 0, monkeypatch)
@@ -125,7 +125,7 @@ def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pyte
     assert masks == [mine] * len(mine)
 
 
-def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_preempted_only_while_holding_a_chunk_and_asleep(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         for look in range(2):
             i64p(a[0])[look] = is_preempted(a[1])

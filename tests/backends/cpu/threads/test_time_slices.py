@@ -1,4 +1,4 @@
-"""The scheduler's slices of threads that compute (Linux)."""
+"""Time slices of the threads of a pool (Linux)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ tells = pytest.mark.skipif(affinity.sched_attributes() is None, reason="the syst
 
 
 def elsewhere(function: Callable[[], T]) -> T:
-    """What it returns on a thread of its own."""
+    """Result of a function on a thread of its own."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
@@ -27,7 +27,7 @@ def elsewhere(function: Callable[[], T]) -> T:
 
 
 @tells
-def test_only_the_thread_that_asks_has_a_long_slice() -> None:
+def test_long_slice_is_not_inherited() -> None:
     before, another = affinity.sched_attributes(), elsewhere(affinity.sched_attributes)
 
     def asks() -> list[list[int] | None]:
@@ -40,10 +40,10 @@ def test_only_the_thread_that_asks_has_a_long_slice() -> None:
     assert its[1:2] + its[3:5] == another[1:2] + another[3:5]  # policy, nice and priority
     assert affinity.sched_attributes() == before
     assert its_child == another
-    assert its[5] in (affinity.TIME_SLICE_NS, 0)  # Linux before 6.12 has none
+    assert its[5] in (affinity.TIME_SLICE_NS, 0)  # 0 before Linux 6.12
 
 
-def test_who_computes_asks_workers_and_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_and_callers_request_long_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(affinity, "request_long_slice", lambda: asked.append(threading.current_thread().name))
     pool = WorkerPool(3)
@@ -58,7 +58,7 @@ def test_who_computes_asks_workers_and_callers(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("missing", ["platform", "call", "priority"])
-def test_where_the_system_knows_of_none_nothing_changes(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_unsupported_slice_changes_nothing(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     if missing == "platform":
         monkeypatch.setattr(sys, "platform", "darwin")
     elif missing == "call":
