@@ -69,7 +69,7 @@ def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarr
     if LAYOUTS[dtype].block < 256 and dtype != "iq4_nl":
         values = rng.normal(size=(n, k)).astype(np.float32)
         return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(-1)
-    blocks = rng.integers(0, 256, (n * k // LAYOUTS[dtype].block, LAYOUTS[dtype].source), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (n * k // LAYOUTS[dtype].block, LAYOUTS[dtype].gguf_nbytes), dtype=np.uint8)
     scales = rng.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
     if dtype == "q6_k":
         blocks[:, 208:] = scales[:, :2]
@@ -372,7 +372,7 @@ def test_products_read_packed_activations() -> None:
 
 def test_packed_weights_keep_their_size(pool: WorkerPool) -> None:
     for dtype, layout in LAYOUTS.items():
-        source = 64 * 2048 // layout.block * layout.source
+        source = 64 * 2048 // layout.block * layout.gguf_nbytes
         assert source <= packed_nbytes(dtype, 64, 2048) <= source * 1.03
 
 
