@@ -11,16 +11,16 @@ from logitless.cli.flags.flags import CliError
 
 
 class LogFile(logging.FileHandler):
-    """A file of lines. One that cannot be written (a full disk) is told once, and then has gaps."""
+    """Log file. The first write error (a full disk) is reported on stderr; later ones are not."""
 
-    _told = False
+    _reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             with suppress(OSError):
                 print(f"logitless: --log-file {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
 
@@ -41,7 +41,7 @@ def say_warnings() -> None:
 
 
 def start_log(options: SimpleNamespace) -> None:
-    """Say things from now on, as the flags want it."""
+    """Start logging to the terminal and --log-file."""
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if options.log_file:
         try:

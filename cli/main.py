@@ -21,7 +21,7 @@ from logitless.engine.loading.options import OptionConflict, OptionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
     try:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit fails no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
         return 141
     except MemoryError as error:
         return _fail(f"out of memory{f' ({error})' if str(error) else ''}", 1)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Who started us may have closed them, and then Python has none (and the first socket would be standard input)."""
+    """Open standard streams that the parent closed, else the first socket would become standard input."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (for as long as we run)
@@ -50,7 +50,7 @@ def _open_streams() -> None:
     if isinstance(out, io.TextIOWrapper):
         lossless = out.errors == "surrogateescape" and out.encoding.lower() == "utf-8"
         if out.errors in ("strict", "surrogateescape") and not lossless:
-            out.reconfigure(errors="replace")  # a sign that the terminal does not know is no reason to fail
+            out.reconfigure(errors="replace")  # a character that the terminal lacks must not fail
 
 
 def _dispatch(words: list[str]) -> int:
@@ -122,7 +122,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _explain(error: Exception, verbose: bool) -> str:
-    """One line about an exception: the user's errors speak for themselves, ours say where they happened."""
+    """One line about an exception; of an internal error with its place in the code."""
     from logitless.backends.errors import DeviceError
     from logitless.engine.errors import RequestError
     from logitless.models.errors import ModelFileError

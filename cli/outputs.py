@@ -12,7 +12,7 @@ from logitless.models.gguf.atomic_write import part_of
 
 
 def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | Path | None]] = ()) -> None:
-    """CliError: no file of this name can be made there, or it is that of another flag, which it would replace.
+    """CliError: the file cannot be created, or is the file of another flag.
 
     A file is written beside its name and then takes it, so a device (/dev/null) or a folder would be replaced.
     """
@@ -33,6 +33,6 @@ def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | 
 
 
 def _files(path: str | Path) -> set[str]:
-    """What tells a file from others; parts of one split model count as one."""
+    """Names that identify a file; parts of one split model count as one."""
     names = {os.path.abspath(path), os.path.realpath(path)}
     return {re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"\1", name) for name in names}

@@ -18,13 +18,13 @@ class CompileProgress:
         self._shown = float("-inf")
 
     def __call__(self, kernel: str, n_waiting: int) -> None:
-        """A kernel is about to be compiled, and so many more wait."""
+        """A kernel is about to be compiled; `n_waiting` more wait."""
         if not self.n_kernels:
             self._began = time.monotonic()
         self.n_kernels += 1
         self.happened = True
         line = f"compiling kernels for this machine, once: {self.n_kernels} of {self.n_kernels + n_waiting}"
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # stderr is closed
             if sys.stderr.isatty():
                 print(f"\r{line}", end="", file=sys.stderr, flush=True)
             elif time.monotonic() - self._shown >= 5:
@@ -32,7 +32,7 @@ class CompileProgress:
                 print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Nothing more is compiled for now."""
+        """End the line: no kernel is being compiled."""
         if self.n_kernels:
             start = "\n" if sys.stderr.isatty() else ""
             print(f"{start}compiled {self.n_kernels} in {time.monotonic() - self._began:.0f} s", file=sys.stderr)
@@ -43,7 +43,7 @@ COMPILING = CompileProgress()
 
 
 def show_compiling() -> CompileProgress:
-    """From now on, kernels that are compiled are shown."""
+    """Show compiled kernels from now on."""
     from logitless.backends.registry import on_compile
 
     on_compile(COMPILING)
@@ -52,7 +52,7 @@ def show_compiling() -> CompileProgress:
 
 @contextlib.contextmanager
 def compile_progress() -> Iterator[None]:
-    """Kernels that are compiled meanwhile are shown."""
+    """Show the kernels that are compiled within the block."""
     show_compiling()
     try:
         yield

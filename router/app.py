@@ -15,9 +15,9 @@ from aiohttp import web
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from logitless.router.cached import Cache, CachedModels
 from logitless.router.catalog import CatalogError
-from logitless.router.desk import RouterDesk
 from logitless.router.fleet import LOADED, Entry, Fleet
-from logitless.router.listing import Told, events, on_its_way, shown
+from logitless.router.jobs import RouterJobs
+from logitless.router.listing import ModelMeta, download_item, events, model_item
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, forward, pass_back, stream_over
 from logitless.server.api import anthropic
@@ -35,19 +35,19 @@ from logitless.server.protocol.fields import json_object
 from logitless.server.ui.page import add_pages
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
-_SOON = 5.0  # seconds from a child's last breath to the end of its process
+_SOON = 5.0  # seconds from a closed connection to the end of the child's process
 _JOBS = "/v1/fine_tuning/jobs"
 
 
 class Router:
-    """The handlers. `read` gives the entries of today (CatalogError)."""
+    """The handlers. `read` reads the catalog's entries (CatalogError)."""
 
     def __init__(
         self,
         fleet: Fleet[ServerProcess],
         config: ServerConfig,
         read: Callable[[], Sequence[Entry]],
-        desk: RouterDesk,
+        desk: RouterJobs,
         cache: Cache,
         *,
         autoload: bool,
@@ -58,7 +58,7 @@ class Router:
         self._keys = Keys(config.api_keys, config.api_key_file)
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
-        self._told: Told = WeakKeyDictionary()
+        self._meta: ModelMeta = WeakKeyDictionary()
         self._cached = CachedModels(fleet, cache, self._read_again)
         self.downloads = self._cached.downloads
         self._session: aiohttp.ClientSession
@@ -92,7 +92,7 @@ class Router:
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         app.router.add_get(prefix + "/openapi.json", self._openapi)
-        for method, path in endpoints():  # of those above, what was added first answers
+        for method, path in endpoints():  # routes added above take precedence
             handler = anthropic.refusing(self._pass_on) if path.startswith("/v1/messages") else self._pass_on
             for allowed in ("GET", "HEAD") if method == "GET" else (method,):
                 app.router.add_route(allowed, prefix + path, handler)
@@ -101,7 +101,7 @@ class Router:
         return app
 
     def _add_jobs(self, app: web.Application) -> None:
-        """Files and jobs: what there is comes from the desk, what is to be done goes to a model's server."""
+        """Routes of files and jobs: listings come from the store, work goes to the model's server."""
         app[DESK], app[LISTENERS], app[SILENCE] = self._desk, self._desk.listeners, self._config.timeout
         for method, path, handler in (
             ("GET", "/v1/files", files.files),
@@ -121,7 +121,7 @@ class Router:
             app.router.add_route(method, self._prefix + path, handler)
 
     async def _connections(self, _: web.Application) -> Any:
-        """The client of the children: no limit of connections, and no time limit but theirs."""
+        """HTTP client of the children, without limits of connections and time."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         async with (
@@ -131,16 +131,16 @@ class Router:
             self._session = session
             yield
 
-    # -- what it answers itself
+    # -- endpoints of the router itself
 
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        """GET /models; ?reload=1 looks at the folder and the presets again."""
+        """GET /models; ?reload=1 reads the folder and the presets anew."""
         if request.query.get("reload", "").lower() in ("1", "true"):
             try:
-                if self._reading.locked():  # for somebody else, who need not have a key; once is enough
+                if self._reading.locked():  # a reload is running; one is enough
                     async with self._reading:
                         pass
                 else:
@@ -151,27 +151,27 @@ class Router:
         return json_response(ollama.listed(self._listed()))
 
     async def _ask_what_they_are(self) -> None:
-        """What a model's server tells about it (`meta`) is told for it from then on."""
+        """Ask each running server once for its model's `meta`, for later listings."""
 
         async def ask_one(child: ServerProcess) -> None:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, LookupError, ValueError):
                 async with asyncio.timeout(_SOON), self._session.get(f"{child.url}/v1/models") as answer:
-                    self._told[child] = (await answer.json())["data"][0]["meta"]
+                    self._meta[child] = (await answer.json())["data"][0]["meta"]
 
         children = [m.child for m in self._fleet.models.values() if m.state == LOADED and m.child is not None]
-        await asyncio.gather(*(ask_one(child) for child in children if child not in self._told))
+        await asyncio.gather(*(ask_one(child) for child in children if child not in self._meta))
 
     async def _read_again(self) -> None:
-        async with self._reading:  # one after the other, or an older look could count more than a newer one
+        async with self._reading:  # in order: an older reading must not replace a newer one
             self._fleet.update(await beside(self._read))
 
     def _listed(self) -> Iterator[dict[str, Any]]:
-        yield from (shown(model, self._told) for model in self._fleet.models.values())
-        yield from (on_its_way(download) for download in self.downloads.running.values() if download.files)
+        yield from (model_item(model, self._meta) for model in self._fleet.models.values())
+        yield from (download_item(download) for download in self.downloads.running.values() if download.files)
         for name, base in self._desk.tuned():
             if (model := self._fleet.get(base)) is not None:
                 own = model.entry.name
-                yield {**shown(model, self._told), "id": name, "aliases": [], "root": own, "parent": own}
+                yield {**model_item(model, self._meta), "id": name, "aliases": [], "root": own, "parent": own}
 
     async def _model(self, request: web.Request) -> web.Response:
         for item in self._listed():
@@ -187,7 +187,7 @@ class Router:
         return await events(request, self._fleet, self.downloads)
 
     async def _props(self, request: web.Request) -> web.StreamResponse:
-        """GET /props of the router; with ?model= those of the model."""
+        """GET /props: the router's, or with ?model= the model's."""
         if request.query.get("model"):
             return await self._pass_on(request)
         return json_response(
@@ -211,12 +211,12 @@ class Router:
         )
 
     async def _load(self, request: web.Request) -> web.Response:
-        """POST /models/load: begins it; GET /models tells how it goes."""
+        """POST /models/load: begin to load; GET /models has the state."""
         self._fleet.load(await self._named(request))
         return json_response({"success": True})
 
     async def _unload(self, request: web.Request) -> web.Response:
-        """POST /models/unload: ends it, and what it does; of a model that is being downloaded, the download."""
+        """POST /models/unload: unload a model with its requests, or cancel its download."""
         name = await self._named(request)
         if name in self.downloads.running:
             await self.downloads.cancel(name)
@@ -225,12 +225,12 @@ class Router:
         return json_response({"success": True})
 
     async def _download(self, request: web.Request) -> web.Response:
-        """POST /models: begins to download a model of the hub, or of an address; GET /models tells how it goes."""
+        """POST /models: begin to download a model from the hub or an address; GET /models has the progress."""
         await self._cached.download(await self._named(request))
         return json_response({"success": True})
 
     async def _remove(self, request: web.Request) -> web.Response:
-        """DELETE /models?model=: takes a downloaded model away, and its files; ends a download."""
+        """DELETE /models?model=: delete a downloaded model with its files, or cancel its download."""
         name = request.query.get("model", "")
         if not name:
             raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
@@ -244,10 +244,10 @@ class Router:
         parse = partial(json_object, body)
         return _name(await beside(parse) if len(body) > _LARGE else parse())
 
-    # -- what it passes on
+    # -- requests for a model
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        """To the model that the query names, or the body's field `model`."""
+        """Pass the request to the model of the query or of the body's field `model`."""
         body = await read_body(request, self._config.timeout)
         name = request.query.get("model", "")
         if not name:
@@ -257,13 +257,15 @@ class Router:
         return await self._to(request, name, body)
 
     async def _to(self, request: web.Request, name: str, body: bytes) -> web.StreamResponse:
-        """To this model, or to the one that a job made this one from."""
+        """Pass the request to a model, or to the base model of a finetune."""
         if name in self.downloads.running:
             raise Unavailable(f"model {name!r} is being downloaded")
         if self._fleet.get(name) is None:
             name = self._desk.base_of(name) or name
         path, session = self._path(request), self._session
-        outlives = request.method == "POST" and CONVERSATION in request.headers  # its connection, perhaps
+        outlives = (
+            request.method == "POST" and CONVERSATION in request.headers
+        )  # the work goes on when the connection ends
         lease = partial(
             self._fleet.lease,
             name,
@@ -274,7 +276,7 @@ class Router:
         try:
             async with lease() as child:
                 return await forward(session, request, child, path, body)
-        except Unconnected:  # it has just ended, and the fleet will know in a moment
+        except Unconnected:  # it has just ended, which the fleet notices in a moment
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SOON):
                     await child.ended()
@@ -286,22 +288,22 @@ class Router:
         return path[len(self._prefix) :] if path.startswith(self._prefix) else path
 
     async def _create_job(self, request: web.Request) -> web.StreamResponse:
-        _ = desk_of(request).store  # or there is no folder for it
+        _ = desk_of(request).store  # NotSupported: there is none
         return await self._pass_on(request)
 
     async def _resume_job(self, request: web.Request) -> web.StreamResponse:
-        """Its model's server has to do something, so it is started if need be."""
+        """Pass the request to the server of the job's model, which is started if need be."""
         job = self._desk.store.get("jobs", request.match_info["id"])
         if job is None:
             return await fine_tuning.job(request)
         return await self._to(request, job["model"], b"")
 
-    # -- what belongs to a model that its client does not name
+    # -- requests that name no model
 
     async def _answers(self, request: web.Request, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """What the servers that run answer, one after the other."""
+        """Answers of all running servers, one after the other."""
         for name in [name for name, model in self._fleet.models.items() if model.state == LOADED]:
-            with suppress(InvalidRequest, NotFound, BadGateway):  # it has ended meanwhile
+            with suppress(InvalidRequest, NotFound, BadGateway):  # ended meanwhile
                 async with (
                     self._fleet.lease(name, autoload=False, uses=False) as child,
                     await ask(self._session, request, child, self._path(request), body) as answer,
@@ -309,7 +311,7 @@ class Router:
                     yield answer
 
     async def _ask_around(self, request: web.Request) -> web.StreamResponse:
-        """The first server that knows it; a stream or a response belongs to one."""
+        """The first server that knows the stream or response."""
         if request.query.get("model"):
             return await self._pass_on(request)
         body = await read_body(request, self._config.timeout)
@@ -320,7 +322,7 @@ class Router:
         raise NotFound("no model that is loaded knows of it")
 
     async def _stop_stream(self, request: web.Request) -> web.StreamResponse:
-        """DELETE /v1/stream/{id}: wherever it is."""
+        """DELETE /v1/stream/{id} of any server."""
         async with aclosing(self._answers(request, b"")) as answers:
             async for answer in answers:
                 if answer.status >= 400:
@@ -328,18 +330,18 @@ class Router:
         return web.Response(status=204)
 
     async def _look_up_streams(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/streams/lookup: of all models."""
+        """POST /v1/streams/lookup over all servers."""
         body = await read_body(request, self._config.timeout)
-        found: list[Any] = []
+        rows: list[Any] = []
         async with aclosing(self._answers(request, body)) as answers:
             async for answer in answers:
                 if answer.status >= 400:
                     return await pass_back(request, answer)
-                found += await answer.json()
-        return json_response(found)
+                rows += await answer.json()
+        return json_response(rows)
 
     def unfinished(self) -> list[str]:
-        """The models that fine-tuning jobs wait for, as many as have room."""
+        """Load the models that fine-tuning jobs need, as many as have room."""
         names = [name for name in self._desk.unfinished() if self._fleet.get(name) is not None]
         return names[: self._limit or None]
 
@@ -359,8 +361,8 @@ async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfi
     """Answer requests until SIGTERM or SIGINT, then end the children."""
 
     async def run() -> None:
-        wanted = [name for name, model in fleet.models.items() if model.entry.load_on_startup]
-        for name in dict.fromkeys([*wanted, *(router.unfinished() if router.autoload else ())]):
+        names = [name for name, model in fleet.models.items() if model.entry.load_on_startup]
+        for name in dict.fromkeys([*names, *(router.unfinished() if router.autoload else ())]):
             fleet.load(name)
         await asyncio.get_running_loop().create_future()
 

@@ -18,35 +18,35 @@ from logitless.server.api.context import beside
 
 @dataclass(frozen=True)
 class Cache:
-    """Where they lie. `name_of` gives the name that what a client asks for will have (ValueError: it is nothing that
-    can be downloaded)."""
+    """Access to the download cache. `name_of` maps a repository or address to a model's name
+    (ValueError: it is neither)."""
 
     name_of: Callable[[str], str]
     fetch: Callable[[str, Report], Awaitable[None]]
     remove: Callable[[str], None]  # by name
-    forget_parts: Callable[[str], None]  # by what was asked for
+    forget_parts: Callable[[str], None]  # by repository or address
 
 
 class CachedModels:
-    """`read_again` tells the fleet which models there are now (CatalogError)."""
+    """`read_again` updates the fleet from the catalog (CatalogError)."""
 
     def __init__(self, fleet: Fleet[ServerProcess], cache: Cache, read_again: Callable[[], Awaitable[None]]) -> None:
         self._fleet, self._cache, self._read_again = fleet, cache, read_again
         self.downloads = Downloads(cache.fetch, read_again, fleet.tell)
         self._removing: dict[str, asyncio.Task[None]] = {}
 
-    async def download(self, asked: str) -> None:
-        """Begin to download a model of the hub, or of an address. InvalidRequest: there is none, or it is here."""
+    async def download(self, source: str) -> None:
+        """Begin to download a model from the hub or an address. InvalidRequest: it does not exist, or is here."""
         try:
-            name = self._cache.name_of(asked)
+            name = self._cache.name_of(source)
         except ValueError as error:
             raise InvalidRequest(f"field 'model': {error}") from None
         if self._fleet.get(name) is not None or name in self._removing:
             raise InvalidRequest(f"model {name!r} already exists")
-        await self.downloads.begin(name, asked)
+        await self.downloads.begin(name, source)
 
     async def remove(self, name: str) -> None:
-        """Take a model and its files away, or end its download. NotFound, InvalidRequest: it was never downloaded."""
+        """Delete a model with its files, or cancel its download. NotFound, InvalidRequest: it was never downloaded."""
         if name not in self.downloads.running:
             entry = self._fleet.find(name).entry
             if entry.source != CACHE:
@@ -55,19 +55,19 @@ class CachedModels:
         if name not in self._removing:
             task = self._removing[name] = asyncio.create_task(self._remove(name))
             task.add_done_callback(lambda _: self._removing.pop(name))
-        await asyncio.shield(self._removing[name])  # it goes on when the client leaves
+        await asyncio.shield(self._removing[name])  # goes on when the client leaves
 
     async def _remove(self, name: str) -> None:
         if name in self.downloads.running:
             cancelled = await self.downloads.cancel(name)
-            await beside(partial(self._cache.forget_parts, cancelled.asked))
+            await beside(partial(self._cache.forget_parts, cancelled.source))
             await self._look()
-            if name not in self._fleet.models:  # else it had just been done
+            if name not in self._fleet.models:  # else another client has deleted it
                 return
         await self._fleet.remove(name)
         await beside(partial(self._cache.remove, name))
         await self._look()
 
     async def _look(self) -> None:
-        with suppress(CatalogError):  # all stays as it is
+        with suppress(CatalogError):  # the fleet stays as it is
             await self._read_again()

@@ -16,12 +16,12 @@ MAX_PRESET_BYTES = 1 << 20
 
 
 class CatalogError(Exception):
-    """What is wrong with the folder or the file, in one line."""
+    """The folder or the preset file cannot be used: the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A section: flags by the names that stand there, and what only a router understands."""
+    """A section: flags by their names in the file, and settings of the router."""
 
     settings: tuple[tuple[str, str], ...]
     load_on_startup: bool = False
@@ -29,17 +29,17 @@ class Preset:
 
 
 def models_of_folder(folder: Path) -> dict[str, Path]:
-    """Models by name: `name.gguf`, or a folder with one model (perhaps in parts, perhaps beside an mmproj file)."""
-    found: dict[str, Path] = {}
+    """Models by name: `name.gguf`, or a folder with one model (in parts or not, with an mmproj file or not)."""
+    models: dict[str, Path] = {}
     try:
         for path in sorted(folder.iterdir()):
             name = path.name if path.is_dir() else path.stem
             model = _model_in(path)
             if model is not None and name.isprintable():
-                found.setdefault(name, model)
+                models.setdefault(name, model)
     except OSError as error:
         raise CatalogError(f"--models-dir {folder}: {error.strerror}") from None
-    return found
+    return models
 
 
 def _model_in(path: Path) -> Path | None:
@@ -59,7 +59,7 @@ def _is_model(path: Path) -> bool:
 
 
 def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
-    """(settings for everyone, presets by the name of their model)."""
+    """(settings for all models, presets by model name)."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_PRESET_BYTES + 1).decode("utf-8-sig")
@@ -72,7 +72,7 @@ def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
     parser = configparser.RawConfigParser(
         delimiters=("=",), comment_prefixes=(";", "#"), default_section="", strict=False, empty_lines_in_values=False
     )
-    parser.optionxform = str  # type: ignore[method-assign, assignment]  # names of variables have capitals
+    parser.optionxform = str  # type: ignore[method-assign, assignment]  # environment variables are upper case
     try:
         parser.read_string(f"[top]\n{text}")  # `version = 1` may stand before all sections
     except configparser.Error as error:
@@ -101,8 +101,8 @@ def _preset(path: Path, name: str, items: Sequence[tuple[str, str]]) -> Preset:
 
 
 @dataclass(frozen=True)
-class Meant:
-    """What a model's settings mean: the words of its server's command line, and what else it is called."""
+class ModelArguments:
+    """Settings of a model as its server's command line, with its aliases and tags."""
 
     words: tuple[str, ...]
     aliases: tuple[str, ...] = ()
@@ -110,36 +110,36 @@ class Meant:
 
 
 # (where it stands, settings, the model's name, its file if that is known without them) → what they mean
-MeaningOf = Callable[[str, Mapping[str, str], str, Path | None], Meant]
+MeaningOf = Callable[[str, Mapping[str, str], str, Path | None], ModelArguments]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What the command line says about models. `read` looks again each time."""
+    """The sources of models. `read` reads folder and presets anew each time."""
 
     folder: Path | None
     presets: Path | None
-    common: tuple[str, ...]  # words for every child, which come last and so count most
-    downloaded: Callable[[], Mapping[str, tuple[Path, str]]] = dict  # by name: the file, and another name or ""
+    common: tuple[str, ...]  # arguments of every child; they come last, so they win
+    downloaded: Callable[[], Mapping[str, tuple[Path, str]]] = dict  # by name: (file, alias or "")
 
     def read(self, meaning_of: MeaningOf) -> list[Entry]:
-        """All models by name. CatalogError: something cannot be read, or means nothing to `meaning_of`."""
+        """All models by name. CatalogError: a source cannot be read, or has a setting that is no flag."""
         everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset(()), {})
         files = models_of_folder(self.folder) if self.folder is not None else {}
         cached = {name: found for name, found in self.downloaded().items() if name not in {*files, *presets}}
-        known = {**files, **{name: path for name, (path, _) in cached.items()}}
+        paths = {**files, **{name: path for name, (path, _) in cached.items()}}
         entries = []
-        for name in sorted({*known, *presets}):
+        for name in sorted({*paths, *presets}):
             preset = presets.get(name, Preset(()))
             settings = {**dict(everyone.settings), **dict(preset.settings)}
-            meant = meaning_of(f"--models-preset {self.presets}: [{name}]", settings, name, known.get(name))
+            meaning = meaning_of(f"--models-preset {self.presets}: [{name}]", settings, name, paths.get(name))
             entries.append(
                 Entry(
                     name,
-                    (*meant.words, *self.common),
-                    path=str(known.get(name, settings.get("model", settings.get("m", "")))),
-                    aliases=meant.aliases,
-                    tags=meant.tags,
+                    (*meaning.words, *self.common),
+                    path=str(paths.get(name, settings.get("model", settings.get("m", "")))),
+                    aliases=meaning.aliases,
+                    tags=meaning.tags,
                     source=PRESET if name in presets else FOLDER if name in files else CACHE,
                     preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, settings.items()))),
                     load_on_startup=preset.load_on_startup or everyone.load_on_startup,

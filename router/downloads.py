@@ -14,20 +14,20 @@ from logitless.engine.errors import InvalidRequest, TooManyRequests
 
 log = logging.getLogger("logitless.router")
 AT_ONCE = 4
-_REMEMBERED = 200  # events; who is further behind misses some
-Report = Callable[[str, int, int], None]  # a file's name, its bytes that are there, and all, 0 where that is not known
+_REMEMBERED = 200  # events; a slower reader misses some
+Report = Callable[[str, int, int], None]  # file name, bytes done, bytes in all (0: unknown)
 
 
 class DownloadFailed(Exception):
-    """Why, in one line."""
+    """The reason, in one line."""
 
 
 @dataclass(eq=False)
 class Download:
-    """One model on its way."""
+    """A running download of one model."""
 
     name: str
-    asked: str  # what the client asked for; may hold secrets
+    source: str  # repository or address that the client asked for; may hold secrets
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     files: dict[str, dict[str, int]] = field(default_factory=dict)  # by name: done, total
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -39,8 +39,8 @@ class Download:
 
 
 class Downloads:
-    """All of them. `fetch(asked, report)` brings one (DownloadFailed), `landed` makes it a model that can be served,
-    and `changed` is called after every event."""
+    """Running downloads. `fetch(source, report)` downloads a model or raises DownloadFailed, `landed`
+    adds it to the catalog, and `changed` is called after every event."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Downloads:
         self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_REMEMBERED)
         self.n_events = 0
 
-    async def begin(self, name: str, asked: str) -> None:
-        """Begin to download, and return when it is known that there is such a model. InvalidRequest: there is none."""
+    async def begin(self, name: str, source: str) -> None:
+        """Begin a download; returns when the model is known to exist. InvalidRequest: it does not."""
         if name in self.running:
             raise InvalidRequest(f"model {name!r} is being downloaded already")
         if len(self.running) >= AT_ONCE:
             raise TooManyRequests(f"{AT_ONCE} models are being downloaded; try again when one of them is there")
-        download = self.running[name] = Download(name, asked)
+        download = self.running[name] = Download(name, source)
         task = download.task = asyncio.create_task(self._run(download))
         task.add_done_callback(partial(self._cancelled, download))
         begun = asyncio.create_task(download.begun.wait())
@@ -71,7 +71,7 @@ class Downloads:
             raise InvalidRequest(download.error)
 
     async def cancel(self, name: str) -> Download:
-        """End it; what has come stays."""
+        """Cancel a download; its partial files stay."""
         download = self.running[name]
         assert download.task is not None
         download.task.cancel()
@@ -87,7 +87,7 @@ class Downloads:
         yield from [event for number, event in self._events if number >= n]
 
     def tell(self, name: str, event: str, data: dict[str, Any] | None = None) -> None:
-        """Something has happened to a model."""
+        """Add an event of a model."""
         self._events.append((self.n_events, {"model": name, "event": event} | ({} if data is None else {"data": data})))
         self.n_events += 1
         self._changed()
@@ -100,7 +100,7 @@ class Downloads:
 
         error = ""
         try:
-            await self._fetch(download.asked, report)
+            await self._fetch(download.source, report)
             await self._landed()
         except DownloadFailed as failed:
             error = " ".join(str(failed).split())
@@ -110,7 +110,7 @@ class Downloads:
         self._end(download, error)
 
     def _cancelled(self, download: Download, running: asyncio.Task[None]) -> None:
-        """Not a part of `_run`: a task that is cancelled before it has begun runs nothing of its own."""
+        """Separate from `_run`: a task that is cancelled before it begins never runs its own code."""
         if running.cancelled():
             self._end(download, "it was cancelled")
 

@@ -1,8 +1,9 @@
 """The fleet: which models run, started on request, ended when others need their place. No processes, no HTTP.
 
-At most `limit` run at once. Who asks for one that does not run waits; the places go to the models in the order in which
-they were first asked for, and a place is taken from the model that was used longest ago. One that serves requests ends
-these first. Nobody's request is lost by that, and no model can keep its place by a stream of requests.
+At most `limit` models run at once. A request for a model that does not run waits. Models get places
+in the order of their first request, and take them from the least recently used model, which first
+finishes its running requests. So no request is lost, and no model keeps its place by a stream of
+requests.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ class Child(Protocol):
     """A server of one model."""
 
     async def ended(self) -> int:
-        """Wait until it has ended; its exit code."""
+        """Wait for the child's end; returns its exit code."""
 
     async def stop(self, seconds: float) -> None:
-        """End it, by force after so many seconds."""
+        """End the child, by force after `seconds`."""
 
 
 C = TypeVar("C", bound=Child)
 
 
 class StartFailed(Exception):
-    """A child ended before it could be asked: its last words, and its exit code."""
+    """A child ended before it was ready: the last line of its log, and its exit code."""
 
     def __init__(self, reason: str, exit_code: int | None = None) -> None:
         super().__init__(" ".join(reason.split()))
@@ -46,34 +47,34 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """A model that may be run. `args`: of its server's command line."""
+    """A model of the catalog. `args`: command line of its server."""
 
     name: str
     args: tuple[str, ...]
-    path: str = ""  # of its file, where that is known
+    path: str = ""  # the model file, if known
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     source: str = PRESET
-    preset: str = ""  # its settings as a section of an INI file
+    preset: str = ""  # settings, as a section of an INI file
     load_on_startup: bool = False
-    stop_seconds: float = 10.0  # that its requests have when it is to end
+    stop_seconds: float = 10.0  # for running requests to finish when the model is unloaded
 
 
 @dataclass(eq=False)
 class Model(Generic[C]):
-    """An entry and how it is doing."""
+    """State of one entry."""
 
     entry: Entry
     state: str = UNLOADED
     child: C | None = None
-    active: int = 0  # requests
-    wanted: int = 0  # requests that wait for it
-    used: int = 0  # when it was asked for last
-    error: str = ""  # why it failed, last time
+    active: int = 0  # running requests
+    n_waiting: int = 0  # requests that wait for the model
+    used: int = 0  # clock of the last request
+    error: str = ""  # reason of the last failure
     exit_code: int | None = None
     n_failures: int = 0
-    leaving: bool = False  # it is to end as soon as its requests have
-    asked: bool = False  # it is to be loaded although no request waits
+    leaving: bool = False  # unload as soon as no request runs
+    requested: bool = False  # load although no request waits (POST /models/load)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -81,12 +82,12 @@ class Fleet(Generic[C]):
     """All models of a router."""
 
     def __init__(self, entries: Iterable[Entry], start: Callable[[Entry], Awaitable[C]], limit: int) -> None:
-        """`start` gives a child that can be asked, or raises StartFailed. `limit` 0: any number."""
+        """`start` returns a child that is ready, or raises StartFailed. `limit` 0: any number."""
         self.models: dict[str, Model[C]] = {entry.name: Model(entry) for entry in entries}
         self._start = start
         self._limit = limit
-        self._queue: list[Model[C]] = []  # those that wait for a place
-        self._running: list[Model[C]] = []  # those that have one; some may not be known by name any more
+        self._queue: list[Model[C]] = []  # models that wait for a place
+        self._running: list[Model[C]] = []  # models with a place; `update` may have dropped their names
         self._rests: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._clock = 0
@@ -99,7 +100,7 @@ class Fleet(Generic[C]):
         return model or next((m for m in self.models.values() if name in m.entry.aliases), None)
 
     def find(self, name: str) -> Model[C]:
-        """The same; NotFound: there is none."""
+        """The model that has this name or alias. NotFound: there is none."""
         model = self.get(name)
         if model is None:
             raise NotFound(f"model {name[:200]!r} not found")
@@ -114,11 +115,13 @@ class Fleet(Generic[C]):
         uses: bool = True,
         rest: Callable[[C], Coroutine[Any, Any, None]] | None = None,
     ) -> AsyncIterator[C]:
-        """The model's child, which is not ended by others' wishes meanwhile, nor until `rest` is over: what it still
-        does then. BadGateway: it cannot be started. Who only looks at it does not use it (`uses`)."""
+        """The model's child, which stays loaded within the block and until the coroutine `rest` ends.
+
+        BadGateway: it cannot be started. With `uses` False, a mere look, the model's place in the
+        order of use does not change."""
         model = self.find(name)
         failures = model.n_failures
-        model.wanted += 1
+        model.n_waiting += 1
         try:
             while model.state != LOADED or (model.leaving and uses):
                 if self._closed:
@@ -136,7 +139,7 @@ class Fleet(Generic[C]):
                 await self._changed.wait()
             model.active += 1
         finally:
-            model.wanted -= 1
+            model.n_waiting -= 1
             self._tell()
         if uses:
             self._touch(model)
@@ -161,33 +164,33 @@ class Fleet(Generic[C]):
 
     @property
     def closed(self) -> bool:
-        """Whether it starts no more children."""
+        """Whether `close` was called: no more children are started."""
         return self._closed
 
     async def changed(self) -> None:
-        """Wait until something about a model may be new."""
+        """Wait for a change of any model."""
         await self._changed.wait()
 
     def tell(self) -> None:
-        """Wake those who wait for that."""
+        """Wake the waiters of `changed`."""
         self._tell()
 
     def load(self, name: str) -> None:
-        """Have it loaded; returns at once. InvalidRequest: it is, or is being."""
+        """Request a load; returns at once. InvalidRequest: the model is loaded or loading."""
         model = self.find(name)
-        if model.state in (LOADED, LOADING) or model.asked:
+        if model.state in (LOADED, LOADING) or model.requested:
             raise InvalidRequest(f"model {name!r} is already {model.state if model.state != UNLOADED else LOADING}")
-        model.asked = True
+        model.requested = True
         if model.state == UNLOADED and model not in self._queue:
             self._queue.append(model)
         self._tell()
 
     def unload(self, name: str) -> None:
-        """End it, whatever it does; returns at once. InvalidRequest: it does not run."""
+        """Unload the model with its running requests; returns at once. InvalidRequest: it does not run."""
         model = self.find(name)
         if model.state == UNLOADED and model not in self._queue:
             raise InvalidRequest(f"model {name!r} is not loaded")
-        model.asked = False
+        model.requested = False
         if model.state == LOADING and model.task is not None:
             model.task.cancel()
         elif model.state == LOADED:
@@ -197,7 +200,7 @@ class Fleet(Generic[C]):
             self._failed(model, "it was unloaded before it had a place", None)
 
     def update(self, entries: Iterable[Entry]) -> None:
-        """New sources: what has changed or is gone ends, the rest stays as it is."""
+        """Replace the entries. Models whose entry changed or is gone are unloaded."""
         new = {entry.name: entry for entry in entries}
         for name, model in list(self.models.items()):
             if new.get(name) != model.entry:
@@ -211,7 +214,7 @@ class Fleet(Generic[C]):
         self._tell()
 
     async def remove(self, name: str) -> None:
-        """Forget a model, and wait until it does not run any more."""
+        """Drop a model, and wait until it has ended."""
         model = self.find(name)
         if model.state != UNLOADED or model in self._queue:
             self.unload(name)
@@ -240,7 +243,7 @@ class Fleet(Generic[C]):
     # -- places
 
     def _tell(self) -> None:
-        """Something is new: places may be given, and who waits looks again."""
+        """Assign free places and wake the waiters of `changed`."""
         self._give_places()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -250,20 +253,20 @@ class Fleet(Generic[C]):
         model.used = self._clock
 
     def _give_places(self) -> None:
-        self._queue = [m for m in self._queue if m.state == UNLOADED and (m.wanted or m.asked)]
+        self._queue = [m for m in self._queue if m.state == UNLOADED and (m.n_waiting or m.requested)]
         running = self._running
         while self._queue and (not self._limit or len(running) < self._limit):
             model = self._queue.pop(0)
-            model.asked = False
+            model.requested = False
             model.state = LOADING
             self._touch(model)
             model.task = asyncio.create_task(self._load(model))
             model.task.add_done_callback(partial(self._cancelled, model))
             running.append(model)
         n_missing = len(self._queue) - sum(m.state == UNLOADING for m in running)
-        may_go = [m for m in running if m.state == LOADED and not m.wanted]
-        may_go += [m for m in running if m.state == LOADED and m.wanted and m.leaving]
-        # Idle ones first; of the busy ones the same as before, or none would ever be done.
+        may_go = [m for m in running if m.state == LOADED and not m.n_waiting]
+        may_go += [m for m in running if m.state == LOADED and m.n_waiting and m.leaving]
+        # Idle models first; among busy ones those chosen before, else none would ever finish.
         may_go.sort(key=lambda m: (m.active > 0, not m.leaving, m.used))
         for model in running:
             model.leaving = model in may_go[: max(0, n_missing)]
@@ -285,7 +288,7 @@ class Fleet(Generic[C]):
             self._tell()
 
     def _cancelled(self, model: Model[C], loading: asyncio.Task[None]) -> None:
-        """Not a part of `_load`: a task that is cancelled before it has begun runs nothing of its own."""
+        """Separate from `_load`: a task that is cancelled before it begins never runs its own code."""
         if loading.cancelled():
             self._failed(model, "it was unloaded while it was loading", None)
 
@@ -296,7 +299,7 @@ class Fleet(Generic[C]):
 
     def _failed(self, model: Model[C], reason: str, code: int | None) -> None:
         log.warning("%s: %s%s", model.entry.name, reason, "" if code is None else f" (exit code {code})")
-        model.state, model.child, model.leaving, model.asked = UNLOADED, None, False, False
+        model.state, model.child, model.leaving, model.requested = UNLOADED, None, False, False
         if model in self._running:
             self._running.remove(model)
         model.error, model.exit_code = reason, code
@@ -305,7 +308,7 @@ class Fleet(Generic[C]):
 
     def _end(self, model: Model[C]) -> None:
         if model.task is not None:
-            model.task.cancel()  # nobody need watch it any more
+            model.task.cancel()  # ends `_watch`
         model.state, model.leaving = UNLOADING, False
         model.task = asyncio.create_task(self._unload(model))
 

@@ -16,23 +16,23 @@ from logitless.server.api.context import encode_json
 _STARTED = int(time.time())
 
 
-Told = MutableMapping[ServerProcess, dict[str, Any]]  # by child: what it tells as `meta` of its model
+ModelMeta = MutableMapping[ServerProcess, dict[str, Any]]  # `meta` of a child's model
 
 
-def shown(model: Model[ServerProcess], told: Told) -> dict[str, Any]:
-    """One item of /models; beside llama-server's `failed` why."""
+def model_item(model: Model[ServerProcess], meta: ModelMeta) -> dict[str, Any]:
+    """Item of /models: llama-server's, and the reason of a failure."""
     entry = model.entry
     status: dict[str, Any] = {"value": _state(model), "args": list(entry.args), "preset": entry.preset}
     if model.state == UNLOADED and model.error:
         status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
     more: dict[str, Any] = {"aliases": list(entry.aliases), "tags": list(entry.tags), "path": entry.path}
-    if model.child is not None and model.child in told:
-        more["meta"] = told[model.child]
+    if model.child is not None and model.child in meta:
+        more["meta"] = meta[model.child]
     return _item(entry.name, entry.source, status) | more
 
 
-def on_its_way(download: Download) -> dict[str, Any]:
-    """The item of a model that is being downloaded."""
+def download_item(download: Download) -> dict[str, Any]:
+    """Item of /models of a model that is being downloaded."""
     return _item(download.name, CACHE, {"value": "downloading", "args": []}) | download.progress
 
 
@@ -57,27 +57,29 @@ def _state(model: Model[ServerProcess]) -> str:
 
 
 async def events(request: web.Request, fleet: Fleet[ServerProcess], downloads: Downloads) -> web.StreamResponse:
-    """Server-sent events from now on: {"model", "event", "data"}, where the event is `status_change`, `model_remove`,
-    `models_reload` (of model "*"), `download_progress`, `download_finished` or `download_failed`."""
+    """Stream of server-sent events {"model", "event", "data"}.
+
+    Events: `status_change`, `model_remove`, `models_reload` (of model "*"), `download_progress`,
+    `download_finished`, `download_failed`."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    known, n_updates, n_events = _states(fleet), fleet.n_updates, downloads.n_events
+    before, n_updates, n_events = _states(fleet), fleet.n_updates, downloads.n_events
     try:
         while not fleet.closed:
             await fleet.changed()
             now = _states(fleet)
-            heard, n_events = list(downloads.since(n_events)), downloads.n_events
-            for event in heard:
-                await _tell(response, event)
+            new_events, n_events = list(downloads.since(n_events)), downloads.n_events
+            for event in new_events:
+                await _send(response, event)
             if fleet.n_updates != n_updates:
                 n_updates = fleet.n_updates
-                await _tell(response, {"model": "*", "event": "models_reload"})
-            for name in known.keys() - now.keys():
-                await _tell(response, {"model": name, "event": "model_remove"})
+                await _send(response, {"model": "*", "event": "models_reload"})
+            for name in before.keys() - now.keys():
+                await _send(response, {"model": name, "event": "model_remove"})
             for name, data in now.items():
-                if known.get(name) != data:
-                    await _tell(response, {"model": name, "event": "status_change", "data": data})
-            known = now
+                if before.get(name) != data:
+                    await _send(response, {"model": name, "event": "status_change", "data": data})
+            before = now
         await response.write_eof()
     except ConnectionError:
         pass
@@ -91,5 +93,5 @@ def _states(fleet: Fleet[ServerProcess]) -> dict[str, dict[str, Any]]:
     }
 
 
-async def _tell(response: web.StreamResponse, event: dict[str, Any]) -> None:
+async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
     await response.write(f"data: {encode_json(event)}\n\n".encode())

@@ -40,7 +40,7 @@ async def spawn(words: Sequence[str], environ: Mapping[str, str], stdout: int) -
 
 
 async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """What a child says, line by line, until it ends."""
+    """Lines of a child's output until it ends."""
     while True:
         try:
             raw = await stream.readline()
@@ -65,7 +65,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, args: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None]) -> ServerProcess:
-        """Start one and wait until it can be asked. StartFailed has its last words; cancelling ends it.
+        """Start a server and wait until it is ready. StartFailed has its last line; cancelling ends it.
 
         `say` gets the lines of its log."""
         key = secrets.token_urlsafe(32)
@@ -81,15 +81,15 @@ class ServerProcess:
         return child
 
     async def _read(self) -> None:
-        """Its log, line by line, until it ends."""
+        """Read its log until it ends."""
         assert self._process.stderr is not None
         loaded = False
         async for line in lines(self._process.stderr):
             self._say(line)
             self._last = line or self._last
-            if found := _LISTENING.search(line):
-                self.url = found[1]
-            loaded = loaded or _LOADED in line  # a small model may be there before the port is
+            if match := _LISTENING.search(line):
+                self.url = match[1]
+            loaded = loaded or _LOADED in line  # a small model may load before the port is open
             if self.url and loaded and not self._ready.done():
                 self._ready.set_result(None)
         code = await self._process.wait()
@@ -99,12 +99,12 @@ class ServerProcess:
             self._ready.exception()  # seen, also when nobody waits any more
 
     async def ended(self) -> int:
-        """Wait until it has ended; its exit code."""
+        """Wait for its end; returns the exit code."""
         await asyncio.shield(self._reading)
         return await self._process.wait()
 
     async def stop(self, seconds: float) -> None:
-        """End it: requests that run have some time, and what does not end by then is killed."""
+        """End it: running requests have `seconds`, then the process is killed."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM if seconds > 0 else signal.SIGKILL)
         try:
@@ -119,7 +119,7 @@ class ServerProcess:
 async def download(
     words: Sequence[str], environ: Mapping[str, str], report: Report, say: Callable[[str], None]
 ) -> None:
-    """`logitless download`, of what the environment names; cancelling ends it. DownloadFailed has its last words."""
+    """Run `logitless download` for the source in the environment. DownloadFailed has its last line."""
     process = await spawn(("download", *words, "--json"), environ, asyncio.subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -134,9 +134,9 @@ async def download(
     listening = asyncio.create_task(listen(process.stderr))
     try:
         async for line in lines(process.stdout):
-            with suppress(ValueError, TypeError, KeyError):  # something else that a library prints
-                told = json.loads(line)
-                report(str(told["file"]), int(told["done"]), int(told["total"]))
+            with suppress(ValueError, TypeError, KeyError):  # a line of some library
+                progress = json.loads(line)
+                report(str(progress["file"]), int(progress["done"]), int(progress["total"]))
         await listening
         code = await process.wait()
     finally:
@@ -150,5 +150,5 @@ async def download(
 
 
 def environment(own: frozenset[str]) -> dict[str, str]:
-    """What children inherit: everything but the variables that only concern the router."""
+    """Environment of children: everything but the router's own variables."""
     return {name: value for name, value in os.environ.items() if name not in own}

@@ -30,13 +30,13 @@ _OURS = frozenset(
         *(CLIENT_KEY.lower(), CLIENT_ADDRESS.lower()),
     )
 )
-_NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and everything about CORS: the router answers for that
-LOOK = 1.0  # seconds between two looks at a stream without a reader
+_NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and CORS headers, which are the router's
+POLL = 1.0  # seconds between two looks at a stream without a reader
 LOST = "the model's server ended while it answered; ask again and it is started again"
 
 
 class Unconnected(BadGateway):
-    """The child does not listen any more: it has done nothing of the request."""
+    """The child no longer listens; it has not seen the request."""
 
 
 async def forward(
@@ -44,7 +44,7 @@ async def forward(
 ) -> web.StreamResponse:
     """The child's answer. When the client leaves, the task is cancelled, and with it the request to the child.
 
-    BadGateway: the child is gone, and nothing of an answer has been sent; Unconnected: it has not even been asked."""
+    BadGateway: the child is gone before any answer was sent; Unconnected: it never got the request."""
     async with await ask(session, request, child, path, body) as answer:
         return await pass_back(request, answer)
 
@@ -52,10 +52,10 @@ async def forward(
 async def ask(
     session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
 ) -> aiohttp.ClientResponse:
-    """The head of the child's answer; raises what `forward` does."""
+    """The head of the child's answer. Raises the errors of `forward`."""
     headers = _headers(request, child.key)
     try:
-        url = URL(child.url + path, encoded=True)  # as it came: the guard has not judged what `..` makes of it
+        url = URL(child.url + path, encoded=True)  # unchanged: the guard did not check a normalised path
         return await session.request(request.method, url, headers=headers, data=body or None, allow_redirects=False)
     except aiohttp.ClientConnectorError:
         raise Unconnected(LOST) from None
@@ -65,28 +65,28 @@ async def ask(
 
 
 async def stream_over(session: aiohttp.ClientSession, request: web.Request, child: ServerProcess) -> None:
-    """Wait until what the child does for a request is over although its client has left (X-Conversation-Id)."""
+    """Wait for the end of a request that goes on without its client (X-Conversation-Id)."""
     body = json.dumps({"conversation_ids": [request.headers[CONVERSATION]]}).encode()
-    with suppress(RequestError, aiohttp.ClientError, OSError, ValueError):  # the child is gone, and its streams are
+    with suppress(RequestError, aiohttp.ClientError, OSError, ValueError):  # the child is gone, and its streams with it
         while True:
             async with await ask(session, request, child, "/v1/streams/lookup", body) as answer:
                 if answer.status != 200 or all(stream["is_done"] for stream in await answer.json()):
                     return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
 
 
 def _headers(request: web.Request, key: str) -> dict[str, str]:
     gone = _HOP | _OURS
     headers = {name: value for name, value in request.headers.items() if name.lower() not in gone}
     headers["Authorization"] = f"Bearer {key}"
-    given = api_key(request)
-    headers[CLIENT_KEY] = hashlib.sha256(given.encode("utf-8", "surrogateescape")).hexdigest() if given else ""
+    key = api_key(request)
+    headers[CLIENT_KEY] = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else ""
     headers[CLIENT_ADDRESS] = request.remote or ""
     return headers
 
 
 async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """The answer, piece by piece, to the client."""
+    """Stream the answer to the client."""
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in answer.headers.items():
         if name.lower() not in _NOT_BACK and not name.lower().startswith("access-control-"):
@@ -105,12 +105,12 @@ async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web
 
 
 async def _broken(request: web.Request, response: web.StreamResponse) -> None:
-    """The child ended in the middle: a stream of events can still say so, anything else is cut off."""
+    """The child ended within an answer: an event stream gets an error event, others are cut off."""
     log.warning("a model's server ended in the middle of an answer")
     with suppress(ConnectionError):
         if response.content_type == "text/event-stream":
-            said: RequestError = BadGateway(LOST)
-            await response.write(f"data: {json.dumps(error_object(said))}\n\n".encode())
+            lost: RequestError = BadGateway(LOST)
+            await response.write(f"data: {json.dumps(error_object(lost))}\n\n".encode())
             await response.write_eof()
         elif request.transport is not None:
             request.transport.abort()

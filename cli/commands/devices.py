@@ -9,13 +9,13 @@ from typing import Any
 
 
 def run(options: SimpleNamespace) -> int:
-    found = devices()
-    print(json.dumps({"devices": found}, indent=2) if options.json else as_text(found))
+    entries = devices()
+    print(json.dumps({"devices": entries}, indent=2) if options.json else as_text(entries))
     return 0
 
 
 def devices() -> list[dict[str, Any]]:
-    """One entry per device, and one per kind of which there is none; `available`: whether `--device` takes it."""
+    """One entry per device, and one per backend without a device; `available`: `--device` takes it."""
     return [cpu(), *opencl_devices(), *vulkan_devices()]
 
 
@@ -61,7 +61,7 @@ def vulkan_devices() -> list[dict[str, Any]]:
     from logitless.backends.vulkan.instance import all_devices
 
     try:
-        found = all_devices()
+        physical = all_devices()
     except (DeviceError, OSError) as error:
         return [{"name": "vulkan", "available": False, "description": str(error)}]
     return [
@@ -81,13 +81,13 @@ def vulkan_devices() -> list[dict[str, Any]]:
                 "why": choice.why if choice else "timed when the device is first opened",
             },
         }
-        for d in found
+        for d in physical
     ]
 
 
-def as_text(found: list[dict[str, Any]]) -> str:
+def as_text(entries: list[dict[str, Any]]) -> str:
     lines = []
-    for d in found:
+    for d in entries:
         lines.append(f"{d['name']:<10}{d['description']}")
         if d["available"]:
             memory = f"{d['memory_bytes'] / 2**30:.1f} GiB of memory"
@@ -119,7 +119,7 @@ def cpu_name() -> str:
 
 
 def rounding_as_text(d: dict[str, Any]) -> str:
-    """Of products with bf16 weights what there is to choose."""
+    """Precision of matrix products with bf16 weights."""
     from logitless.backends.host import BF16, has_bf16_dots
 
     if d["rounds_bf16"]:
@@ -128,11 +128,11 @@ def rounding_as_text(d: dict[str, Any]) -> str:
 
 
 def cpu_features() -> list[str]:
-    """The extensions that matter to the kernels, by LLVM's names."""
+    """CPU extensions that the kernels use, by LLVM's names."""
     from logitless.backends.host import host
 
-    wanted = ["avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm"]
-    return [name for name in wanted if host().has(name)]
+    names = ["avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm"]
+    return [name for name in names if host().has(name)]
 
 
 def _cpuinfo() -> list[str]:

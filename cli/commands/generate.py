@@ -53,7 +53,7 @@ def run(options: SimpleNamespace) -> int:
 
 
 def prompt_ids(vocabulary: Tokenizer, prompt: str) -> list[int]:
-    """The prompt's tokens; of an empty one the BOS. CliError: there is none."""
+    """Token ids of the prompt; an empty one is the BOS. CliError: the vocabulary has none."""
     ids = vocabulary.encode(prompt)
     if ids:
         return ids
@@ -63,7 +63,7 @@ def prompt_ids(vocabulary: Tokenizer, prompt: str) -> list[int]:
 
 
 def stream(scheduler: Scheduler, request: CompletionRequest) -> Timings:
-    """Show tokens as they come; the timings at the end."""
+    """Print tokens as they come; returns the timings."""
     from logitless.engine.requests import Failed, Finished, Token
 
     scheduler.submit(request)

@@ -17,14 +17,14 @@ from logitless.cli.flags.model_options import Repo
 from logitless.engine.loading.values import words as split
 
 if TYPE_CHECKING:
-    from logitless.router.catalog import Meant
+    from logitless.router.catalog import ModelArguments
     from logitless.router.downloads import Report
     from logitless.router.fleet import Entry
     from logitless.router.process import ServerProcess
 
 log = logging.getLogger("logitless.router")
 _SOURCES = ("model", "hf_repo", "hf_file", "model_url")
-_OWN = frozenset(  # children get none of these from the router's command line or environment
+_OWN = frozenset(  # flags of the router that children do not inherit
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
         *("reuse_port", "cors_origins", "ui", "models_dir", "models_max", "models_preset", "models_autoload"),
@@ -54,8 +54,8 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.router.app import Router, serve
     from logitless.router.cached import Cache
     from logitless.router.catalog import CatalogError, Sources
-    from logitless.router.desk import RouterDesk
     from logitless.router.fleet import Fleet
+    from logitless.router.jobs import RouterJobs
     from logitless.router.process import ServerProcess, download, environment
 
     flags = _flags()
@@ -76,10 +76,10 @@ async def _serve(options: SimpleNamespace) -> None:
         say = _say_nothing if options.log_disable else partial(_say, entry.name)
         return await ServerProcess.start(entry.args, environ, say)
 
-    async def fetch(asked: str, report: Report) -> None:
-        variable = "LLAMA_ARG_MODEL_URL" if "://" in asked else "LLAMA_ARG_HF_REPO"  # may hold a secret
-        say = _say_nothing if options.log_disable else partial(_say, cached.name_of(asked))
-        await download(("--offline",) if options.offline else (), {**environ, variable: asked}, report, say)
+    async def fetch(source: str, report: Report) -> None:
+        variable = "LLAMA_ARG_MODEL_URL" if "://" in source else "LLAMA_ARG_HF_REPO"  # may hold a secret
+        say = _say_nothing if options.log_disable else partial(_say, cached.name_of(source))
+        await download(("--offline",) if options.offline else (), {**environ, variable: source}, report, say)
 
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)
@@ -87,7 +87,7 @@ async def _serve(options: SimpleNamespace) -> None:
         fleet,
         config,
         read,
-        RouterDesk(options.data_dir or ""),
+        RouterJobs(options.data_dir or ""),
         Cache(cached.name_of, fetch, cached.remove, cached.forget_parts),
         autoload=options.models_autoload,
         limit=options.models_max,
@@ -96,13 +96,13 @@ async def _serve(options: SimpleNamespace) -> None:
 
 
 def _say(name: str, line: str) -> None:
-    """A line of a child's log, which has its own time and level."""
+    """Print a line of a child's log, which has its own time and level."""
     with suppress(OSError):
         print(f"[{name}] {line}", file=sys.stderr, flush=True)
 
 
 def _say_nothing(_: str) -> None:
-    """--log-disable; a child logs all the same, because its log tells when it is ready."""
+    """Drop a line (--log-disable). The child itself must log: its log says when it is ready."""
 
 
 def _flags() -> list[Flag]:
@@ -115,18 +115,18 @@ def _negatives(f: Flag) -> list[str]:
     return [name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for name in f.env.split()]
 
 
-def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None) -> Meant:
-    """What a preset's settings mean. CatalogError, which begins with `where`."""
-    from logitless.router.catalog import CatalogError, Meant
+def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None) -> ModelArguments:
+    """Settings of a preset as arguments. The line of a CatalogError begins with `where`."""
+    from logitless.router.catalog import CatalogError, ModelArguments
 
     words: list[str] = []
     called: dict[str, list[str]] = {"alias": [], "tags": []}
-    given: set[str] = set()
+    dests: set[str] = set()
     for key, value in settings.items():
-        found = _word(flags, key)
-        if found is None:
+        match = _word(flags, key)
+        if match is None:
             raise CatalogError(f"{where} {key}: there is no such flag")
-        f, word, on = found
+        f, word, on = match
         if f.dest == _SECRET:
             raise CatalogError(f"{where} {key}: is a secret, which /models would show; give it to the router")
         if f.dest in called:
@@ -134,7 +134,7 @@ def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: st
             continue
         if f.dest in _OWN and f.dest not in _SOURCES:
             raise CatalogError(f"{where} {key}: is the router's own, and not a model's")
-        given.add(f.dest)
+        dests.add(f.dest)
         if f.takes_value and on:
             words += [word, value]
         elif value.strip().lower() not in TRUE | FALSE:
@@ -143,7 +143,7 @@ def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: st
             words.append(word)
         elif f.off_names:
             words.append(f.off_names[0] if on else f.long)
-    if not given & {*_SOURCES}:
+    if not dests & {*_SOURCES}:
         if file is not None:
             words += ["--model", str(file)]
         else:
@@ -154,11 +154,11 @@ def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: st
         parse(flags, words, {})
     except CliError as error:
         raise CatalogError(f"{where} {error}") from None
-    return Meant(tuple(words), tuple(called["alias"]), tuple(called["tags"]))
+    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]))
 
 
 def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:
-    """The flag that a key means (c, ctx-size, LLAMA_ARG_CTX_SIZE), the word for it, and whether that turns it on."""
+    """The flag of a key (c, ctx-size, LLAMA_ARG_CTX_SIZE), its word, and True unless the word turns it off."""
     for f in flags:
         for word in (f"-{key}", f"--{key.replace('_', '-')}"):
             if word in f.all_names:

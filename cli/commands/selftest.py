@@ -59,7 +59,7 @@ def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
 
 
 def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
-    """Each kind of node of the model's graph once, for steps of one token and of many."""
+    """Each kind of node of the model's graph once, for steps of one token and of 32."""
     from logitless.engine.loading.open_model import open_model
     from logitless.graph.testing.conformance import run
     from logitless.graph.testing.graph_cases import graph_problems
@@ -116,17 +116,17 @@ def as_text(outcomes: list[Outcome]) -> str:
     for name in dict.fromkeys(o.op for o in outcomes):
         of_op = [o for o in outcomes if o.op == name]
         counts = [f"{sum(o.status == s for o in of_op)} {s}" for s in (OK, WRONG, UNSUPPORTED)]
-        shown = ", ".join(c for c in counts if not c.startswith("0 "))
+        summary = ", ".join(c for c in counts if not c.startswith("0 "))
         worst = max((o.error for o in of_op if o.status != UNSUPPORTED), default=0.0)
         limit = f"{OPS[name].tolerance:.0e}"
         if OPS[name].tolerance_quantised:
             limit += f" ({OPS[name].tolerance_quantised:.0e} with quantised weights)"
         wrong = [f"    wrong: {o.case}: {o.detail}" for o in of_op if o.status == WRONG]
-        rows.append((name, shown, f"worst error {worst:.1e} of at most {limit}", wrong))
+        rows.append((name, summary, f"worst error {worst:.1e} of at most {limit}", wrong))
     widths = [2 + max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     lines = []
-    for name, shown, error, wrong in rows:
-        lines += [f"{name:<{widths[0]}}{shown:<{widths[1]}}{error}", *wrong]
+    for name, summary, error, wrong in rows:
+        lines += [f"{name:<{widths[0]}}{summary:<{widths[1]}}{error}", *wrong]
     n_wrong = sum(o.status == WRONG for o in outcomes)
     lines.append(f"{len(outcomes)} cases, {n_wrong} wrong")
     return "\n".join(lines)

@@ -28,7 +28,7 @@ def run(options: SimpleNamespace) -> int:
 
         print(devices.as_text(devices.devices()))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server minds signals itself
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server handles signals itself
     import asyncio
 
     start_log(options)
@@ -42,7 +42,7 @@ def run(options: SimpleNamespace) -> int:
 
         path = demo_model()
         print("no -m: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
-        options.alias = options.alias or [path.stem]  # where the package lies tells a client nothing
+        options.alias = options.alias or [path.stem]  # the package's path is no name
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
     find_draft_model(options, path)
@@ -59,7 +59,7 @@ def run(options: SimpleNamespace) -> int:
 async def _serve(options: SimpleNamespace, path: Path) -> None:
     import asyncio
 
-    # importing aiohttp takes as long as all that is done before it is needed
+    # aiohttp takes as long to import as all work before it is needed
     http = asyncio.get_running_loop().run_in_executor(None, import_http)
     from logitless.engine.async_engine import Service
     from logitless.engine.loading.open_model import open_model

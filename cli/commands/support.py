@@ -42,17 +42,17 @@ SHAPES = {"opencl": (CPU, SIMT), "vulkan": (SIMT, SOFT)}  # the classes of devic
 
 
 def page() -> str:
-    """The whole text."""
+    """The page as text."""
     register_all()
     (backend,) = open_backends(("cpu",), 1)
     rows = []
     for name in sorted(OPS):
-        op, found = OPS[name], list(problems(name))
-        native = sum(name not in _references(problem, backend) for problem in found)
-        how = _how(name, native, len(found), "reference")
+        op, cases = OPS[name], list(problems(name))
+        native = sum(name not in _references(problem, backend) for problem in cases)
+        how = _how(name, native, len(cases), "reference")
         for shapes in SHAPES.values():
-            runs = sum(all(_runs(problem, shape) for shape in shapes) for problem in found)
-            how += " | " + _how(name, runs, len(found), "–")
+            runs = sum(all(_runs(problem, shape) for shape in shapes) for problem in cases)
+            how += " | " + _how(name, runs, len(cases), "–")
         gradient, writes = ("yes" if op.vjp_rule else "–"), ", ".join(map(str, op.writes)) or "–"
         rows.append(f"| `{name}` | {len(op.cases)} | {gradient} | {writes} | {how} |")
     backend.close()

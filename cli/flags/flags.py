@@ -19,7 +19,7 @@ WORKS, IGNORED, LATER = "works", "ignored", "later"
 
 
 class CliError(Exception):
-    """Ends the program with one line on stderr."""
+    """An error that ends the program with one line on stderr."""
 
     code = 1
 
@@ -75,16 +75,16 @@ class Group:
 
 
 def parse(flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
-    """The value of every flag by its `dest`; `notices`: lines about flags that were accepted and ignored; `given`: the
-    command line flag by flag, as (dest, its words)."""
+    """Values of all flags by `dest`, and two more attributes: `notices` are lines about ignored flags,
+    `given` is the command line flag by flag, as (dest, words)."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
     walked = list(_walk(flags, argv))
     on_line = {f.dest for f, _, _ in walked}
     for f in flags:
-        found = None if f.dest in on_line else from_environment(f, environ)
-        if found is not None:
-            _apply(f, found[1], found[0], values, notices, replace=True)
+        variable = None if f.dest in on_line else from_environment(f, environ)
+        if variable is not None:
+            _apply(f, variable[1], variable[0], values, notices, replace=True)
     given: list[tuple[str, list[str]]] = []
     for f, name, value in walked:
         _apply(f, value, name, values, notices, replace=all(f.dest != dest for dest, _ in given))
@@ -136,7 +136,7 @@ def _is_number(word: str) -> bool:
 
 
 def unknown(word: str, names: Iterable[str]) -> str:
-    """The line that refuses a word which is no flag, with the nearest one that is."""
+    """Error line for an unknown word, with the nearest flag."""
     if not word.startswith("-"):
         return f"unexpected argument: {word}"
     near = difflib.get_close_matches(word.replace("_", "-"), list(names), n=1, cutoff=0.6)

@@ -32,9 +32,9 @@ def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
 def of_command(usage: str, summary: str, groups: Sequence[Group]) -> str:
     parts = [f"usage: logitless {usage}", textwrap.fill(summary, width())]
     for group in groups:
-        shown = [f for f in group.flags if f.status == WORKS]
-        if shown:
-            parts.append(f"{group.title}:\n" + table((_names(f), _explanation(f)) for f in shown))
+        flags = [f for f in group.flags if f.status == WORKS]
+        if flags:
+            parts.append(f"{group.title}:\n" + table((_names(f), _explanation(f)) for f in flags))
     for status, title in (
         (IGNORED, "Accepted for compatibility, without effect:"),
         (LATER, "Flags of llama-server that are refused (not supported yet):"),
@@ -58,8 +58,8 @@ def _explanation(f: Flag) -> str:
     if f.off_names:
         notes.append(f"default: {'on' if f.default else 'off'}")
     elif f.takes_value and f.default not in (None, "", []):
-        shown = ",".join(map(str, f.default)) if isinstance(f.default, (list, tuple)) else f.default
-        notes.append(f"default: {shown}")
+        default = ",".join(map(str, f.default)) if isinstance(f.default, (list, tuple)) else f.default
+        notes.append(f"default: {default}")
     if f.env:
         notes.append(f"env: {f.env.split()[0]}")
     return f.help + (f" ({'; '.join(notes)})" if notes else "")

@@ -22,10 +22,10 @@ class Repo:
     @classmethod
     def parse(cls, text: str) -> Repo:
         """ValueError completes "--hf-repo: 'text' ..."."""
-        found = _REPO.fullmatch(text)
-        if found is None or ".." in text or any(part[0] in "-." for part in found[1].split("/")):
+        match = _REPO.fullmatch(text)
+        if match is None or ".." in text or any(part[0] in "-." for part in match[1].split("/")):
             raise ValueError("is not USER/REPO or USER/REPO:QUANT")
-        return cls(found[1], found[2] or "")
+        return cls(match[1], match[2] or "")
 
     def __str__(self) -> str:
         return f"{self.id}:{self.quant}" if self.quant else self.id

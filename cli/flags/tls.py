@@ -23,12 +23,12 @@ def context(options: SimpleNamespace) -> ssl.SSLContext | None:
 
     for path in (key, certificate):
         open(path, "rb").close()  # names the file that is missing; OpenSSL does not
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        made.load_cert_chain(certificate, key, password="")  # never ask for one on the terminal
+        tls.load_cert_chain(certificate, key, password="")  # never ask for one on the terminal
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None)
         words = reason.replace("_", " ").lower() if reason else "no PEM, or the key has a password"
         raise CliError(f"--ssl-cert-file {certificate} and --ssl-key-file {key} do not make a pair: {words}") from None
-    return made
+    return tls

@@ -11,21 +11,21 @@ from logitless.cli.hub.repository import Cached, cached_repositories, choose
 
 
 def models() -> dict[str, tuple[Path, str]]:
-    """(file, what it may be called too) by name: USER/REPO:QUANT, or the address that a file came from. What a
-    repository gives who names no quantisation has the repository's name too."""
-    found: dict[str, tuple[Path, str]] = {}
+    """(file, alias) by name: USER/REPO:QUANT, or the address of a file. The default quantisation of a
+    repository has the repository's name as its alias."""
+    by_name: dict[str, tuple[Path, str]] = {}
     for cached in cached_repositories(cache_folder()):
         names = cached.names()
         for repo, name in cached.models():
             default = choose(names, Repo(repo.id))[0] == name
-            found[str(repo)] = (cached.path(name), repo.id if default and repo.quant else "")
+            by_name[str(repo)] = (cached.path(name), repo.id if default and repo.quant else "")
     for name, path in model_source.downloaded():
-        found.setdefault(name, (path, ""))
-    return found
+        by_name.setdefault(name, (path, ""))
+    return by_name
 
 
 def name_of(text: str) -> str:
-    """The name that what a client asks for will have; ValueError: it is neither a repository nor an address."""
+    """Model name of a repository or address. ValueError: the text is neither."""
     if "://" in text:
         return model_source.shown(url(text))
     try:
@@ -43,7 +43,7 @@ def remove(name: str) -> None:
 
 
 def forget_parts(text: str) -> None:
-    """Delete what an interrupted download of what a client asked for has left."""
+    """Delete the partial files of a repository's or address's download."""
     if "://" in text:
         model_source.forget_parts(text)
     else:

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 from logitless.cli.flags.flags import CliError
 
 CHUNK = 1 << 20
-TRIES = 3  # in a row that bring nothing
+TRIES = 3  # in a row without any bytes
 TIMEOUT = 60.0  # seconds of silence
 
 
@@ -36,10 +36,10 @@ class Unreachable(CliError):
 
 
 class Shown(Protocol):
-    """Who is told how a download goes."""
+    """Receiver of a download's progress."""
 
     def show(self, have: int, size: int | None) -> None:
-        """So many bytes are there, of `size`, where that is known."""
+        """`have` bytes of `size` are there; None: the size is unknown."""
 
     def end(self) -> None:
         """The file is there."""
@@ -59,7 +59,7 @@ def fetch(
     sha256: str = "",
     progress: ProgressOf | None = None,
 ) -> None:
-    """Download to `path`. Errors are CliErrors that call the file `name`; what has come stays for the next try.
+    """Download to `path`. Errors are CliErrors that call the file `name`; a partial file stays for the next try.
 
     `headers` go to the URL's own host only. `version` names the content: a part of another version is not gone on with,
     and without one every try begins anew. `sha256` in hex, "" where it is not known.
@@ -68,7 +68,7 @@ def fetch(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as out, _alone(out):
-            if path.exists() and not _is_same_file(out, part):  # somebody else finished it while we waited
+            if path.exists() and not _is_same_file(out, part):  # another process finished it meanwhile
                 return
             if not version:
                 out.truncate(0)
@@ -94,7 +94,7 @@ def _alone(file: IO[bytes]) -> Iterator[None]:
 
 
 def forget_part(part: Path) -> None:
-    """Take away what an interrupted download has left; one that goes on keeps its file."""
+    """Delete the partial file of an interrupted download, not of a running one."""
     with contextlib.suppress(OSError), part.open("ab") as file:
         with contextlib.suppress(ImportError):
             import fcntl
@@ -104,7 +104,7 @@ def forget_part(part: Path) -> None:
 
 
 def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
-    """Whether the name still stands for what we have opened: who finishes first takes it away."""
+    """Whether the path still names the open file; a process that finishes renames it."""
     try:
         return os.path.samestat(os.fstat(open_file.fileno()), path.stat())
     except OSError:
@@ -112,7 +112,7 @@ def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
 
 
 def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: int | None, progress: Shown) -> None:
-    """Bring what is missing, in as many requests as it takes."""
+    """Download the missing bytes, in as many requests as it takes."""
     n_idle = 0
     while True:
         have = out.seek(0, os.SEEK_END)
@@ -123,7 +123,7 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
         reason = ""
         try:
             with _open(url, headers, have) as reply:
-                if reply.status != 206 and have:  # the server sends all of it again
+                if reply.status != 206 and have:  # the server ignores Range
                     out.truncate(0)
                     have = 0
                 size = _total(reply, have, size)
@@ -137,7 +137,7 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
             error.close()  # it is the reply, and holds the connection
             if error.code != 416:
                 raise Refused(f"{name}: the server answers {error.code} {error.reason}", error.code) from None
-            out.truncate(0)  # it has changed, and is shorter than what we have of it
+            out.truncate(0)  # the file has changed and is shorter now
             size, reason = None, "416"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
@@ -152,20 +152,20 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
 
 
 def _open(url: str, headers: Mapping[str, str], start: int) -> Any:
-    if not url.startswith(("http://", "https://")):  # a server may send us anywhere
+    if not url.startswith(("http://", "https://")):  # a redirect may lead anywhere
         raise urllib.error.URLError("it is not at an http:// or https:// address")
     request = urllib.request.Request(url, headers={"User-Agent": "logitless", "Accept-Encoding": "identity"})
     for key, value in headers.items():
-        request.add_unredirected_header(key, value)  # no token for hosts that we are sent on to
+        request.add_unredirected_header(key, value)  # no token for redirect targets
     if start:
         request.add_header("Range", f"bytes={start}-")
     return urllib.request.urlopen(request, timeout=TIMEOUT)
 
 
-def _total(reply: Any, have: int, known: int | None) -> int | None:
-    """The file's size, if anybody says it."""
+def _total(reply: Any, have: int, size: int | None) -> int | None:
+    """The file's size; None: unknown."""
     length = reply.headers.get("Content-Length", "")
-    return have + int(length) if length.isdecimal() else known
+    return have + int(length) if length.isdecimal() else size
 
 
 def _check_space(folder: Path, name: str, needed: int) -> None:

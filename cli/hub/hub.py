@@ -21,7 +21,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def cache_folder() -> Path:
-    """Where huggingface-hub keeps what was downloaded (HF_HUB_CACHE, HF_HOME)."""
+    """The cache folder of huggingface-hub (HF_HUB_CACHE, HF_HOME)."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -38,7 +38,7 @@ class Hub:
         cache: Path | None = None,
         progress: ProgressOf | None = None,
     ) -> None:
-        """`token`: None stands for what the user has logged in with, or HF_TOKEN."""
+        """`token` None: the stored login, or HF_TOKEN."""
         from huggingface_hub import constants
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -50,7 +50,7 @@ class Hub:
         self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
     def model(self, repo: Repo, file: str = "") -> Path:
-        """The model's file, or its first part, on this machine; CliError says in one line why it is not."""
+        """The model's file, or its first part, downloaded if need be. CliError: it cannot be had."""
         here = Cached(self._cache, repo)
         cached = here.names()
         if self._offline:
@@ -62,10 +62,10 @@ class Hub:
             first, *_ = (self._download(repo, name) for name in choose(names, repo, file))
             return first
         except _NoAnswerError as error:
-            found = _chosen_or_none(cached, repo, file)
-            if found is None:
+            name = _chosen_or_none(cached, repo, file)
+            if name is None:
                 raise CliError(f"{repo}: {error}") from None
-            return here.path(found)
+            return here.path(name)
 
     def block(self, repo: Repo, model: Path | None = None) -> Path | None:
         """The file with the block that guesses (models/gguf/mtp_file.py), for this model of the repository; None
@@ -75,12 +75,12 @@ class Hub:
         like = "" if model is None else model.name
         if not self._offline:
             try:
-                found = choose_block(self._names(repo), like)
-                return self._download(repo, found) if found else None
+                name = choose_block(self._names(repo), like)
+                return self._download(repo, name) if name else None
             except _NoAnswerError:
                 pass
-        found = choose_block(here.names(), like)
-        return here.path(found) if found else None
+        name = choose_block(here.names(), like)
+        return here.path(name) if name else None
 
     def _names(self, repo: Repo) -> list[str]:
         from huggingface_hub import HfApi
@@ -91,45 +91,45 @@ class Hub:
         return [n for n in names if ".." not in PurePosixPath(n).parts and not n.startswith("/")]
 
     def _download(self, repo: Repo, name: str) -> Path:
-        """Bring the file's content into the cache; the library then finds it there and gives it its name."""
+        """Download the blob into the cache; the library then links it by name."""
         from huggingface_hub import hf_hub_download, hf_hub_url
         from huggingface_hub.file_download import get_hf_file_metadata
         from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(repo.id, name, endpoint=self._endpoint)
         with _Told(repo, self._endpoint, name):
-            known = get_hf_file_metadata(url, token=self._token, endpoint=self._endpoint)
-        etag = known.etag or ""
+            metadata = get_hf_file_metadata(url, token=self._token, endpoint=self._endpoint)
+        etag = metadata.etag or ""
         if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
             raise CliError(f"{repo.id}/{name}: the server does not say which version it has")
         blob = Cached(self._cache, repo).folder / "blobs" / etag
         if not blob.exists():
-            own = urlsplit(known.location).netloc == urlsplit(url).netloc
+            own = urlsplit(metadata.location).netloc == urlsplit(url).netloc
             secret = build_hf_headers(token=self._token).get("authorization") if own else None
             headers = {"Authorization": secret} if secret else {}
             checksum = etag if _SHA256.fullmatch(etag) else ""
             label = f"{repo.id}/{name}"
             fetch(
-                known.location,
+                metadata.location,
                 blob,
                 name=label,
                 headers=headers,
                 version=etag,
-                size=known.size,
+                size=metadata.size,
                 sha256=checksum,
                 progress=self._progress,
             )
         with _Told(repo, self._endpoint, name):
-            found = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)
-        return Path(str(found))
+            path = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)
+        return Path(str(path))
 
 
 class _NoAnswerError(Exception):
-    """The hub cannot be reached, or is out of order."""
+    """The hub cannot be reached, or fails."""
 
 
 class _Told:
-    """Turns what huggingface-hub raises into one line that has no token in it."""
+    """Turns errors of huggingface-hub into one line without tokens."""
 
     def __init__(self, repo: Repo, endpoint: str, name: str = "") -> None:
         self._repo, self._endpoint, self._name = repo, endpoint, name

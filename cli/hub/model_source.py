@@ -38,23 +38,23 @@ def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path |
 def of_url(
     address: str, path: Path | None = None, *, offline: bool = False, progress: ProgressOf | None = None
 ) -> Path:
-    """The file of an address. It is asked for once at each start, and downloaded again when it has changed there."""
+    """The file of an address: checked once at each start, and downloaded again if it changed there."""
     path = path or _cache_path(address)
-    note = path.with_name(f"{path.name}.json")  # which address and version the file is
+    note = path.with_name(f"{path.name}.json")  # address and version of the file
     if offline:
         if not path.exists():
             raise CliError(f"--offline: {shown(address)} has never been downloaded to {path}")
         return path
-    known = _read(note) if path.exists() else {}
+    version_note = _read(note) if path.exists() else {}
     try:
         version = _version(address)
     except Unreachable:
-        if known.get("url") == address:
+        if version_note.get("url") == address:
             return path
         raise
-    if known == {"url": address, "version": version} and version:
+    if version_note == {"url": address, "version": version} and version:
         return path
-    if path.exists() and known.get("url") != address:
+    if path.exists() and version_note.get("url") != address:
         raise CliError(f"-m {path}: is there already, and was not downloaded from {shown(address)}")
     path.unlink(missing_ok=True)
     fetch(address, path, name=shown(address), version=version, progress=progress)
@@ -63,13 +63,13 @@ def of_url(
 
 
 def shown(address: str) -> str:
-    """The address without what may be secret in it."""
+    """The address without user, password and query, which may be secret."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def downloaded() -> Iterator[tuple[str, Path]]:
-    """What has been downloaded into the cache folder: (the address without secrets, the file)."""
+    """Downloaded files in the cache folder: (address without secrets, file)."""
     for note in sorted(_folder().glob("*/*.json")):
         address, path = str(_read(note).get("url", "")), note.with_suffix("")
         if address and path.is_file() and path.parent == _cache_path(address).parent:
@@ -77,16 +77,16 @@ def downloaded() -> Iterator[tuple[str, Path]]:
 
 
 def remove(name: str) -> None:
-    """Take away what was downloaded from this address (without secrets)."""
-    for known, path in list(downloaded()):
-        if known == name:
+    """Delete the file of this address (without secrets)."""
+    for other, path in list(downloaded()):
+        if other == name:
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}.json").unlink(missing_ok=True)
             _remove_if_empty(path.parent)
 
 
 def forget_parts(address: str) -> None:
-    """Take away what an interrupted download from this address has left."""
+    """Delete the partial files of this address."""
     path = _cache_path(address)
     for part in path.parent.glob("*.part"):
         forget_part(part)
@@ -109,19 +109,19 @@ def _cache_path(address: str) -> Path:
     name = unquote(urlsplit(address).path).rpartition("/")[2]
     if not re.fullmatch(r"\w[\w.+-]{0,200}", name, re.ASCII):
         name = "model.gguf"
-    folder = hashlib.sha256(address.encode()).hexdigest()[:16]  # two addresses may end alike
+    folder = hashlib.sha256(address.encode()).hexdigest()[:16]  # addresses may share a file name
     return _folder() / folder / name
 
 
 def _version(address: str) -> str:
-    """What the server calls the content that is there now, "" where it has no name for it."""
+    """Version of the content on the server (ETag or Last-Modified); "": it has none."""
     request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "logitless"})
     try:
         with urllib.request.urlopen(request, timeout=30) as reply:
             return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")
     except urllib.error.HTTPError as error:
         error.close()  # it is the reply, and holds the connection
-        if error.code in (403, 405, 501):  # it may answer GET all the same
+        if error.code in (403, 405, 501):  # GET may work nevertheless
             return ""
         raise CliError(f"{shown(address)}: the server answers {error.code} {error.reason}") from None
     except (urllib.error.URLError, OSError) as error:
@@ -130,7 +130,7 @@ def _version(address: str) -> str:
 
 def _read(note: Path) -> dict[str, str]:
     try:
-        found = json.loads(note.read_text())
+        content = json.loads(note.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -20,32 +20,32 @@ _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 
 
 def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
-    """The file that is meant, or all parts of it; CliError: there is none, and what there is."""
+    """The chosen model file, or all its parts. CliError: there is none; the line lists what there is."""
     models = sorted(n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
     own = [n for n in models if not _BLOCK.match(n)]
     whole = [n for n in own if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
     if file:
-        chosen = file if file in models else ""
-        if not chosen:
+        name = file if file in models else ""
+        if not name:
             raise CliError(f"--hf-file: {repo.id} has no file {file}; it has {_listed(models)}")
     elif not whole:
         but = f" that is a whole model; it has {_listed(models)}: --hf-file names one" if models else ""
         raise CliError(f"--hf-repo: {repo.id} has no GGUF file{but}")
     elif repo.quant:
-        chosen = _first_with(whole, repo.quant)
-        if not chosen:
-            kinds = sorted({found[1] for n in whole if (found := _QUANT.search(n))})
+        name = _first_with(whole, repo.quant)
+        if not name:
+            kinds = sorted({match[1] for n in whole if (match := _QUANT.search(n))})
             raise CliError(f"--hf-repo: {repo.id} has no {repo.quant}; it has {_listed(kinds or whole)}")
     else:
-        chosen = _first_with(whole, DEFAULT) or whole[0]
-    part = _PART.fullmatch(chosen)
+        name = _first_with(whole, DEFAULT) or whole[0]
+    part = _PART.fullmatch(name)
     if part is None:
-        return [chosen]
-    wanted = [f"{part[1]}-{i + 1:05d}-of-{part[3]}.gguf" for i in range(int(part[3]))]
-    missing = [n for n in wanted if n not in models]
+        return [name]
+    parts = [f"{part[1]}-{i + 1:05d}-of-{part[3]}.gguf" for i in range(int(part[3]))]
+    missing = [n for n in parts if n not in models]
     if missing:
-        raise CliError(f"--hf-repo: {repo.id} has {chosen} but not its part {missing[0]}")
-    return wanted
+        raise CliError(f"--hf-repo: {repo.id} has {name} but not its part {missing[0]}")
+    return parts
 
 
 def choose_block(names: Iterable[str], like: str) -> str:
@@ -69,7 +69,7 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Cached:
-    """What the cache folder has of a repository: `blobs` by checksum, and links to them by name in `snapshots`."""
+    """A repository in the cache folder: `blobs` by checksum, and links to them by name in `snapshots`."""
 
     cache: Path
     repo: Repo
@@ -79,14 +79,14 @@ class Cached:
         return self.cache / f"models--{self.repo.id.replace('/', '--')}"
 
     def names(self) -> list[str]:
-        """The GGUF files that are here whole."""
+        """GGUF files that are complete here."""
         snapshot = self._snapshot()
         if snapshot is None:
             return []
         return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
 
     def path(self, name: str) -> Path:
-        """Of one of `names`."""
+        """Path of one of `names`."""
         snapshot = self._snapshot()
         assert snapshot is not None
         return snapshot / name
@@ -99,17 +99,17 @@ class Cached:
         return self.folder / "snapshots" / commit
 
     def models(self) -> Iterator[tuple[Repo, str]]:
-        """The models that are here whole, each as it is asked for, and its file or first part."""
+        """Complete models: (USER/REPO:QUANT, file or first part)."""
         names = self.names()
         for name in names:
-            found = _QUANT.search(name)
-            repo = Repo(self.repo.id, found[1].upper() if found else "")
+            match = _QUANT.search(name)
+            repo = Repo(self.repo.id, match[1].upper() if match else "")
             with suppress(CliError):  # a part is missing
                 if choose(names, repo)[0] == name:
                     yield repo, name
 
     def remove(self) -> None:
-        """Take the model's files away, but nothing that is not in this folder."""
+        """Delete the model's files, but nothing outside this folder."""
         snapshots, blobs = self.folder / "snapshots", self.folder / "blobs"
         names = self.names()
         with suppress(CliError):
@@ -118,7 +118,7 @@ class Cached:
                     _unlink_with_blob(path, snapshots, blobs)
 
     def forget_parts(self) -> None:
-        """Take away what interrupted downloads have left."""
+        """Delete partial files of interrupted downloads."""
         for part in (self.folder / "blobs").glob("*.part"):
             forget_part(part)
 
@@ -138,10 +138,10 @@ def _unlink_with_blob(path: Path, snapshots: Path, blobs: Path) -> None:
 
 
 def cached_repositories(cache: Path) -> Iterator[Cached]:
-    """All repositories of models that the cache has a folder of."""
+    """All model repositories in the cache."""
     with suppress(OSError):
         for folder in sorted(cache.iterdir()):
-            found = _FOLDER.fullmatch(folder.name)
-            if found is not None:
+            match = _FOLDER.fullmatch(folder.name)
+            if match is not None:
                 with suppress(ValueError):
-                    yield Cached(cache, Repo.parse(f"{found[1]}/{found[2]}"))
+                    yield Cached(cache, Repo.parse(f"{match[1]}/{match[2]}"))

@@ -28,7 +28,7 @@ _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
 def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> SamplingParams:
-    """The sampling flags, read by the very parser that reads a request's fields."""
+    """Sampling parameters of the flags, parsed as the fields of a request."""
     from logitless.engine.errors import InvalidRequest
     from logitless.engine.sampling.params import SamplingParams, chain_from_names
     from logitless.server.protocol.fields import Fields
@@ -58,17 +58,17 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
 
 def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> Constraint | None:
     """The grammar of the flags, if any."""
-    given = [flag for flag in _GRAMMARS if getattr(options, flag)]
-    if not given:
+    flags = [flag for flag in _GRAMMARS if getattr(options, flag)]
+    if not flags:
         return None
     from logitless.engine.sampling.grammar_mask import Constraint
     from logitless.models.grammar import Grammar, GrammarError
 
-    names = [f"--{flag.replace('_', '-')}" for flag in given]
-    if len(given) > 1:
+    names = [f"--{flag.replace('_', '-')}" for flag in flags]
+    if len(flags) > 1:
         raise UsageError(f"{names[1]}: cannot be given together with {names[0]}")
-    value, kind = getattr(options, given[0]), _GRAMMARS[given[0]]
-    source = text_file(value) if given[0].endswith("_file") else value
+    value, kind = getattr(options, flags[0]), _GRAMMARS[flags[0]]
+    source = text_file(value) if flags[0].endswith("_file") else value
     try:
         return Constraint(Grammar.compile(kind, source, tokenizer), source if kind == "gbnf" else "")
     except GrammarError as error:
@@ -76,9 +76,9 @@ def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> Constraint | 
 
 
 def _bias(text: str, n_vocab: int) -> tuple[int, float]:
-    found = _BIAS.fullmatch(text)
+    match = _BIAS.fullmatch(text)
     try:
-        token, value = int(found[1]), float(found[2])  # type: ignore[index]
+        token, value = int(match[1]), float(match[2])  # type: ignore[index]
     except (TypeError, ValueError):
         raise UsageError(f"--logit-bias: {text!r} is not a token id and a number, such as 15043+1") from None
     if token >= n_vocab or math.isnan(value) or value == math.inf:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from logitless.training.trainer import Settings, Trainer
 
 MakeTrainable = Callable[["Session", "GGUFFile", "Hparams"], "Trainable"]
-ADAM_ITER = 256  # steps of a run that is told neither steps nor epochs
+ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
 
 
 def settings(o: SimpleNamespace) -> Settings:
@@ -98,7 +98,7 @@ def data_options(o: SimpleNamespace) -> DataOptions:
 
 @contextmanager
 def open_session(o: SimpleNamespace) -> Iterator[Session]:
-    """A session on the devices of --device, while the kernels of training are made ready."""
+    """A session on the devices of --device; kernels of training are compiled meanwhile."""
     from logitless.backends.registry import open_backends
     from logitless.graph.execution.session import Session
 
@@ -146,7 +146,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
 
 
 def check_outputs(o: SimpleNamespace, output: str) -> None:
-    """CliError: a file of the run cannot be written, or would take the place of one that it reads or also writes."""
+    """CliError: an output cannot be written, or would replace an input or another output."""
     read = {"-m": getattr(o, "model", None), "--vocab-model": getattr(o, "vocab_model", None), "--file": o.file}
     others = [*read.items(), ("--checkpoint-in", newest(o.checkpoint_in, o))]
     # of the names with a step's number those count that a file which is read has
@@ -168,21 +168,21 @@ def check_outputs(o: SimpleNamespace, output: str) -> None:
 def prepare(
     o: SimpleNamespace, vocabulary: Tokenizer, template: ChatTemplate | None
 ) -> tuple[Settings, Dataset, tuple[I32, I32]]:
-    """(settings, dataset, (training, validation) indices), with everything wrong about them said in one line."""
+    """(settings, dataset, (training, validation) indices). CliError: one of them is wrong."""
     from logitless.training.data.load import load_dataset
     from logitless.training.data.sampler import split_samples
     from logitless.training.errors import TrainingError
 
     try:
-        wanted = settings(o)
+        run_settings = settings(o)
         dataset = load_dataset(o.file, vocabulary, template, data_options(o))
-        return wanted, dataset, split_samples(dataset, o.val_split, max(0, o.seed))
+        return run_settings, dataset, split_samples(dataset, o.val_split, max(0, o.seed))
     except TrainingError as error:
         raise CliError(str(error)) from None
 
 
 def make_trainer(
-    o: SimpleNamespace, trainable: Trainable, wanted: Settings, dataset: Dataset, indices: tuple[I32, I32]
+    o: SimpleNamespace, trainable: Trainable, run_settings: Settings, dataset: Dataset, indices: tuple[I32, I32]
 ) -> Trainer:
     from logitless.training.data.sampler import Sampler
     from logitless.training.schedule import Stopping
@@ -190,7 +190,7 @@ def make_trainer(
 
     order = Sampler(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
     stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
-    return Trainer(trainable, wanted, order, indices[1], stopping=stopping)
+    return Trainer(trainable, run_settings, order, indices[1], stopping=stopping)
 
 
 def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
@@ -238,8 +238,8 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
         first, last = reporter.losses[0][1], reporter.losses[-1][1]
         line = f"logitless: training loss {first:.4f} → {last:.4f}"
         if last_validation is not None:
-            found = uncertain(last_validation.loss, last_validation.loss_uncertainty, 4)
-            line += f", validation loss {found}, accuracy {100 * last_validation.accuracy:.1f} %"
+            loss = uncertain(last_validation.loss, last_validation.loss_uncertainty, 4)
+            line += f", validation loss {loss}, accuracy {100 * last_validation.accuracy:.1f} %"
         print(line, file=sys.stderr)
     print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
     if o.plot:

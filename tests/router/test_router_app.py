@@ -12,8 +12,8 @@ from aiohttp import web
 
 from logitless.router.app import Router
 from logitless.router.cached import Cache
-from logitless.router.desk import RouterDesk
 from logitless.router.fleet import Entry, Fleet, StartFailed
+from logitless.router.jobs import RouterJobs
 from logitless.router.process import ServerProcess
 from logitless.server.config import ServerConfig
 from tests.helpers.http_fakes import running
@@ -31,7 +31,7 @@ def made(**settings: Any) -> tuple[Fleet[ServerProcess], Router]:
     """A router of a model that does not start."""
     fleet = Fleet([Entry("a", ())], _broken, 1)
     cache = Cache(str, _fetch, lambda _: None, lambda _: None)
-    return fleet, Router(fleet, ServerConfig(**settings), list, RouterDesk(""), cache, autoload=True, limit=1)
+    return fleet, Router(fleet, ServerConfig(**settings), list, RouterJobs(""), cache, autoload=True, limit=1)
 
 
 @asynccontextmanager

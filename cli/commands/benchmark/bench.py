@@ -62,10 +62,10 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
         for n_batch in options.batch:
             for test in bench.tests(options.n_prompt, options.n_gen, n_batch):
                 test.warm_up()
-                found = bench.measured(test.once, options.repetitions)
-                middle, fraction = found[(len(found) - 1) // 2], None
+                runs = bench.measured(test.once, options.repetitions)
+                middle, fraction = runs[(len(runs) - 1) // 2], None
                 if bench.alone:
-                    fraction = round(statistics.median(run.fraction(test.cost) for run in found), 4)
+                    fraction = round(statistics.median(run.fraction(test.cost) for run in runs), 4)
                 row = {
                     "test": test.name,
                     "batch": n_batch,
@@ -76,18 +76,18 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
                 limits = middle.limits if bench.alone else None
                 rows.append(row | ({"ops": profiled(middle.ops, middle.seconds, limits)} if middle.ops else {}))
                 note(f"{test.name} batch {n_batch} threads {n_threads}: {row['tok_s']:.1f} tokens/s")
-        machines[n_threads] = mean(bench.seen)
+        machines[n_threads] = mean(bench.limits_seen)
         bench.engine.close()
     return {"machine": machines[max(machines)], "rows": rows}
 
 
-def mean(seen: list[Machine]) -> Machine:
-    return {key: round(statistics.fmean(m[key] for m in seen), 2) for key in seen[0]}
+def mean(limits: list[Machine]) -> Machine:
+    return {key: round(statistics.fmean(m[key] for m in limits), 2) for key in limits[0]}
 
 
 @dataclass(frozen=True)
 class Test:
-    """A function that makes the plans, and one that does the work once."""
+    """A measured workload: `warm_up` makes its plans, `once` runs it."""
 
     name: str
     n_tokens: int
@@ -98,20 +98,19 @@ class Test:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of a test: what the machine could do just before and just after it, and where its time went, if that is
-    asked for."""
+    """One run of a test: its time, the machine's limits around it, and with --ops the time of each op."""
 
     seconds: float
     limits: Machine
     ops: Ops
 
     def fraction(self, cost: Cost) -> float:
-        """Of the limit."""
+        """Speed as a fraction of the machine's limit."""
         return max(cost.seconds(self.limits)) / self.seconds
 
 
 class Bench:
-    """One engine on some threads; each slot has pages of its own."""
+    """An engine on `n_threads` threads; each slot has KV blocks of its own."""
 
     def __init__(self, path: Path, options: SimpleNamespace, n_threads: int) -> None:
         from logitless.backends.registry import cpu_peaks
@@ -120,7 +119,7 @@ class Bench:
 
         n_slots = max(options.batch)
         self.depth: int = options.n_depth
-        self.states: dict[int, int] = {}  # the row that each slot's last step has left
+        self.states: dict[int, int] = {}  # row of each slot's recurrent state
         self.n_pages = (self.depth + max(options.n_prompt, options.n_gen)) // PAGE + 1  # of each slot
         settings = {
             "ctx_size": n_slots * self.n_pages * PAGE,
@@ -139,23 +138,23 @@ class Bench:
         with compile_progress():
             load_weights(self.engine)
         self.peaks = cpu_peaks(self.engine.session.backends[-1])
-        self.seen: list[Machine] = []  # its limits, each time that they were measured
+        self.limits_seen: list[Machine] = []  # each measurement
 
     @property
     def alone(self) -> bool:
-        """Whether the CPU does everything: what is measured of the machine is its."""
+        """Whether the CPU is the only device; the limits measured are the CPU's."""
         return len(self.engine.session.backends) == 1
 
     def limits(self) -> Machine:
-        """What the machine can do at this moment, on the bench's threads."""
-        self.seen.append(self.peaks.measure())
-        return self.seen[-1]
+        """The machine's limits at this moment, on the bench's threads."""
+        self.limits_seen.append(self.peaks.measure())
+        return self.limits_seen[-1]
 
     def measured(self, once: Run, repetitions: int) -> list[Measured]:
         """The runs, the fastest first."""
-        found: list[Measured] = []
+        runs: list[Measured] = []
         before = self.limits()
-        while len(found) < repetitions and sum(run.seconds for run in found) < LONG:
+        while len(runs) < repetitions and sum(run.seconds for run in runs) < LONG:
             if self.profile is not None:
                 self.profile.take()
             began = time.perf_counter()
@@ -163,12 +162,12 @@ class Bench:
             seconds = time.perf_counter() - began
             ops = self.profile.take() if self.profile is not None else {}
             after = self.limits()
-            found.append(Measured(seconds, mean([before, after]), ops))
+            runs.append(Measured(seconds, mean([before, after]), ops))
             before = after
-        return sorted(found, key=attrgetter("seconds"))
+        return sorted(runs, key=attrgetter("seconds"))
 
     def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> Iterator[Test]:
-        """Those of this batch; before the first one the context is filled as deep as it is wanted."""
+        """Tests of this batch size, after a prefill of `depth` tokens."""
         if self.depth:
             self.prompts(self.depth, n_batch)
         behind = f" @ d{self.depth}" if self.depth else ""
@@ -183,7 +182,7 @@ class Bench:
             yield Test(f"tg{n_gen}{behind}", n_gen * n_batch, cost, *runs)
 
     def prompts(self, n_prompt: int, n_batch: int, depth: int = 0) -> None:
-        """Evaluate prompts of random tokens behind `depth` others, in steps as large as they may be."""
+        """Prefill prompts of random tokens behind `depth` others, in steps of ubatch size."""
         todo = [(slot, depth + pos) for slot in range(n_batch) for pos in range(n_prompt)]
         size = self.engine.options.n_ubatch
         for start in range(0, len(todo), size):
@@ -193,7 +192,7 @@ class Bench:
             self.engine.step(self.going_on(self.ubatch(tokens, part, last, first=start == 0)))
 
     def decode(self, n_gen: int, n_batch: int, depth: int = 0) -> None:
-        """Generate greedily behind `depth` tokens, one token of every sequence a step."""
+        """Decode greedily behind `depth` tokens, one token of every sequence a step."""
         from logitless.engine.batch import PAGE, UBatch
         from logitless.graph.ops.sampling.samplers import ID
 
@@ -206,7 +205,7 @@ class Bench:
             tokens, tables = (self.engine.step(self.going_on(batch)).ids & ID).tolist(), {}
 
     def going_on(self, batch: UBatch) -> UBatch:
-        """The batch, whose sequences go on from states that steps before have left, where layers keep such."""
+        """The batch with its recurrent states, if the model has such, continued from earlier steps."""
         if self.engine.states is not None:
             around = [None, *batch.slot, None]
             for i, slot in enumerate(batch.slot):
@@ -217,7 +216,7 @@ class Bench:
         return batch
 
     def tables(self) -> dict[int, list[int]]:
-        """Each slot's pages."""
+        """KV block ids of each slot."""
         n = self.n_pages
         return {slot: list(range(slot * n, slot * n + n)) for slot in range(self.engine.options.n_slots)}
 

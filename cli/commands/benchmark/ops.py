@@ -41,17 +41,17 @@ class Profile:
         self._runs.append(run)
 
     def take(self) -> Ops:
-        """What was added since the last time, by kind."""
+        """Time by kind of op since the last call."""
         runs, self._runs = self._runs, []
-        found: Ops = defaultdict(Spent)
-        found[STEP].calls = len(runs)
+        spent_by_kind: Ops = defaultdict(Spent)
+        spent_by_kind[STEP].calls = len(runs)
         for nodes, seconds, feeds in runs:
             for t, s in zip(nodes, seconds, strict=True):
-                spent = found[kind(t)]
+                spent = spent_by_kind[kind(t)]
                 spent.calls += 1
                 spent.seconds += s
                 spent.cost += cost(t, feeds)
-        return found
+        return spent_by_kind
 
 
 def kind(t: Tensor) -> str:

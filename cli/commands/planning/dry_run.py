@@ -19,8 +19,8 @@ LONGEST = 4096  # tokens of a request's prompt
 REPLY = 128  # tokens
 
 
-class Understudy:
-    """An engine whose steps give the same word to every row, and run nothing."""
+class DryRunEngine:
+    """An engine whose steps run nothing and sample one fixed token."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -42,8 +42,9 @@ async def rehearse(
     load: Callable[[], T],
     measure: Callable[[], int],
 ) -> tuple[T, int]:
-    """What `load` returned on the engine's thread, and what `measure` did after a prompt for each slot that is as long
-    as one may be, and after requests that have all slots at once."""
+    """(result of `load`, result of `measure` after the requests).
+
+    The requests: one as long as a prompt may be for each slot, then all slots at once."""
     from logitless.cli.setup.server import import_http
     from logitless.engine.async_engine import Served, Service
     from logitless.engine.batch import PAGE
@@ -52,11 +53,11 @@ async def rehearse(
 
     loop = asyncio.get_running_loop()
     http = loop.run_in_executor(None, import_http)
-    held: list[T] = []
+    results: list[T] = []
 
     def build() -> Served:
-        held.append(load())
-        scheduler = model.scheduler(cast("Engine", Understudy(engine)))
+        results.append(load())
+        scheduler = model.scheduler(cast("Engine", DryRunEngine(engine)))
         return Served(scheduler, model.tokenizer, model.template, model_info(engine, model.tokenizer))
 
     service = Service()
@@ -70,23 +71,23 @@ async def rehearse(
                 reply = min(REPLY, share // 2)
                 await _ask_all(service, port, engine, max(1, min(LONGEST, engine.n_ctx_slot - 2)), 1)
                 await _ask_all(service, port, engine, min(LONGEST, share - reply), reply)
-            return held[0], measure()
+            return results[0], measure()
     finally:
         await service.stop()
 
 
 async def _ask_all(service: Service, port: int, engine: Engine, n_prompt: int, n_reply: int) -> None:
-    """A request for each slot. The engine waits until all of them are there."""
+    """Send a request for each slot; the engine starts when all have arrived."""
     body = {"prompt": [1] * n_prompt, "n_predict": n_reply, "stream": True, "ignore_eos": True, "cache_prompt": False}
-    everybody = threading.Event()
-    held = asyncio.ensure_future(service.ask(lambda _: everybody.wait()))
-    asked = [asyncio.ensure_future(_ask(port, json.dumps(body).encode())) for _ in range(engine.options.n_slots)]
+    all_arrived = threading.Event()
+    blocker = asyncio.ensure_future(service.ask(lambda _: all_arrived.wait()))
+    requests = [asyncio.ensure_future(_ask(port, json.dumps(body).encode())) for _ in range(engine.options.n_slots)]
     try:
-        while service.n_streams < len(asked) and not any(a.done() for a in asked):
+        while service.n_streams < len(requests) and not any(a.done() for a in requests):
             await asyncio.sleep(0)
     finally:
-        everybody.set()
-    await asyncio.gather(held, *asked)
+        all_arrived.set()
+    await asyncio.gather(blocker, *requests)
 
 
 async def _ask(port: int, body: bytes) -> None:

@@ -36,11 +36,11 @@ def run(options: SimpleNamespace) -> int:
 
 
 def measured(make: Callable[[T], Report], options: T) -> Report:
-    """What `make` tells; in a fresh process where this one had to compile kernels, for compilers stay in memory."""
+    """The report of `make`, from a fresh process if this one compiled kernels: compilers stay in memory."""
     report = make(options)
     if COMPILING.happened:
         from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context  # which a server does not import
+        from multiprocessing import get_context  # a server does not import it
 
         COMPILING.end()
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
@@ -63,7 +63,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         if one is not None:
             one.session.eval_order = options.eval_order
     sizes, sizes_of_draft, process = rehearse(model, engine, draft)
-    placement, arenas = engine.measure()  # afterwards: a server keeps no graph
+    placement, arenas = engine.measure()  # after the dry run: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
     for segment in placement.segments:
@@ -95,7 +95,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def memory_of(d: DeviceBytes) -> dict[str, Any]:
-    """A device's bytes by what they are for."""
+    """A device's bytes by purpose."""
     return {
         "device": d.device,
         "weights": d.weights,
@@ -109,7 +109,7 @@ def memory_of(d: DeviceBytes) -> dict[str, Any]:
 def rehearse(
     model: OpenModel, engine: Engine, draft: Engine | None
 ) -> tuple[list[DeviceBytes], list[DeviceBytes], int]:
-    """Bytes of each device, those of a model that drafts, and of the process of a server whose slots are all busy."""
+    """Bytes of each device, of the draft model's devices, and of a server process with all slots busy."""
     import asyncio
 
     from logitless.cli.commands.planning import dry_run
@@ -128,36 +128,36 @@ def rehearse(
 
 
 def large_pages(device: str, weights: int, others: int) -> int:
-    """What the last large pages of the CPU's weights, and of all else, have beyond them (backends/host_memory.py)."""
+    """Bytes lost to rounding up to large pages on the CPU (backends/host_memory.py)."""
     from logitless.backends.host_memory import LARGE_PAGE
 
     return -weights % LARGE_PAGE + -others % LARGE_PAGE if device == "cpu" else 0
 
 
 def parts(placement: Placement, n_devices: int) -> list[list[str]]:
-    """What each device has of the model: layers, of which it may have some weights only, and other tensors."""
-    held: list[dict[str, set[str]]] = [{} for _ in range(n_devices)]
+    """Layers and other tensors on each device; of a layer perhaps some weights only."""
+    tensors_by_device: list[dict[str, set[str]]] = [{} for _ in range(n_devices)]
     whole: dict[str, set[str]] = {}
     for t in placement.order:
         for leaf in t.src:
             if leaf.op == "variable" and leaf.attrs["constant"]:
-                found = re.match(r"blk\.(\d+)\.", leaf.name)
-                part = found[1] if found else leaf.name.removesuffix(".weight")
-                for owner in (whole, held[placement.backend_of[t]]):
+                match = re.match(r"blk\.(\d+)\.", leaf.name)
+                part = match[1] if match else leaf.name.removesuffix(".weight")
+                for owner in (whole, tensors_by_device[placement.backend_of[t]]):
                     owner.setdefault(part, set()).add(leaf.name)
-    told = []
-    for device in held:
-        layers: dict[str, list[int]] = {}  # by what there is of each
+    contents = []
+    for device in tensors_by_device:
+        layers: dict[str, list[int]] = {}  # by extent
         for part in sorted((p for p in device if p.isdecimal()), key=int):
             n, of = len(device[part]), len(whole[part])
             layers.setdefault("" if n == of else f" ({n} of {of} weights)", []).append(int(part))
-        told.append([f"layers {_ranges(numbers)}{extent}" for extent, numbers in layers.items()])
-        told[-1] += [part for part in device if not part.isdecimal()]
-    return told
+        contents.append([f"layers {_ranges(numbers)}{extent}" for extent, numbers in layers.items()])
+        contents[-1] += [part for part in device if not part.isdecimal()]
+    return contents
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in order, 0-3 for those in a row."""
+    """Numbers as ranges: 0-3,5."""
     rows: list[list[int]] = []
     for n in numbers:
         if rows and rows[-1][-1] == n - 1:
@@ -168,15 +168,15 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def crossings(placement: Placement, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Copies from one device to another in a step: which ops' results, how many, and their bytes."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """Copies between devices in a step: op of the result, count, bytes."""
+    sizes_by_copy: dict[tuple[str, str, str], list[int]] = {}
     for seam in placement.transfers:
         source = seam.src[0]
         ends = names[placement.backend_of[source]], names[seam.attrs["to"]]
-        found.setdefault((*ends, source.op), []).append(seam.nbytes)
+        sizes_by_copy.setdefault((*ends, source.op), []).append(seam.nbytes)
     return [
         {"from": start, "to": end, "op": op, "copies": len(sizes), "bytes": sum(sizes)}
-        for (start, end, op), sizes in found.items()
+        for (start, end, op), sizes in sizes_by_copy.items()
     ]
 
 
@@ -217,7 +217,7 @@ def memory_table(devices: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def own_bytes() -> int:
-    """What this process has in memory: the interpreter, code, and graphs."""
+    """Resident bytes of this process."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:  # not Linux

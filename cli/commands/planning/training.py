@@ -57,23 +57,25 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     from logitless.training.reporting import plot, progress
     from logitless.training.trainer import steps_of
 
-    wanted = training_run.settings(o)
+    settings = training_run.settings(o)
     with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
         h = generating_hparams(gguf, path)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = from_metadata(gguf.metadata, vocabulary)
         data = training_run.prepare(o, vocabulary, template) if o.file else None
         trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
-        steps = steps_of(trainable, wanted)
-        devices = steps.footprint(wanted.grad_acc, validates=o.val_split > 0)
+        steps = steps_of(trainable, settings)
+        devices = steps.footprint(settings.grad_acc, validates=o.val_split > 0)
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
         pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
         process = own_bytes() + saved + pages
         del template, data, steps, checkpoint, plot, progress, save  # the process of a run has them too
-        return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices, process)
+        return _as_report(name, trainable, settings.n_batch, settings.n_ctx, devices, process)
 
 
-def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint], process: int) -> dict[str, Any]:
+def _as_report(
+    name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint], process: int
+) -> dict[str, Any]:
     return {
         "model": name,
         "kind": t.kind,

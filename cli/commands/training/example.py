@@ -53,12 +53,12 @@ def _digits(session: Session, o: SimpleNamespace) -> None:
     network = (mnist.fc if o.name == "mnist-fc" else mnist.cnn)(session, o.seed)
     began = time.monotonic()
 
-    def told(epoch: int, trained: Result, validated: Result) -> None:
+    def report(epoch: int, trained: Result, validated: Result) -> None:
         print(
             f"epoch {epoch}: loss {trained.loss:.4f}, accuracy {100 * trained.accuracy:.2f} %; validation loss "
             f"{validated.loss:.4f}, accuracy {100 * validated.accuracy:.2f} %; {time.monotonic() - began:.1f} s",
             flush=True,
         )
 
-    test = mnist.train(network, data, o.epochs or mnist.EPOCHS[o.name], o.seed, told)
+    test = mnist.train(network, data, o.epochs or mnist.EPOCHS[o.name], o.seed, report)
     print(f"test: loss {test.loss:.4f}, accuracy {100 * test.accuracy:.2f}±{100 * test.accuracy_uncertainty:.2f} %")

@@ -18,13 +18,13 @@ def run(options: SimpleNamespace) -> int:
 
     if not options.model or not options.output:
         raise UsageError("export-lora: -m FILE and -o FILE are required")
-    given = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
-    if not given:
+    adapters = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
+    if not adapters:
         raise UsageError("export-lora: --lora FILE or --lora-scaled FILE:SCALE is required")
-    read = [("-m", options.model), *(("--lora", path) for path, _ in given)]
-    check_output(options.output, "-o", read)
+    inputs = [("-m", options.model), *(("--lora", path) for path, _ in adapters)]
+    check_output(options.output, "-o", inputs)
     with GGUFFile.open(options.model) as base:
         h = hparams_of(base)
-        changed = merge(options.output, base, h, [(read_adapter(path, base, h), scale) for path, scale in given])
+        changed = merge(options.output, base, h, [(read_adapter(path, base, h), scale) for path, scale in adapters])
     print(f"{options.output}: {len(changed)} tensors changed", file=sys.stderr)
     return 0

@@ -27,7 +27,7 @@ def run(options: SimpleNamespace) -> int:
         raise UsageError("train: -o FILE is required")
     checkpoint = finetune.checkpoint_of(options)
     with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
-        start = Path(folder) / "start.gguf"  # what the run begins from, and the keys of what it writes
+        start = Path(folder) / "start.gguf"  # initial weights, and the metadata of the result
         try:
             start_model(start, options)
 
@@ -40,7 +40,7 @@ def run(options: SimpleNamespace) -> int:
 
 
 def start_model(path: Path, o: SimpleNamespace) -> None:
-    """Write the model that a run begins from."""
+    """Write the initial model."""
     from logitless.training.scratch import new_model
 
     name = o.name or Path(o.output or "plan").stem
@@ -55,5 +55,5 @@ def shape_of(o: SimpleNamespace) -> Shape:
     if o.shape.lower() not in names:
         raise UsageError(f"--shape: {o.shape!r} is not one of {', '.join(SHAPES)}")
     shape = SHAPES[names[o.shape.lower()]]
-    given = {"n_embd": o.embd, "n_layer": o.layer, "n_head": o.head, "n_head_kv": o.head_kv or o.head, "n_ff": o.ff}
-    return replace(shape, n_ctx=o.ctx_size, **{name: n for name, n in given.items() if n})
+    sizes = {"n_embd": o.embd, "n_layer": o.layer, "n_head": o.head, "n_head_kv": o.head_kv or o.head, "n_ff": o.ff}
+    return replace(shape, n_ctx=o.ctx_size, **{name: n for name, n in sizes.items() if n})

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from logitless.router.desk import RouterDesk
+from logitless.router.jobs import RouterDesk
 from logitless.server.api.openai import files
 from logitless.server.api.openai.tuning_context import DESK, SILENCE
 from logitless.server.auth import Keys

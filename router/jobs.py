@@ -13,11 +13,11 @@ from logitless.engine.finetuning.job import RUNNING, set_status
 from logitless.engine.finetuning.store import Row, Store
 from logitless.server.api.openai.tuning_context import no_folder
 
-LOOK = 0.3  # seconds between two looks at what the models' servers have written
+POLL = 0.3  # seconds between two looks at the store, to which the models' servers write
 
 
-class RouterDesk:
-    """`folder`: "" where there are no files and jobs."""
+class RouterJobs:
+    """Files and fine-tuning jobs below `folder`; "": there are none."""
 
     def __init__(self, folder: str) -> None:
         self._store = Store(folder) if folder else None
@@ -25,13 +25,13 @@ class RouterDesk:
 
     @property
     def store(self) -> Store:
-        """NotSupported: there is none."""
+        """The store. NotSupported: there is none."""
         if self._store is None:
             raise no_folder()
         return self._store
 
     def check(self, path: Path, filename: str) -> None:
-        """TrainingError names a line that is no record. Whether its text suits a model shows when a job begins."""
+        """TrainingError names a line that is no record. The model's server checks the text when a job begins."""
         from logitless.training.data.dataset_rows import read_rows
 
         with path.open("rb") as file:
@@ -42,31 +42,31 @@ class RouterDesk:
         """Cancel or pause a job; its server notices between two steps."""
         return set_status(self.store, id, allowed, status)
 
-    # -- which model is meant
+    # -- models of jobs
 
     def base_of(self, name: str) -> str:
-        """The model that a job's result belongs to; "" if no job has made one of this name."""
+        """The base model of a finetune's name; "": no job has this name."""
         jobs = self._store.all("jobs") if self._store is not None and name.startswith("ft:") else []
-        names = (name, name.rpartition("@")[0])  # the second: of a checkpoint
+        names = (name, name.rpartition("@")[0])  # the second: without a checkpoint's number
         return next((str(job["model"]) for job in jobs if job["model_name"] in names), "")
 
     def tuned(self) -> Iterator[tuple[str, str]]:
-        """(name, the model it was made from) of everything that jobs have made."""
+        """(name, base model) of every finetune and checkpoint."""
         for job in reversed(self._store.all("jobs") if self._store is not None else []):
-            made = [row["fine_tuned_model_checkpoint"] for row in self.store.checkpoints(job["id"])]
-            for name in [job["model_name"], *made] if made else []:
+            checkpoints = [row["fine_tuned_model_checkpoint"] for row in self.store.checkpoints(job["id"])]
+            for name in [job["model_name"], *checkpoints] if checkpoints else []:
                 yield name, job["model"]
 
     def unfinished(self) -> list[str]:
-        """The models that jobs wait for, the longest first."""
+        """Models that unfinished jobs need, the oldest job first."""
         jobs = self._store.all("jobs") if self._store is not None else []
         return list(dict.fromkeys(job["model"] for job in reversed(jobs) if job["status"] in RUNNING))
 
-    # -- what others have written
+    # -- changes by the models' servers
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Tell the listeners about changes meanwhile."""
+        """Wake the listeners on changes of the store within the block."""
         task = asyncio.create_task(self._watch())
         try:
             yield
@@ -78,10 +78,10 @@ class RouterDesk:
                 self._store.close()
 
     async def _watch(self) -> None:
-        known = -1
+        version = -1
         while self._store is not None:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
             if self.listeners:
-                known, before = self._store.version, known
-                for listener in self.listeners if known != before else ():
+                version, before = self._store.version, version
+                for listener in self.listeners if version != before else ():
                     listener.set()
