@@ -40,14 +40,14 @@ class Lines:
     """How the download of a file goes, for programs."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._told = name, 0.0
+        self._name, self._printed = name, 0.0
         self._have = 0
         self._size: int | None = None
 
     def show(self, have: int, size: int | None) -> None:
         self._have, self._size = have, size
-        if time.monotonic() - self._told > _PAUSE:
-            self._told = time.monotonic()
+        if time.monotonic() - self._printed > _PAUSE:
+            self._printed = time.monotonic()
             self._tell()
 
     def end(self) -> None:

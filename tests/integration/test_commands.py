@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from logitless.cli.commands import selftest
-from logitless.cli.commands.planning.dry_run import Understudy
+from logitless.cli.commands.planning.dry_run import DryRunEngine
 from logitless.cli.main import main
 from logitless.engine.batch import StepResult, UBatch
 from logitless.graph.backend import Backend
@@ -133,13 +133,13 @@ def test_plan_measures_a_server_whose_slots_are_all_busy(
     mini_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows: list[int] = []
-    step = Understudy.step
+    step = DryRunEngine.step
 
-    def counted(self: Understudy, batch: UBatch) -> StepResult:
+    def counted(self: DryRunEngine, batch: UBatch) -> StepResult:
         rows.append(len(batch.out))
         return step(self, batch)
 
-    monkeypatch.setattr(Understudy, "step", counted)
+    monkeypatch.setattr(DryRunEngine, "step", counted)
     assert main(("plan", "-m", mini_model, "-c", "256", "-np", "3", "-t", "1", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["n_slots"] == 3
     assert max(rows) == 3

@@ -53,7 +53,7 @@ async def test_a_path_is_passed_on_as_it_came(path: str) -> None:
 
 @pytest.mark.parametrize("last", [[{"is_done": True}], [], None])
 async def test_a_stream_is_over_when_the_child_says_so(last: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logitless.router.proxy.LOOK", 0.0)
+    monkeypatch.setattr("logitless.router.proxy.POLL", 0.0)
     answers, asked = [[{"is_done": False}], [{"is_done": False}], last], []
 
     async def lookup(request: web.Request) -> web.Response:
