@@ -1,7 +1,7 @@
-"""What every architecture is given beside its weights: rows of tokens, and a memory that they attend to.
+"""Inputs of a forward pass beside the weights: token rows, and the memory that they attend to.
 
-A server's rows are a `Batch` of any sequences and their memory the paged cache; a trainer's are whole `Sequences`,
-which are each other's memory.
+A server's rows are a `Batch` of any sequences with the paged KV cache; a trainer's are whole
+`Sequences`, which are each other's memory; an encoder's are `Texts`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ KV_TYPES = ("f32", "f16", "q8_0")
 
 
 def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
-    """Of what is kept of a token in each layer: keys and values, or rows that are both."""
+    """Types of a layer's caches: keys and values, or the one cache of MLA, which serves as both."""
     return (type_k,) if h.mla else (type_k, type_v)
 
 
 @dataclass(frozen=True)
 class Out:
-    """The R rows of a batch whose logits are wanted, where these are not all: only they ask in the last layer that
-    keeps keys and values, and in those after it."""
+    """The R rows of a batch whose logits are needed, where not all are. From the last layer with
+    its own KV cache on, only these rows have queries."""
 
     ids: Tensor  # (R,) i32: indices into the batch
     pos: Tensor  # (R,) i32: theirs
@@ -48,7 +48,7 @@ class Out:
 
 
 class Rows(Protocol):
-    """T tokens, and which of them need logits (None: all)."""
+    """T tokens, and which of them need logits (`out` None: all)."""
 
     @property
     def tokens(self) -> Tensor: ...  # (T,) i32
@@ -59,9 +59,8 @@ class Rows(Protocol):
 
 
 class AttentionParams(NamedTuple):
-    """How queries and keys make weights: graph/ops/attention/paged_attention.py,
-    graph/ops/attention/attention_sinks.py.
-    """
+    """Scale, window, soft-cap and sinks of attention scores
+    (graph/ops/attention/paged_attention.py, attention_sinks.py)."""
 
     scale: float
     window: int = 0
@@ -70,7 +69,7 @@ class AttentionParams(NamedTuple):
 
 
 class LinearAttentionParams(NamedTuple):
-    """How layers that keep a state learn and recall: graph/ops/linear_attention.py."""
+    """Parameters of linear attention and the gated delta rule (graph/ops/linear_attention.py)."""
 
     scale: float = 1.0
     delta: bool = False
@@ -78,48 +77,48 @@ class LinearAttentionParams(NamedTuple):
 
 
 class Memory(Protocol):
-    """What a row's query meets: keys and values of its own sequence up to its position. From the last layer on that
-    keeps keys and values only the rows of `out` ask, where not all are wanted."""
+    """Keys and values that a row's query attends to: its own sequence up to its position. From
+    the last layer with its own KV cache on, only the rows of `out` have queries."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
-        """q (T, H, D), or (R, H, D) where only some ask, k and v (T, H_kv, D) of these rows → as q. v None: values are
-        the keys, and there is nothing but the scale to weigh them by."""
+        """Attention output of q (T, H, D), or (R, H, D) of the `out` rows; same shape. k and v
+        (T, H_kv, D) are the keys and values of all rows; v None: values are the keys (MLA), and
+        only the scale applies."""
 
 
 @runtime_checkable
 class RecurrentMemory(Protocol):
-    """What layers go on from that keep a state of each sequence. Texts that are seen as a whole have none."""
+    """Recurrent states of sequences, for SSM and linear-attention layers. Encoders have none."""
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
-        """x (T, C), w (C, 1, K) → (T, C): logitless.graph.ops.linear_attention.causal_conv, going on from each
-        sequence's last row.
-        """
+        """x (T, C), w (C, 1, K) → (T, C): logitless.graph.ops.linear_attention.causal_conv,
+        continued from each sequence's state."""
 
     def linear_attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
     ) -> Tensor:
-        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → as v:
-        logitless.graph.ops.linear_attention.linear_attention.
-        """
+        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → (T, H, E):
+        logitless.graph.ops.linear_attention.linear_attention, continued from each sequence's
+        state."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """T tokens of any sequences, and the rows whose logits are wanted."""
+    """T tokens of any sequences, and the rows whose logits are needed."""
 
     tokens: Tensor  # (T,) i32
     pos: Tensor  # (T,) i32
-    slot: Tensor  # (T,) i32: the row of `tables` that holds the token's sequence
-    cells: Tensor  # (T,) i32: where the token's key and value go
-    near: Tensor  # (T,) i32: and where in layers with a window, when these have pages of their own
-    # (T,) i32: the state that it goes on from, -1: what the row before leaves (logitless.graph.ops.linear_attention)
+    slot: Tensor  # (T,) i32: row of the page tables
+    cells: Tensor  # (T,) i32: token slot that its key and value are written to
+    near: Tensor  # (T,) i32: the same in the pool of sliding-window layers
+    # (T,) i32: state row to start from; -1: continue after the row before
     begin: Tensor
-    end: Tensor  # (T,) i32: the state that keeps what it leaves, or -1
+    end: Tensor  # (T,) i32: state row to write afterwards, or -1
     out: Out | None
 
     @classmethod
     def feeds(cls, n_tokens: int, n_out: int | None = None) -> Batch:
-        """`n_out` None: logits of every row."""
+        """A batch of inputs; `n_out` None: logits of every row."""
         tokens, pos, slot, cells, near, begin, end = (
             feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells", "near", "begin", "end")
         )
@@ -131,12 +130,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class PagedMemory:
-    """The KV cache as states: pages of each layer that keeps keys and values; of layers that keep a state of a
-    sequence, rows of such (graph/ops/linear_attention.py), of which the first stays zero."""
+    """The KV cache and recurrent states as variables of a session: pages of each layer with its
+    own keys and values, and state rows of recurrent layers (graph/ops/linear_attention.py), of
+    which row 0 stays zero."""
 
-    far: PagePool  # of layers that see everything, and of those with a window unless these have their own
-    near: PagePool | None  # of layers with a window
-    kv_sources: tuple[int, ...]  # of each layer: which has the keys and values that it sees
+    far: PagePool  # full attention; sliding-window layers too where `near` is None
+    near: PagePool | None  # sliding-window layers
+    kv_sources: tuple[int, ...]  # by layer: the layer whose KV cache it reads
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
     recurrent: Mapping[int, Tensor]  # (N, H, D, E)
 
@@ -153,8 +153,8 @@ class PagedMemory:
         n_near: int = 0,
         nextn: bool = False,
     ) -> PagedMemory:
-        """`n_near`: pages of layers with a window; 0: as many as all. `nextn`: with those of the block that predicts
-        one token more."""
+        """Define the variables. `n_near`: pages of sliding-window layers; 0: they share the pool
+        of full attention. `nextn`: with the layer of the MTP block."""
         convs, recurrent = {}, {}
         far: dict[int, list[Tensor]] = {}
         near: dict[int, list[Tensor]] = {}
@@ -184,12 +184,12 @@ class PagedMemory:
 
     @property
     def n_layer_kv(self) -> int:
-        """How many layers there are up to the last that keeps something."""
+        """Number of layers up to the last with its own cache or state."""
         return sum(layer == kv_source for layer, kv_source in enumerate(self.kv_sources))
 
     @property
     def states(self) -> Pool:
-        """The rows."""
+        """The pool of recurrent state rows."""
         layers = {i: [t for t in (conv, self.recurrent.get(i)) if t is not None] for i, conv in self.convs.items()}
         return Pool(layers, next(iter(self.convs.values())).shape[0])
 
@@ -200,12 +200,13 @@ class PagedMemory:
 
 @dataclass(frozen=True)
 class Cached:
-    """The paged memory as a batch sees it: its keys and values go in, then it attends to its own pages."""
+    """The paged memory during one batch: writes the batch's keys and values, then attends to the
+    pages of each row's sequence."""
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, its keys and values
-    left: dict[int, list[Tensor]] = field(default_factory=dict)  # and what has to run for the states that it leaves
+    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # caches after the write, by layer
+    left: dict[int, list[Tensor]] = field(default_factory=dict)  # nodes that write states, by layer
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
         batch, memory = self.batch, self.memory
@@ -222,7 +223,7 @@ class Cached:
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
-        """A layer's keys and values of these rows, where they are from now on."""
+        """Write the keys and values of a layer for these rows; returns its caches afterwards."""
         pool, cells = self._room(layer)
         self.stored[layer] = [
             store(cache, new, cells)
@@ -232,7 +233,7 @@ class Cached:
         return self.stored[layer]
 
     def _room(self, layer: int) -> tuple[PagePool, Tensor]:
-        """The pages of a layer's keys and values, and the rows' cells in them."""
+        """The page pool of a layer, and the rows' cells in it."""
         memory, batch = self.memory, self.batch
         if memory.near is not None and layer in memory.near.layers:
             return memory.near, batch.near
@@ -252,23 +253,24 @@ class Cached:
         return y
 
     def kept(self, layer: int) -> list[Tensor]:
-        """All that has to run for what a layer keeps."""
+        """Nodes that write the caches and states of a layer."""
         return self.stored.get(layer, []) + self.left.get(layer, [])
 
 
 def zeros(*shape: int) -> Tensor:
-    """A state that nothing has been added to."""
+    """A zero state of this shape."""
     return broadcast_to(const(0.0), shape=shape)
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Windows of `length` tokens each, all of them new: rows and memory in one. Gradients pass through."""
+    """Whole sequences of `length` tokens each, rows and memory in one: training, embeddings of
+    causal models. Gradients pass through."""
 
     length: int
     tokens: Tensor  # (T,) i32, T a multiple of length
     pos: Tensor  # (T,) i32
-    start: Tensor  # (T,) i32: the first row of its window that a row sees; where texts are packed, its own text's
+    start: Tensor  # (T,) i32: first row that a row sees; of packed texts, the start of its own
     out: None = None
 
     @classmethod
@@ -298,14 +300,13 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Texts:
-    """Windows of `length` tokens, each a text and what fills the window up: rows and memory of models that see a text
-    as a whole."""
+    """Padded texts of `length` tokens each, rows and memory of bidirectional encoders in one."""
 
     length: int
     tokens: Tensor  # (T,) i32, T a multiple of length
     pos: Tensor  # (T,) i32
-    types: Tensor  # (T,) i32: which segment a token is of
-    count: Tensor  # (T / length,) i32: the text's part of a window
+    types: Tensor  # (T,) i32: segment (token type)
+    count: Tensor  # (T / length,) i32: tokens of each text before the padding
     out: None = None
 
     @classmethod

@@ -1,4 +1,5 @@
-"""A model of a GGUF file on a session: hyper-parameters, weights, functions from tokens to logits or vectors."""
+"""A GGUF model on a session: hyper-parameters, weights, and functions from tokens to logits or
+vectors."""
 
 from __future__ import annotations
 
@@ -38,56 +39,58 @@ class Model:
     )
 
     def adapted(self, low_rank: LowRank) -> Model:
-        """The same model with low-rank adapters."""
+        """The same model with LoRA adapters."""
         return replace(self, weights=replace(self.weights, low_rank=low_rank))
 
     def logits(self, batch: Batch, memory: PagedMemory) -> Tensor:
-        """(R, n_vocab) f32 of the batch's `out` rows, or of all."""
+        """Logits (R, n_vocab) f32 of the batch's `out` rows, or of all."""
         return self.forward(batch, Cached(memory, batch))
 
     def cache_writes(self, batch: Batch, memory: PagedMemory) -> list[Tensor]:
-        """What the last layer that keeps something keeps after the batch, or what fills it: all that has to run where
-        nobody wants logits."""
+        """KV and state writes of a prefill-only batch (no logits)."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
         return cached.kept(self.hparams.n_layer_kv - 1)
 
     def training_logits(self, sequences: Sequences) -> Tensor:
-        """(T, n_vocab) f32 of whole sequences without a cache; `logitless.graph.autodiff.backward` goes through it."""
+        """Logits (T, n_vocab) f32 of whole sequences without a cache; differentiable by
+        `logitless.graph.autodiff.backward`."""
         return self.forward(sequences, sequences)
 
     def forward(self, rows: Rows, memory: Memory) -> Tensor:
         return self.head(self.hidden(rows, memory), rows.out.ids if rows.out else None)
 
     def head(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
+        """LM head: logits (R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in
+        the batch, where not all."""
         w = self.weights if out is None else self.weights.of_rows(out)
         return self.scale_logits(w.linear("output" if "output" in w else "token_embd", x))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        """What a matrix made, as it counts."""
+        """Apply logit scale and soft-cap to the LM head's output."""
         h = self.hparams
         logits = scaled(logits, h.logit_scale)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 
     def hidden(self, rows: Rows, memory: Memory) -> Tensor:
-        """(R, n_embd) f32: what the last layer says of these rows, normalised."""
+        """Last hidden states (R, n_embd) f32 of these rows, after the final norm."""
         return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, rows, memory)
 
     def projected(self, x: Tensor) -> Tensor:
-        """Vectors (R, n) of texts as the file's last matrices make them of hidden states (R, n_embd), if it has any."""
+        """Text embeddings (R, n) of pooled hidden states (R, n_embd): the dense layers of
+        sentence-transformers, where the file has them."""
         for name in ("dense_2", "dense_3"):
             x = self.weights.linear(name, x) if name in self.weights else x
         return x
 
     @property
     def ranks(self) -> bool:
-        """Whether the file has a head that scores pairs of texts."""
+        """True for a reranker: the file has a classification head."""
         return "cls" in self.weights or "cls.output" in self.weights
 
     def scores(self, x: Tensor, out: Tensor) -> Tensor:
-        """(R, n) f32: what the head says of hidden states (R, n_embd) of these rows; the first column is the
-        relevance."""
+        """Reranking scores (R, n) f32 of pooled hidden states (R, n_embd) of these rows; column
+        0 is the relevance."""
         w = self.weights.of_rows(out)
         architecture = self.hparams.architecture
         if "cls" in w:
@@ -99,7 +102,8 @@ class Model:
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:
-    """Hyper-parameters, checked against the tensors and the vocabulary; its size is the embedding's."""
+    """Hyper-parameters, checked against tensors and vocabulary; n_vocab is the embedding's
+    number of rows. ModelFileError names the key or tensor at fault."""
     embedding = gguf.tensors.get("token_embd.weight")
     if "general.architecture" not in gguf.metadata:
         raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
@@ -122,9 +126,8 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
 
 
 def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, nextn: bool = False) -> Model:
-    """Define the weights on a session (bytes are read at first use), with `nextn` those of
-    models/architectures/mtp.py, too.
-    ModelFileError names what is wrong."""
+    """Define the weights on a session; bytes are read at first use. `nextn`: with the MTP block
+    (models/architectures/mtp.py). ModelFileError names the tensor at fault."""
     if hparams.architecture.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     weights, block = load_weights(session, gguf, hparams, nextn=nextn).apart(hparams.n_layer)

@@ -1,6 +1,6 @@
-"""Rotary grouped-query self-attention over any memory: one layer of any architecture here.
+"""Grouped-query self-attention with RoPE, over any memory: one layer of any architecture.
 
-A layer's keys and values may be those of an earlier one, which then are in the memory already.
+A layer with KV sharing reads the keys and values of an earlier layer, which the memory has already.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from logitless.models.weights.weights import Weights
 
 
 class AttentionInputs(NamedTuple):
-    """Rows that ask, or rows that are seen."""
+    """Layer inputs of the rows that have queries, or of those that have keys and values."""
 
-    b: Weights  # the layer's, for these rows
+    b: Weights  # of the layer, with the rows' LoRA scales
     x: Tensor  # (T, n_embd), normalised
-    angles: Tensor  # (T, 2, n/2); not used by a layer without rotary embedding
-    query_scale: Tensor | None = None  # (T, 1, 1): by which queries are multiplied
+    angles: Tensor  # (T, 2, n/2) RoPE cos and sin
+    query_scale: Tensor | None = None  # (T, 1, 1): attention-temperature scale of queries
 
     def scaled_query(self, q: Tensor) -> Tensor:
-        """Queries (T, H, D) as they are to meet keys."""
+        """Queries (T, H, D) times their attention-temperature scale."""
         return q if self.query_scale is None else mul(q, self.query_scale)
 
 
@@ -37,7 +37,7 @@ KeysValues = tuple[Tensor, Tensor | None]  # (T, H_kv, D) each; None: values are
 
 
 def keys_values(seen: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
-    """A layer's own."""
+    """Keys and values of a layer with its own KV cache."""
     size = h.sizes(layer)
     x = seen.b.linear("attn_k", seen.x)
     values = seen.b.linear("attn_v", seen.x) if "attn_v" in seen.b else x
@@ -48,14 +48,16 @@ def keys_values(seen: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
 
 
 def self_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
-    """(T, n_embd) for the rows that ask."""
+    """Attention block output (T, n_embd) of the query rows."""
     x, gate = asking.b.linear("attn_q", asking.x), None
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         gate = asking.b.linear("attn_gate", asking.x)
     elif h.architecture.attention.gate is OutputGate.WITH_QUERY:
         x, gate = _query_and_gate(x, h)
     q = _with_rope(asking, "attn_q", x, h, layer)
-    if h.architecture.attention.qk_norm_after_rope:  # both weights are the queries', so that keys may be turned further
+    if (
+        h.architecture.attention.qk_norm_after_rope
+    ):  # both norms' weights go to the query, so that cached keys can be shifted
         q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     how = AttentionParams(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
@@ -65,7 +67,7 @@ def self_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory
 
 
 def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
-    """(T, n_head · head_dim) each: queries, and what stands behind each of them."""
+    """Split attn_q's output into queries and output gates, (T, n_head · head_dim) each."""
     shape = (x.shape[0], h.n_head, 1, h.head_dim)
     both = reshape(x, shape=(x.shape[0], h.n_head, 2, h.head_dim))
     q, gate = (take_block(both, start=(0, 0, i, 0), shape=shape) for i in range(2))
@@ -73,7 +75,7 @@ def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
 
 
 def _with_rope(side: AttentionInputs, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
-    """(T, heads, head_dim): queries or keys, normalised where the file has a norm for them, and turned."""
+    """Queries or keys (T, heads, head_dim) after qk_norm, where the file has it, and RoPE."""
     x = _qk_norm(side, name, x, h, h.sizes(layer).head_dim)
     return rope(x, side.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
 
@@ -88,6 +90,4 @@ def _qk_norm(side: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim: 
     if attention.qk_norm is QKNorm.CENTRED:
         flat = reshape(rms_norm(centred(x), const(1.0), eps=h.eps), shape=(x.shape[0], -1))
         return reshape(mul(flat, weight), shape=x.shape)
-    return rms_norm(
-        x, const(1.0) if attention.qk_norm_after_rope else weight, eps=h.eps
-    )  # turning leaves lengths alone
+    return rms_norm(x, const(1.0) if attention.qk_norm_after_rope else weight, eps=h.eps)  # RoPE preserves norms

@@ -1,9 +1,8 @@
-"""Decoders: norms, rotary grouped-query attention, a feed-forward block or a mixture of them, layer upon layer.
+"""Decoder forward pass: norms, attention or recurrent layers, feed-forward blocks or MoE.
 
-What architectures differ in is a row of models/architectures/registry.py, a number of the file
-(models/hparams/hparams.py), or whether
-the file holds a weight: biases, norms of queries and keys, fused matrices (which models/weights/weights.py takes
-apart), sinks.
+Architectures differ by their traits (models/architectures/registry.py), by numbers of the file
+(models/hparams/hparams.py), and by the weights that the file has: biases, qk_norm, fused matrices
+(which models/weights/tensor_map.py splits), attention sinks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Attention = Callable[[AttentionInputs, KeysValues, Hparams, Memory, int], Tensor
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
+    """Hidden states (R, n_embd) of `rows.out`, after the final norm."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     if h.architecture.norm.embedding:
         x = w.norm("token_embd_norm", x, h)
@@ -47,10 +46,10 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         y = b.norm("attn_norm", x, h)
         recalled, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
-            recalled = recurrent(b, h, r, layer, y, memory)  # of all rows: each goes on from the one before
+            recalled = recurrent(b, h, r, layer, y, memory)  # all rows: the state is sequential
         if attends and layer < h.n_layer_kv:
             seen[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
-        if layer == h.n_layer_kv - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
+        if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
             angles, query_scale = rotary.angles(rows.out.pos), rotary.query_scale(rows.out.pos)
@@ -62,7 +61,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             mixed = attention(
                 AttentionInputs(b, y, angles[local], query_scale), seen[h.kv_source(layer)], h, memory, layer
             )
-        elif "attn_output" in b:  # one matrix in its place
+        elif "attn_output" in b:  # linear layer instead of attention (Deci)
             mixed = b.linear("attn_output", y)
         if recalled is not None:
             recalled = b.linear(OUTPUT[h.architecture.states.kind], recalled)
@@ -77,13 +76,13 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
 
 
 def attending(h: Hparams) -> tuple[KeysOf, Attention]:
-    """What makes keys and values, and what attends."""
+    """The functions of keys/values and of attention: MLA's or grouped-query attention's."""
     return (mla_keys, mla_attention) if h.mla else (keys_values, self_attention)
 
 
 def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tensor | None) -> Tensor:
-    """x (T, n_embd) and what a layer adds to it: `mixed`, what attention or what stands in its place gives, and what
-    its feed-forward block does; y: x as attention was given it."""
+    """Residual stream after a layer: x (T, n_embd) plus the attention output `mixed` plus the
+    feed-forward block; y: x after the attention norm."""
     attended = x
     if mixed is not None:
         attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
@@ -98,7 +97,8 @@ def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tenso
 
 
 def per_layer_embeddings(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
-    """(T, n_layer · P), P: `n_embd_per_layer`. Half is a table's, half a projection of the embeddings x (T, n_embd)."""
+    """Per-layer embeddings (PLE) (T, n_layer · P), P = n_embd_per_layer: the mean of a table's
+    rows and a projection of the token embeddings x (T, n_embd)."""
     n = h.n_embd_per_layer
     own = scaled(get_rows(w["per_layer_token_embd"], tokens), n**0.5)
     projected = scaled(w.linear("per_layer_model_proj", x), h.n_embd**-0.5)
@@ -107,7 +107,7 @@ def per_layer_embeddings(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> T
 
 
 def per_layer_residual(b: Weights, h: Hparams, layer: int, inputs: Tensor, x: Tensor) -> Tensor:
-    """(T, n_embd): what a layer makes of its input, gated by x (T, n_embd), to be added."""
+    """A layer's PLE (T, n_embd), gated by x (T, n_embd), to be added to the residual stream."""
     n = h.n_embd_per_layer
     own = take_columns(inputs, layer * n, n)
     return b.norm("post_norm", b.linear("proj", mul(gelu(b.linear("inp_gate", x)), own)), h)

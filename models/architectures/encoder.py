@@ -1,7 +1,7 @@
-"""BERT (Devlin et al., 2018) and its relatives, which make vectors: full attention, layer norms after each sublayer.
+"""Bidirectional encoders with post-LN that make embeddings: BERT (Devlin et al., 2018) and its
+relatives.
 
-Positions are learned, or turn queries and keys (nomic-bert, whose feed-forward blocks are gated or, in every second
-layer, experts).
+Positions are learned, or RoPE (nomic-bert, which has GLU or, in every second layer, MoE).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from logitless.models.weights.weights import Weights
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Tokens in, hidden states (T, n_embd) out."""
+    """Hidden states (T, n_embd) of bidirectional encoders with post-LN."""
     assert isinstance(rows, Texts)
     x = w.embedding(rows.tokens)  # (T, n_embd)
     if "token_types" in w:

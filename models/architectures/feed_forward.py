@@ -1,4 +1,4 @@
-"""Feed-forward blocks: dense (gated or not) and mixtures of experts with their routers."""
+"""Feed-forward blocks: dense (GLU or MLP), and MoE with its router."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from logitless.models.weights.weights import Weights
 ALPHA = 1.702  # of gpt-oss's sigmoid
 
 
-AWAY = 1e9  # chances and what balances them are small
+AWAY = 1e9  # the mask; probabilities and biases are small
 
 
 def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) -> Tensor:
-    """(T, n_embd): the layer's block, or its mixture of experts, or both; x: what came `before` it, normalised."""
+    """Output (T, n_embd) of a layer's feed-forward block: dense, MoE, or both in parallel. x:
+    the block's normalised input; `before`: the residual stream before that norm."""
     experts = h.experts_of(layer)
     if not experts:
         return dense(b, h, x, layer=layer)
@@ -41,7 +42,8 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) 
 
 
 def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
-    """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
+    """Dense FFN (T, n_embd): GLU (SwiGLU, GeGLU: Shazeer, 2020) or a plain MLP. `which`:
+    "_shexp" for the shared experts."""
     if h.architecture.ffn.glu:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
         return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
@@ -56,14 +58,16 @@ def activated(h: Hparams, x: Tensor) -> Tensor:
 
 
 def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
-    """above · x² where positive, below · (eˣ − 1 − x) where negative, and β x everywhere (Huang and Schlag, 2024)."""
+    """xIELU: above · x² for x > 0, below · (eˣ − 1 − x) for x < 0, plus β x (Huang and Schlag,
+    2024)."""
     negative = neg(relu(neg(x)))
     curved = add(scale(square(relu(x)), factor=above), scale(sub(elu(negative), negative), factor=below))
     return add(curved, scale(x, factor=beta))
 
 
 def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> Tensor:
-    """(T, n_embd): what the likeliest experts of each row make of it, and the one that every row has."""
+    """MoE output (T, n_embd): the weighted sum of each row's top experts, and the shared
+    experts."""
     ids, weights = route(b, e, router_input)
     order = expert_order(ids, n=e.n)
     rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)  # (T · n_used, n_embd)
@@ -85,22 +89,24 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> 
 
 
 def route(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, n_used) each: the experts of each row, and what they count. By softmax (Mixtral: Jiang et al., 2024) or
-    sigmoids, whose choice a bias may balance (DeepSeek-AI, 2024)."""
+    """Router: expert ids and weights (T, n_used) of each row. Softmax (Mixtral: Jiang et al.,
+    2024) or sigmoid probabilities; a bias on the scores may balance the choice (DeepSeek-AI,
+    2024)."""
     logits = b.linear("ffn_gate_inp", x)  # (T, n)
     if e.router is RouterScore.SIGMOID:
-        logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
+        logits = log_sigmoid(logits)  # softmax over the chosen log-sigmoids normalises their sigmoids
     score_bias, probs = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
     scores = add(probs, score_bias) if score_bias is not None else logits if e.n_groups == 1 else probs
     ids = top_experts(scores if e.n_groups == 1 else mask_other_groups(e, scores), n=e.n_used)
     weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(probs, ids)
-    if (times := b.scale("ffn_down_exps")) is not None:  # of what each expert gives
+    if (times := b.scale("ffn_down_exps")) is not None:  # per-expert output scale (Gemma 4)
         weights = mul(weights, expert_gather(broadcast_to(times, shape=logits.shape), ids))
     return ids, scaled(weights, e.scale)
 
 
 def mask_other_groups(e: Experts, scores: Tensor) -> Tensor:
-    """(T, n): what it was in a row's best groups, and less than all of that elsewhere (DeepSeek-AI, 2024: V3)."""
+    """Router scores (T, n) with all but each row's best expert groups masked by a large negative
+    number (DeepSeek-AI, 2024: V3)."""
     rows, size = scores.shape[0], e.n // e.n_groups
     each = reshape(scores, shape=(rows * e.n_groups, size))
     best = sum_to(expert_gather(each, top_experts(each, n=2)), shape=(rows * e.n_groups, 1))

@@ -1,7 +1,7 @@
-"""Gemma 3n: a residual stream and others that follow it (AltUp: Baykal et al., 2023), a low-rank path beside attention
-(LAuReL: Menghani et al., 2024), and feed-forward blocks of which only the largest gates count.
+"""Gemma 3n: AltUp residual streams (Baykal et al., 2023), LAuReL (Menghani et al., 2024), and
+feed-forward blocks with Gaussian top-k gates.
 
-The streams are one tensor (T, A, n_embd), of which the first runs through the layers.
+The streams are one tensor (T, A, n_embd); stream 0 runs through the layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALF = 0.5**0.5  # keeps the size of a sum of two
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
+    """Hidden states (R, n_embd) of `rows.out`, after the final norm."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     inputs = per_layer_embeddings(w, h, rows.tokens, x)
     streams = spread(w, h, x)
@@ -60,13 +60,14 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
 
 
 def stream(streams: Tensor, i: int) -> Tensor:
-    """(T, n_embd): one of them."""
+    """Stream i, (T, n_embd)."""
     n, _, n_embd = streams.shape
     return reshape(take_block(streams, start=(0, i, 0), shape=(n, 1, n_embd)), shape=(n, n_embd))
 
 
 def spread(w: Weights, h: Hparams, x: Tensor) -> Tensor:
-    """(T, A, n_embd) of embeddings (T, n_embd): these, and projections of them that are as long."""
+    """AltUp streams (T, A, n_embd) of embeddings (T, n_embd): these, and projections scaled to
+    their norm."""
     n = x.shape[0]
     x = reshape(x, shape=(n, 1, h.n_embd))
     others = reshape(w.linear("altup_proj", reshape(x, shape=(n, h.n_embd))), shape=(n, -1, h.n_embd))
@@ -74,7 +75,7 @@ def spread(w: Weights, h: Hparams, x: Tensor) -> Tensor:
 
 
 def gathered(w: Weights, h: Hparams, streams: Tensor) -> Tensor:
-    """(T, n_embd): the mean of the first and of projections of the others, which are made as long as the first."""
+    """Mean (T, n_embd) of stream 0 and the projections of the others, scaled to its norm."""
     total = first = stream(streams, 0)
     for i in range(1, h.n_streams):
         total = add(total, as_long(w.linear(f"altup_unembd_proj.{i - 1}", stream(streams, i)), first))
@@ -82,13 +83,13 @@ def gathered(w: Weights, h: Hparams, streams: Tensor) -> Tensor:
 
 
 def as_long(x: Tensor, other: Tensor) -> Tensor:
-    """x (…, n) with the lengths of other (…, n)."""
+    """x (…, n) scaled to the norm of other (…, n)."""
     lengths = (sqrt(sum_to(square(t), shape=(*t.shape[:-1], 1))) for t in (other, x))
     return mul(x, div(*lengths))
 
 
 def predicted(b: Weights, h: Hparams, streams: Tensor) -> Tensor:
-    """(T, A, n_embd): each stream plus what the first one's router takes of all."""
+    """AltUp prediction (T, A, n_embd): each stream plus the router's mix of all streams."""
     n, a, n_embd = streams.shape
     coefficients = reshape(b.linear("altup_predict_coef", routed(b, h, stream(streams, 0))), shape=(n, a, a))
     total = streams
@@ -99,7 +100,8 @@ def predicted(b: Weights, h: Hparams, streams: Tensor) -> Tensor:
 
 
 def corrected(b: Weights, h: Hparams, streams: Tensor, x: Tensor) -> Tensor:
-    """(T, A, n_embd): predictions plus shares of how x (T, n_embd), what became of the first, differs from it."""
+    """AltUp correction (T, A, n_embd): predictions plus the router's share of the difference of
+    x (T, n_embd) to stream 0."""
     n, a, n_embd = streams.shape
     shares = add(b.linear("altup_correct_coef", routed(b, h, x)), const(1.0))
     away = reshape(sub(x, stream(streams, 0)), shape=(n, 1, n_embd))
@@ -107,7 +109,7 @@ def corrected(b: Weights, h: Hparams, streams: Tensor, x: Tensor) -> Tensor:
 
 
 def routed(b: Weights, h: Hparams, x: Tensor) -> Tensor:
-    """(T, A)."""
+    """AltUp router outputs (T, A)."""
     return tanh(b.linear("altup_router", scaled(b.norm("altup_router_norm", x, h), 1 / h.n_embd)))
 
 
@@ -119,8 +121,7 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, deviations: float) -> Tensor:
-    """By how much the elements of a row (T, n) exceed its mean by more than so many deviations; 0 of those that do
-    not."""
+    """Gaussian top-k: what elements of a row (T, n) exceed mean + `deviations` · std by, else 0."""
     away = centred(x)
     variance = scaled(sum_to(square(away), shape=(x.shape[0], 1)), 1 / (x.shape[1] - 1))
     return relu(sub(away, scaled(sqrt(variance), deviations)))

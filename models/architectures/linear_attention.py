@@ -1,5 +1,5 @@
-"""Layers that keep a state of each sequence: short convolutions (LFM 2), gated delta nets (Qwen 3.5, Qwen 3 Next), and
-Mamba 2 (Granite 4 H, Nemotron H, Falcon H1)."""
+"""Layers with a recurrent state: short convolutions (LFM 2), gated delta rule (Qwen 3.5, Qwen 3
+Next), Mamba 2 (Granite 4 H, Nemotron H, Falcon H1)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OUTPUT = {  # the output projection
 
 
 def recurrent(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: Memory) -> Tensor:
-    """Rows x (T, n_embd), normalised, as the layer's last product takes them."""
+    """Output of a recurrent layer for x (T, n_embd), before its output projection."""
     assert isinstance(memory, RecurrentMemory)  # no model that sees texts as a whole has such layers
     return LAYERS[h.architecture.states.kind](b, h, r, layer, x, memory)
 
 
 def short_conv(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
-    """(T, n_embd): a convolution of rows that are gated before and after."""
+    """Gated short convolution of LFM 2, (T, n_embd)."""
     n = r.n_columns
     both = b.linear("shortconv.in_proj", x)  # (T, 3 · n): before, after, rows
     before, after, rows = (take_columns(both, i * n, n) for i in range(3))
@@ -37,7 +37,8 @@ def short_conv(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor
 
 
 def delta_net(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
-    """(T, n_heads · size): what each head recalls, normalised and gated (Yang et al., 2024)."""
+    """Gated DeltaNet (Yang et al., 2024), (T, n_heads · size): gated delta rule, norm and output
+    gate."""
     mixed = silu(memory.causal_conv(layer, b.linear("attn_qkv", x), b["ssm_conv1d"]))
     n_keys = r.n_key_heads * r.size
     q, k = (_unit(take_columns(mixed, i * n_keys, n_keys), r, h.eps) for i in range(2))
@@ -57,8 +58,8 @@ def delta_net(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor,
 
 
 def mamba(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
-    """(T, n_heads · width): Mamba 2 (Dao and Gu, 2024): what each head recalls and what it sees, gated, normalised by
-    groups of heads."""
+    """Mamba 2 (Dao and Gu, 2024), (T, n_heads · width): SSD with D skip, output gate and grouped
+    norm."""
     rows, n, n_keys = x.shape[0], r.n_heads * r.width, r.n_key_heads * r.size
     both = b.linear("ssm_in", x)  # gate, what is convolved, steps
     convolved = memory.causal_conv(layer, take_columns(both, n, r.n_columns), b["ssm_conv1d"])
@@ -81,17 +82,17 @@ LAYERS = {StateKind.SHORT_CONV: short_conv, StateKind.GATED_DELTA: delta_net, St
 
 
 def _steps(b: Weights, x: Tensor) -> Tensor:
-    """(T, n_heads): how long a token lasts for each head."""
+    """Time steps Δ (T, n_heads)."""
     return softplus(add(x, b.tensors[f"{b.prefix}ssm_dt.bias"]))
 
 
 def _half(both: Tensor, i: int) -> Tensor:
-    """(T, n_heads) of (T, groups, 2, heads of each)."""
+    """Half i of (T, groups, 2, heads per group) as (T, n_heads)."""
     part = take_block(both, start=(0, 0, i, 0), shape=(*both.shape[:2], 1, both.shape[3]))
     return reshape(part, shape=(both.shape[0], -1))
 
 
 def _unit(x: Tensor, r: RecurrentParams, eps: float) -> Tensor:
-    """(T, n_key_heads, size): heads of length 1."""
+    """L2-normalised heads (T, n_key_heads, size)."""
     heads = reshape(x, shape=(-1, r.n_key_heads, r.size))
     return rms_norm(heads, const(r.size**-0.5), eps=eps / r.size)

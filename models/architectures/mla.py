@@ -1,9 +1,10 @@
-"""Multi-head latent attention (DeepSeek-AI, 2024): of a token one short row is kept, and keys and values of all heads
-are products with it.
+"""Multi-head latent attention (MLA; DeepSeek-AI, 2024): the KV cache has one compressed row a
+token, from which all heads' keys and values derive.
 
-Nobody makes these: a query is multiplied by its head's part of the keys' matrix instead, so that it meets the rows
-themselves, and their weighted sum by its head's part of the values'. Then there is one head of keys, a row with what
-rotary embedding turns before it, and values are the same rows.
+The weight-absorbed form computes no keys or values: each head's part of the key matrix multiplies
+the query, which then meets the compressed rows themselves, and its part of the value matrix
+multiplies their weighted sum. So there is one KV head, whose row is the RoPE part and then the
+compressed part; values are the same rows.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from logitless.models.hparams.mla import MLAParams
 
 
 def mla_keys(seen: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
-    """What is kept of a token: its keys, which are its values, too."""
+    """The compressed KV row of each token: one key head, whose rows serve as values, too."""
     row = rms_norm(seen.b.linear("attn_kv_a", seen.x), seen.b["attn_kv_a_norm"], eps=h.eps)
     k = reshape(joined(seen.b.linear("attn_k_turned", seen.x), row), shape=(-1, 1, h.head_dim))
     return rope(k, seen.angles, interleaved=h.interleaved), None
 
 
 def mla_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
-    """(T, n_embd) for the rows that ask."""
+    """Attention block output (T, n_embd) of the query rows."""
     assert h.mla is not None
     heads = Heads(asking, h.mla, h.n_head)
     q = rope(heads.queries(h.eps), asking.angles, interleaved=h.interleaved)
@@ -39,7 +40,8 @@ def mla_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory:
 
 
 class Heads:
-    """What heads make of T rows that ask. Their weights lie one after the other, as those of experts do."""
+    """Per-head products of the weight-absorbed form, for T query rows. Head weights are stored
+    like experts'."""
 
     def __init__(self, side: AttentionInputs, mla: MLAParams, n_head: int) -> None:
         self._side, self._mla, self._n = side, mla, n_head
@@ -48,7 +50,7 @@ class Heads:
         self._order = expert_order(top_experts(nothing, n=n_head), n=n_head)  # of equal ones the first: 0, 1, 2, …
 
     def queries(self, eps: float) -> Tensor:
-        """(T, n_head, width)."""
+        """Absorbed queries (T, n_head, width)."""
         b, x, mla = self._side.b, self._side.x, self._mla
         if mla.q_rank:
             q = b.linear("attn_q_b", rms_norm(b.linear("attn_q_a", x), b["attn_q_a_norm"], eps=eps))
@@ -60,14 +62,14 @@ class Heads:
         return reshape(joined(turned, self._back(met)), shape=(-1, self._n, mla.width))
 
     def values(self, rows: Tensor) -> Tensor:
-        """(T, n_head · n_value) of weighted sums of rows (T, n_head, width)."""
+        """Head outputs (T, n_head · n_value) of attention-weighted rows (T, n_head, width)."""
         b, mla = self._side.b, self._mla
         sums = self._placed(take_columns(reshape(rows, shape=(-1, mla.width)), mla.n_rope, mla.rank))
         made = expert_linear(sums, b["attn_v_b"], self._order, n=self._n)
         return reshape(self._back(made), shape=(-1, self._n * mla.n_value))
 
     def _placed(self, x: Tensor) -> Tensor:
-        """(T · n_head, K), head by head instead of token by token."""
+        """x (T · n_head, K) from token-major to head-major order."""
         return expert_rows(x, self._order)
 
     def _back(self, y: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ class Heads:
 
 
 def joined(a: Tensor, b: Tensor) -> Tensor:
-    """(R, M + N) of a (R, M) and b (R, N)."""
+    """Columns of a (R, M) and b (R, N) side by side, (R, M + N)."""
     rows, n = a.shape
     both = broadcast_to(const(0.0), shape=(rows, n + b.shape[1]))
     return set_block(set_block(both, a, start=(0, 0)), b, start=(0, n))

@@ -1,12 +1,14 @@
-"""Multi-token prediction (DeepSeek-AI, 2024: V3, 2.2): a block behind a model's layers that guesses one token more.
+"""Multi-token prediction (DeepSeek-AI, 2024: V3, 2.2): a block after the last layer that drafts one
+token more.
 
-Of a token it is given the embedding, and what the last layer said of the token before; it has a layer's parts, and keys
-and values of its own, in the pages of the model's. What it says of the token goes to the model's head, or its own, and
-is what it is given of that token when it goes on guessing. Names are GGUF's (`blk.N.nextn.*`), and what is normalised
-where is llama.cpp's (`graph_mtp` in `src/models/`).
+Its input is a token's embedding and the last hidden state of the token before. It has the parts of
+a layer, and a KV cache of its own in the model's pages. Its output goes to the LM head, the model's
+or its own, and is the hidden state for the next draft token. Tensor names are GGUF's
+(`blk.N.nextn.*`); the order of norms is llama.cpp's (`graph_mtp` in `src/models/`).
 
-Its keys and values are made of the model's own hidden rows in every step, so that a guess can begin after any token.
-What a guess writes is in cells that the next step writes again.
+Every step writes the block's keys and values from the model's own hidden states (MTP prefill), so
+drafting can begin after any token. The keys and values of draft tokens are overwritten by the next
+step.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from logitless.models.weights.weights import Weights
 
 
 def can_guess(gguf: GGUFFile, h: Hparams) -> bool:
-    """Whether a file has such a block, of an architecture whose block is known."""
+    """True if the file has an MTP block of an architecture with a supported one."""
     return h.architecture.mtp.enabled and h.n_nextn > 0 and f"blk.{h.n_layer}.nextn.eh_proj.weight" in gguf.tensors
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """Rows of the device, in which a step leaves what the last layer said of its tokens, and finds what was said of
-    those before them."""
+    """Ring buffer of last hidden states on the device: a step reads those of the tokens before
+    its own, and writes its own."""
 
     rows: Tensor  # (n / 16, 1, 16, n_embd) f32: written and read as values of a cache are
     before: Tensor  # (T,) i32: of each token, the row of the one before it
@@ -45,7 +47,7 @@ class Hidden:
 
     @classmethod
     def define(cls, session: Session, h: Hparams, n: int) -> Tensor:
-        """The rows: n and what fills the last sixteen up."""
+        """The buffer: n rows, rounded up to 16."""
         return session.define("hidden", (-(-n // PAGE), 1, PAGE, h.n_embd), "f32")
 
     @classmethod
@@ -53,13 +55,13 @@ class Hidden:
         return cls(rows, feed("hidden.before", (n_tokens,), "i32"), feed("hidden.to", (n_tokens,), "i32"))
 
     def kept(self, x: Tensor) -> Tensor:
-        """The rows after x (T, n_embd) went there."""
+        """The buffer after x (T, n_embd) is written."""
         return store_v(self.rows, reshape(x, shape=(x.shape[0], 1, x.shape[1])), self.to)
 
 
 def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor) -> list[Tensor]:
-    """All that has to run for what the block keeps of a step's tokens, of which x (T, n_embd) is what the last layer
-    said."""
+    """MTP prefill: nodes that write the block's KV cache for a step's tokens with last hidden
+    states x (T, n_embd)."""
     rows = hidden.kept(x)
     _, side = _begun(model, batch, load_v(rows, hidden.before))
     keys_of, _ = attending(model.hparams)
@@ -67,8 +69,8 @@ def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: T
 
 
 def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tuple[Tensor, Tensor]:
-    """Logits (T, n_vocab) of the tokens after these, one of each sequence, and the rows, where what was said of these
-    is now."""
+    """MTP draft step: logits (T, n_vocab) of the next tokens, one of each sequence, and the
+    hidden-state buffer after the write."""
     h, layer = model.hparams, model.hparams.n_layer
     y, side = _begun(model, batch, load_v(hidden.rows, hidden.before))
     b = side.b
@@ -83,8 +85,8 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
 
 
 def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
-    """What the block begins with, (T, n_embd), and that as attention is given it; before (T, 1, n_embd): what was said
-    of the tokens before."""
+    """Block input (T, n_embd) and its attention inputs, of the tokens and the hidden states
+    before (T, 1, n_embd)."""
     h, b = model.hparams, model.nextn
     assert b is not None
     own = b.get("nextn.embed_tokens")

@@ -1,4 +1,5 @@
-"""The frequencies of rotary embedding: base, linear, Llama 3 and long factors, YaRN (Peng et al., 2023)."""
+"""RoPE frequencies: base, linear scaling, NTK, Llama 3 and LongRoPE factors, YaRN (Peng et al.,
+2023)."""
 
 from __future__ import annotations
 
@@ -22,32 +23,35 @@ from logitless.models.weights.weights import vector
 
 @dataclass(frozen=True)
 class Rotary:
-    """The frequencies (rope_dim/2,) of a model's layers, and of its sliding-window layers where they differ."""
+    """RoPE frequencies (rope_dim/2,) of full-attention layers, and of sliding-window layers
+    where they differ."""
 
     frequency: Tensor
     magnitude: float
     local_frequency: Tensor | None = None
-    temperature: Tensor | None = None  # (positions, 1): what queries are multiplied by, where they are
+    temperature: Tensor | None = None  # (positions, 1): attention-temperature scale of queries
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
-        """Of layers that see everything, and of those with the window."""
+        """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers."""
         far = rope_angles(pos, self.frequency, magnitude=self.magnitude)
         if self.local_frequency is None:
             return far, far
         return far, rope_angles(pos, self.local_frequency, magnitude=1.0)
 
     def query_scale(self, pos: Tensor) -> Tensor | None:
-        """(T, 1, 1): what makes queries of these positions longer, where something does."""
+        """Attention-temperature scale (T, 1, 1) of queries at these positions, if the model has
+        one."""
         return None if self.temperature is None else reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
 
     def shift_angles(self, n: Tensor, *, local: bool = False) -> Tensor:
-        """Angles that move what was rotated already, magnitude and all, by n (T,) positions more."""
+        """Angles that shift cached keys by n (T,) positions (K-shift); their magnitude is kept."""
         frequency = self.local_frequency if local and self.local_frequency is not None else self.frequency
         return rope_angles(n, frequency, magnitude=1.0)
 
 
 def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> Rotary:
-    """The model's frequencies as constants of the session; `n_ctx` (of one sequence) chooses between long factors."""
+    """RoPE frequencies as constants of the session; `n_ctx` of one sequence selects the long or
+    short factors."""
     factors = rope_factors(gguf, h, n_ctx)
 
     def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
@@ -70,7 +74,8 @@ def frequencies(
 ) -> tuple[npt.NDArray[np.float32], float]:
     """(frequency per pair in rad per position (rope_dim/2,), magnitude of cos and sin).
 
-    `factors` divide the frequencies (`rope_freqs`, `rope_factors_*`); `local`: a sliding-window layer.
+    `factors` divide the frequencies (`rope_freqs`, `rope_factors_*`); `local`: a sliding-window
+    layer.
     """
     base = h.rope_base_local if local else h.rope_base
     scaling = h.rope_scaling
@@ -86,14 +91,14 @@ def frequencies(
         return interpolated.astype(np.float32), magnitude
 
     def pair_at(rotations: float) -> float:
-        """The pair that turns this many times within the original context."""
+        """The pair with this number of rotations within the original context."""
         # 2 ln(base) is 0 for a base of 1, whose pairs all turn alike: then any pair will do
         turns = scaling.original_context / (rotations * 2 * math.pi)
         return rope_dim * math.log(turns) / (2 * math.log(base) or 1.0)
 
     low = max(0.0, math.floor(pair_at(scaling.beta_fast)))
     high = min(rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
-    keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
+    keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: high frequency, extrapolated
     mixed = interpolated * (1 - keep) + extrapolated * keep
     taken = 1.0 if h.architecture.rope.yarn_scales_scores and scaling.log_multiplier else scaling.log_multiplier
     more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, taken))
@@ -101,7 +106,8 @@ def frequencies(
 
 
 def rope_factors(gguf: GGUFFile, h: Hparams, n_ctx: int) -> npt.NDArray[np.float32] | None:
-    """The tensor of factors that the file holds for this context, if any; Phi's files do not name their scaling."""
+    """The file's frequency factors for this context, if any; Phi files do not name their
+    scaling."""
     longer = n_ctx > h.rope_scaling.original_context
     for name in ("rope_freqs.weight", f"rope_factors_{'long' if longer else 'short'}.weight"):
         info = gguf.tensors.get(name)

@@ -25,10 +25,11 @@ MAX_LAYERS = 512  # llama.cpp's limit too
 
 @dataclass(frozen=True, slots=True)
 class Hparams:
-    """Sizes and constants of one model. `window`: sliding-window width, 0 none; a layer uses it by `is_local`.
+    """Sizes and constants of one model, by GGUF's names.
 
-    `n_ff`, `n_head_kv`, `head_dim` and `rope_dim` are those of most layers, or of those that see everything; each
-    layer's own are in `sizes`."""
+    `n_ff`, `n_head_kv`, `head_dim` and `rope_dim` are those of most layers, or of the
+    full-attention layers; `sizes(layer)` has each layer's own.
+    """
 
     arch: str
     n_ctx_train: int
@@ -45,31 +46,31 @@ class Hparams:
     rope_scaling: RopeScaling
     attention_scale: float
     window: int = 0
-    window_period: int = 0  # every period-th layer sees everything, the others the window; 0: all have the window
-    rope_base_local: float = 0.0  # of the layers with the window, whose positions are not scaled; 0: as the others
+    window_period: int = 0  # every n-th layer has full attention; 0: none has
+    rope_base_local: float = 0.0  # RoPE base of sliding-window layers, unscaled; 0: as the others
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
-    pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
+    pooling: str = "none"  # one of POOLINGS, of embeddings
     experts: Experts | None = None
-    mla: MLAParams | None = None  # then head_dim and n_head_kv are those of the rows that are kept
-    # blocks that the file has besides, to predict more tokens at once: models/architectures/mtp.py runs the first
+    mla: MLAParams | None = None  # head_dim and n_head_kv are then those of the compressed KV row
+    # MTP blocks of the file; models/architectures/mtp.py runs the first
     n_nextn: int = 0
-    nextn_eps: float = 0.0  # of the norm behind it
-    residual_scale: float = 1.0  # of what a block adds
-    logit_scale: float = 1.0  # by which logits are multiplied
-    xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/architectures/decoder.py
-    temperature: float = 0.0  # queries grow by this times the logarithm of how often `temperature_length` has passed
+    nextn_eps: float = 0.0  # of the MTP block's last norm
+    residual_scale: float = 1.0  # factor of each block's output
+    logit_scale: float = 1.0  # factor of logits
+    xielu: tuple[tuple[float, float, float], ...] = ()  # (below, above, beta) of each layer
+    temperature: float = 0.0  # attention temperature: q · (1 + temperature · ln(⌊pos / length⌋ + 1))
     temperature_length: int = 0  # in positions
-    interleaved: bool = False  # rotary pairs are neighbours
-    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`, or none
-    n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
-    n_streams: int = 1  # of the residual stream and those beside it
-    sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
-    layers: tuple[LayerSizes, ...] = ()  # () where they do not differ
-    parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
-    recurrent: RecurrentParams | None = None  # layers that keep a state instead of keys and values, or beside them
-    rotary: bool = True  # queries and keys are turned by their positions
+    interleaved: bool = False  # RoPE pairs are neighbours
+    n_shared: int = 0  # number of last layers without their own KV cache
+    n_embd_per_layer: int = 0  # width of per-layer embeddings (PLE); 0: none
+    n_streams: int = 1  # AltUp streams
+    sparsity: tuple[float | None, ...] = ()  # Gaussian top-k of FFN gates, in deviations, by layer
+    layers: tuple[LayerSizes, ...] = ()  # by layer; (): all alike
+    parallel: bool = False  # attention and FFN read the same residual stream
+    recurrent: RecurrentParams | None = None  # recurrent layers
+    rotary: bool = True  # layers have RoPE
 
     @property
     def architecture(self) -> Architecture:
@@ -92,31 +93,31 @@ class Hparams:
         return self.is_local(layer) or not (self.window and self.architecture.rope.local_only)
 
     def recurrent_of(self, layer: int) -> RecurrentParams | None:
-        """None: it keeps no state."""
+        """Recurrent-state sizes of a layer; None: it has no state."""
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
     def attends(self, layer: int) -> bool:
         return self.sizes(layer).n_head_kv > 0 and (self.recurrent is None or self.recurrent.attending[layer])
 
     def feeds(self, layer: int) -> bool:
-        """Whether it has a feed-forward block, or experts."""
+        """True if the layer has a feed-forward block, dense or MoE."""
         return self.sizes(layer).n_ff > 0
 
     def experts_of(self, layer: int) -> Experts | None:
-        """None: its feed-forward block is one for all rows."""
+        """MoE parameters of a layer; None: its feed-forward block is dense."""
         return self.experts if self.experts and self.experts.are_in(layer) and self.feeds(layer) else None
 
     def is_local(self, layer: int) -> bool:
-        """Whether this layer attends to the sliding window only."""
+        """True for a sliding-window layer."""
         return self.window > 0 and layer < self.n_layer and is_local(self.architecture, self.window_period, layer)
 
     def has_own_kv(self, layer: int) -> bool:
-        """Whether the keys and values that it sees are its own."""
+        """True unless the layer uses the keys and values of an earlier one."""
         return layer < self.n_layer_kv or layer >= self.n_layer
 
     @property
     def has_windows(self) -> bool:
-        """Whether some layers see a window, and others everything."""
+        """True if the model mixes sliding-window and full-attention layers."""
         return len({self.is_local(layer) for layer in range(self.n_layer_kv)}) == 2 and not self.recurrent
 
     def sizes(self, layer: int) -> LayerSizes:
@@ -126,25 +127,27 @@ class Hparams:
 
     @property
     def n_layer_kv(self) -> int:
-        """How many layers there are up to the last that keeps keys and values of its own, or a state."""
+        """Number of layers up to the last with its own KV cache or recurrent state."""
         n = self.n_layer - self.n_shared
         return next(i + 1 for i in reversed(range(n)) if self.attends(i) or self.recurrent_of(i))
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose keys and values this one sees: itself, or the last like it that keeps some."""
+        """KV-sharing source: the layer whose keys and values this one reads; itself without
+        sharing."""
         if self.has_own_kv(layer):
             return layer
         return max(i for i in range(self.n_layer_kv) if self.is_local(i) == self.is_local(layer))
 
 
 def is_local(architecture: Architecture, period: int, layer: int) -> bool:
-    """Whether a layer has the window, in a model that has one."""
+    """True for a sliding-window layer, in a model that has a window."""
     at = layer if architecture.attention.full_first else layer + 1
     return period == 0 or at % period != 0
 
 
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
-    """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
+    """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at
+    fault."""
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
@@ -178,7 +181,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if pooling not in range(len(POOLINGS)):
         raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     rope_base = keys.positive("rope.freq_base", 10000.0)
-    if architecture.rope.ntk_alpha and most.head_dim > 2:  # as if positions were turned in a longer context
+    if architecture.rope.ntk_alpha and most.head_dim > 2:  # dynamic NTK
         rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
@@ -239,7 +242,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
-    """What the file scales. The first files of MiniCPM and those of MiniCPM 3 do not name it."""
+    """The file's constant factors. The first files of MiniCPM and those of MiniCPM 3 lack the
+    keys."""
     of_embedding, of_residual, of_logits = 1.0, 1.0, 1.0
     if h.arch in ("minicpm", "minicpm3"):
         of_embedding, of_residual = 12.0, 1.4 / h.n_layer**0.5
@@ -257,14 +261,14 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
 
 
 def _of_several_positions(keys: Keys) -> bool:
-    """Whether heads are turned by places in pictures, too (M-RoPE): then pairs are halves. Of text all turn alike."""
+    """True for M-RoPE, whose pairs are halves; of text all sections have the same position."""
     sections = keys.get("rope.dimension_sections")
     return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
 
 
 def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
-    """What multiplies the negative part, the positive part, and all; one number stands for all layers. The keys have
-    no architecture before them."""
+    """xIELU's (below, above, beta) of each layer; one number in the file stands for all layers.
+    Its keys have no architecture prefix."""
     found = []
     for name in ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta"):
         value = np.asarray(keys.metadata.get(name))
@@ -281,7 +285,7 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
 
 
 def _attention_scale(architecture: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
-    """1/√d; the 27B Gemmas use the embedding's share of a head for d (llama.cpp tells them by their depth)."""
+    """1/√head_dim; the 27B Gemmas use n_embd / n_head (llama.cpp tells them by their depth)."""
     if architecture.attention.unscaled or not architecture.attention.enabled:
         return 1.0
     if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
@@ -290,7 +294,8 @@ def _attention_scale(architecture: Architecture, arch: str, n_layer: int, per_he
 
 
 def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
-    """Of the layers (which of them have the window): how many of the last see the keys and values of earlier ones."""
+    """Number of last layers that use the KV cache of an earlier layer; `local`: sliding-window
+    layers."""
     key = "attention.shared_kv_layers"
     n = keys.count_or_none(key)
     if n and not set(local) == set(local[:-n]):
@@ -299,7 +304,7 @@ def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
 
 
 def _n_idle(keys: Keys, layers: Sequence[LayerSizes]) -> int:
-    """How many of the last layers do not attend."""
+    """Number of last layers without attention."""
     attend = [layer.n_head_kv > 0 for layer in reversed(layers)]
     if True not in attend:
         raise keys.error("attention.head_count_kv", "is 0: no layer attends")
@@ -316,7 +321,8 @@ def _n_streams(keys: Keys) -> int:
 
 
 def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
-    """What is −∞ in the file has no bound. The default is llama.cpp's: a twentieth of the gates of ten layers."""
+    """Gaussian top-k deviations of each layer; −∞ in the file: None. The default is llama.cpp's:
+    the top 5 % in the first ten layers."""
     key, default = "activation_sparsity_scale", [1.6448535] * 10 + [-np.inf] * (MAX_LAYERS - 10)
     values = keys.get(key, np.array(default[:n_layer], np.float32))
     if not isinstance(values, np.ndarray) or values.shape != (n_layer,) or values.dtype.kind != "f":
@@ -327,7 +333,7 @@ def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
 
 
 def _window_period(keys: Keys, n_layer: int) -> int:
-    """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
+    """Sliding-window period: `sliding_window_pattern` is the period, or one flag a layer."""
     key = "attention.sliding_window_pattern"
     value = keys.get(key, ARCHITECTURES[keys.arch].attention.window_period)
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
