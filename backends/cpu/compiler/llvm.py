@@ -52,9 +52,9 @@ def compile_kernel(name: str, module: str, symbol: str) -> bytes:
 def object_code(source: str, entry: str, symbol: str) -> bytes:
     """Optimised machine code. Everything but the entry becomes private, so callees are inlined.
 
-    The frame pointer keeps rbp free of other uses. The Xeon in docs/LOG.md mostly ignores a
-    `prefetcht2` whose address begins with that register, which LLVM picks now and then; 8 rows took
-    a fifth longer.
+    The frame pointer keeps rbp free of other uses. A Xeon mostly ignores a `prefetcht2`
+    whose address begins with that register, which LLVM picks now and then; 8 rows took a fifth
+    longer (docs/experiments/cpu-matmul.md).
     """
     module = llvm.parse_assembly(re.sub(rf'^(define .*{re.escape(entry)}"?\(.*\)) {{$', FRAMED, source, flags=re.M))
     for function in module.functions:
