@@ -247,7 +247,7 @@ class AsyncLLM:
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
         scores = []
         with public_errors():
-            examples = parse_examples({"input": items}, self._requests(served), served.template, n_ctx)
+            examples = parse_examples(items, self._requests(served), served.template, n_ctx)
 
             def ask(i: int, scheduler: Scheduler) -> Any:
                 from logitless.training.score import score

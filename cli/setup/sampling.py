@@ -31,7 +31,8 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     """Sampling parameters of the flags, parsed as the fields of a request."""
     from logitless.engine.errors import InvalidRequest
     from logitless.engine.sampling.params import SamplingParams, chain_from_names
-    from logitless.server.protocol.fields import Fields
+    from logitless.server.protocol.fields import read
+    from logitless.server.protocol.generation import Generation
     from logitless.server.protocol.sampling import parse_sampling
 
     body = {name: getattr(options, flag.dest) for name, flag in SAMPLERS.items()}
@@ -47,7 +48,7 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     if unknown:
         raise UsageError(f"{flag}: unknown sampler {unknown[0][:32]!r}")
     try:
-        params = parse_sampling(Fields(body), SamplingParams(), tokenizer, 0)
+        params = parse_sampling(read(Generation, body), SamplingParams(), tokenizer, 0)
     except InvalidRequest as error:
         raise UsageError(error.message.replace("field '", "flag '")) from None
     if options.dry_sequence_breaker == ["none"]:

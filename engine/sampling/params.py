@@ -50,7 +50,8 @@ class Param:
     high: float = math.inf
     hard: bool = False
     choices: tuple[str, ...] = ()
-    most: int | None = None  # items of an array
+    least: int = 0  # items of an array
+    most: int | None = None
     aliases: tuple[str, ...] = ()  # names that count where the field itself is not given, in order
     flag: str = ""  # "--temp --temperature", of the server's default
     env: str = ""  # its variable
@@ -108,8 +109,9 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
     dry_allowed_length: Annotated[int, _hard("DRY: repetitions up to here cost nothing", "--dry-allowed-length")] = 2
     dry_penalty_last_n: Annotated[int, _hard("DRY: tokens to look at; -1: all", "--dry-penalty-last-n", -1)] = -1
     dry_sequence_breakers: Annotated[
-        tuple[str, ...], Param("DRY: texts that end a repetition", most=64)  # each is looked for in every token
-    ] = ("\n", ":", '"', "*")
+        tuple[str, ...],
+        Param("DRY: texts that end a repetition", least=1, most=64),  # each is looked for in every token
+    ] = ("\n", ":", '"', "*")  # each is looked for in every token of the vocabulary
     mirostat: Annotated[int, _soft("0: off, 1 or 2: its version", "--mirostat", 0, 2)] = 0
     mirostat_tau: Annotated[float, _soft("Mirostat: wanted surprise, tau", "--mirostat-ent")] = 5.0
     mirostat_eta: Annotated[float, _soft("Mirostat: learning rate, eta", "--mirostat-lr")] = 0.1

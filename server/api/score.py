@@ -11,9 +11,9 @@ from aiohttp import web
 from logitless.engine.errors import NotSupported
 from logitless.engine.requests import Lora
 from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.protocol.fields import Fields
+from logitless.server.protocol.fields import read
 from logitless.server.protocol.lora import parse_lora, tuned_name
-from logitless.server.protocol.score import parse_examples
+from logitless.server.protocol.score import ScoreBody, parse_examples
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import Engine
@@ -30,11 +30,11 @@ async def score(request: web.Request) -> web.Response:
         raise NotSupported("this server cannot score texts")
 
     def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
-        fields = Fields(body)
-        shown = tuned_name(fields, served.adapters) or context.config.model
+        asked = read(ScoreBody, body)
+        shown = tuned_name(asked.model, served.adapters) or context.config.model
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
-        examples = parse_examples(body, context.parser, served.template, n_ctx)
-        return examples, fields.boolean("gradient_norm"), shown, parse_lora(fields, served.adapters)
+        examples = parse_examples(asked.input, context.parser, served.template, n_ctx)
+        return examples, asked.gradient_norm, shown, parse_lora(asked.model, asked.lora, served.adapters)
 
     examples, gradient, model, lora = await context.parsed(request, parse)
     scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import ExceedsContext
 from logitless.engine.requests import CompletionRequest
+from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
+from logitless.server.protocol.fields import article, as_integer, as_text, limited, read, refuse, unsupported
+from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
 from logitless.server.protocol.sampling import parse_sampling
@@ -25,7 +27,27 @@ MAX_TOP = 1024  # log-probabilities beside the chosen token
 MAX_BEST_OF = 20
 MAX_RESULTS = 2048  # of one HTTP request
 LONG_TEXT = 1 << 20  # characters of a prompt, from where on a look before tokenizing is worth it
-MAX_STOPS = 256  # every one is looked for in every token's text
+
+
+class Completion(Generation, frozen=True, kw_only=True):
+    """POST /completion."""
+
+    prompt: Annotated[Any, Param("a text, token ids, both mixed, or an array of these")] = None
+    n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
+    tools: Annotated[Any, Param("not possible here: POST /v1/chat/completions")] = None
+
+
+class OpenAICompletion(Completion, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    n_probs: Annotated[int | None, Param("as logprobs, where 0 is none", 0, MAX_TOP)] = None  # type: ignore[assignment]
+    logprobs: Annotated[int | None, Param("log-probabilities of so many likely tokens", 0, MAX_TOP)] = None
+    best_of: Annotated[int | None, Param("answers to compute, of which the likeliest n are shown")] = None
+    echo: Annotated[bool, Param("begin the text with the prompt")] = False
+    suffix: Annotated[str, Param("the text after the gap, for models with infill tokens")] = ""
+
+
+G = TypeVar("G", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +92,55 @@ class RequestParser:
         self.config = config
         self.n_ctx = n_ctx
         self.grammars = Grammars(tokenizer)
+        settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
+        self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling")}
+        self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
+
+    def read(self, kind: type[G], body: Mapping[str, Any]) -> G:
+        """The body of a request that generates text, over the server's settings. InvalidRequest names the field."""
+        n = self.config.n_parallel
+        refuse_unsupported(body)
+        return read(kind, body, defaults=self._defaults, n_cmpl=n, id_slot=n - 1)
 
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
-        fields = Fields(body)
-        _refuse_tools(fields)
-        top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
+        request = self.read(Completion, body)
+        _refuse_tools(request)
         prompts, many = self.prompts(body.get("prompt"))
-        return self.job(fields, [self.tokens(prompt) for prompt in prompts], many=many, top=top or None)
+        return self.job(request, body, [self.tokens(p) for p in prompts], many=many, top=request.n_probs or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
         """POST /v1/completions, with what llama-server refuses: echo, best_of, suffix."""
-        fields = Fields(body)
-        _refuse_tools(fields)
         if body.get("logprobs") is False:  # some clients send chat's form
             body = {**body, "logprobs": None}
-            fields = Fields(body)
-        name, value = fields.find("n_probs", "logprobs")
-        top = None if value is None else int(limited(name, as_integer(name, value), 0, MAX_TOP, False))
-        if name == "n_probs" and top == 0:
+        request = self.read(OpenAICompletion, body)
+        _refuse_tools(request)
+        top = request.n_probs if request.n_probs is not None else request.logprobs
+        if request.n_probs == 0:
             top = None
-        n = self._n(fields)
-        best_of = fields.integer("best_of", default=n, low=n, high=max(n, MAX_BEST_OF), hard=True)
-        if best_of > n and fields.boolean("stream"):
+        n, echo, suffix = request.n_cmpl, request.echo, request.suffix
+        best_of = n if request.best_of is None else request.best_of
+        limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
+        if best_of > n and request.stream:
             refuse("best_of", "cannot be streamed when it is more than n")
-        echo = fields.boolean("echo")
-        if echo and top is not None and fields.boolean("stream"):
+        if echo and top is not None and request.stream:
             refuse("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
         prompts, many = self.prompts(body.get("prompt"))
         tokens = [self.tokens(prompt) for prompt in prompts]
-        suffix = fields.text("suffix")
         if suffix:
             if echo and top is not None:
                 refuse("suffix", "cannot be combined with echo and logprobs")
             after = self.encode(suffix)
             tokens = [self._gap(before, after) for before in tokens]
         prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
-        return self.job(fields, tokens, many=many, top=top, best_of=best_of, prefixes=prefixes, prompt_probs=echo)
+        return self.job(
+            request, body, tokens, many=many, top=top, best_of=best_of, prefixes=prefixes, prompt_probs=echo
+        )
 
     def job(
         self,
-        fields: Fields,
+        asked: Generation,
+        body: Mapping[str, Any],
         prompts: Sequence[tuple[int, ...]],
         *,
         many: bool = False,
@@ -120,75 +150,66 @@ class RequestParser:
         prompt_probs: bool = False,
     ) -> Job:
         """The requests for these prompts, with every field that all endpoints share."""
-        refuse_unsupported(fields)
-        n = self._n(fields)
+        n = asked.n_cmpl
         best_of = best_of or n
         if len(prompts) * best_of > MAX_RESULTS:
             refuse("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
         n_probs = 0 if top is None else max(1, top)
         if best_of > n:
             n_probs = max(1, n_probs)
-        request = replace(self._request(fields, n_probs), prompt_logprobs=top if prompt_probs else None)
-        options = replace(self._reply(fields), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
-        speculation = parse_speculation(fields, self.config, self.tokenizer, self.n_ctx)
+        request = replace(self._request(asked, n_probs), prompt_logprobs=top if prompt_probs else None)
+        options = replace(self._reply(asked), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
+        speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
         requests: list[CompletionRequest] = []
         for prompt in prompts:
             of_prompt = replace(request, prompt=prompt, speculation=speculation.after(prompt, self.tokenizer))
             requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
 
-    def _request(self, fields: Fields, n_probs: int) -> CompletionRequest:
-        """What is to be generated, of a prompt that is to come."""
+    def _request(self, asked: Generation, n_probs: int) -> CompletionRequest:
+        """The generation that is asked for, without its prompt."""
         config = self.config
-        sampling = parse_sampling(fields, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
-        constraint = parse_constraint(fields, self.grammars)
-        if constraint is not None or fields.body.get("grammar") == "":  # "" takes the server's default away
+        sampling = parse_sampling(asked, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
+        constraint = parse_constraint(asked, self.grammars)
+        if constraint is not None or asked.grammar == "":  # "" takes the server's default away
             sampling = replace_struct(sampling, grammar=constraint)
+        n, most = asked.n_predict, config.n_predict
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         return CompletionRequest(
             prompt=(),
             sampling=sampling,
-            n_predict=self._n_predict(fields),
-            stop=self._stop(fields),
-            ignore_eos=fields.boolean("ignore_eos"),
-            cache_prompt=fields.boolean("cache_prompt", config.cache_prompt),
-            n_cache_reuse=fields.integer("n_cache_reuse", default=config.n_cache_reuse, low=0, hard=True),
-            id_slot=fields.integer("id_slot", default=-1, low=-1, high=config.n_parallel - 1, hard=True),
-            priority=fields.integer("priority", default=0, hard=True),
-            n_keep=fields.integer("n_keep", default=config.n_keep, low=-1, hard=True),
-            n_discard=fields.integer("n_discard", default=0, low=0, hard=True),
-            n_indent=fields.integer("n_indent", default=0, low=0, hard=True),
-            t_max_predict_ms=max(0.0, fields.number("t_max_predict_ms", default=0.0, low=-1, hard=True)),
-            return_progress=fields.boolean("return_progress"),
-            lora=parse_lora(fields, self.adapters),
+            n_predict=n if most < 0 or 0 <= n <= most else most,
+            stop=tuple(text for text in stop if text) or config.reverse_prompts,
+            ignore_eos=asked.ignore_eos,
+            cache_prompt=asked.cache_prompt,
+            n_cache_reuse=asked.n_cache_reuse,
+            id_slot=asked.id_slot,
+            priority=asked.priority,
+            n_keep=asked.n_keep,
+            n_discard=asked.n_discard,
+            n_indent=asked.n_indent,
+            t_max_predict_ms=max(0.0, asked.t_max_predict_ms),
+            return_progress=asked.return_progress,
+            lora=parse_lora(asked.model, asked.lora, self.adapters),
             special=config.special,
-            preserved=preserved_ids(fields, self.tokenizer),
+            preserved=preserved_ids(asked, self.tokenizer),
         )
 
-    def _reply(self, fields: Fields) -> ReplyOptions:
-        """How it is to be shown, as far as that does not depend on the number of results."""
-        config = self.config
+    def _reply(self, asked: Generation) -> ReplyOptions:
+        """How the results are shown, as far as that does not depend on their number."""
         return ReplyOptions(
-            stream=fields.boolean("stream"),
-            model=tuned_name(fields, self.adapters),
-            include_usage=fields.inside("stream_options").boolean("include_usage"),
-            return_tokens=fields.boolean("return_tokens"),
-            timings_per_token=fields.boolean("timings_per_token"),
-            return_progress=fields.boolean("return_progress"),
-            response_fields=tuple(as_text("response_fields", f) for f in fields.array("response_fields") or ()),
-            verbose=fields.boolean("verbose", config.verbose),
-            sse_ping_interval=fields.integer(
-                "sse_ping_interval", default=config.sse_ping_interval, low=-1, high=INT_MAX, hard=True
-            ),
-            user=fields.text("safety_identifier") or fields.text("user"),
-            settings={
-                "backend_sampling": fields.boolean("backend_sampling", config.backend_sampling),
-            },
+            stream=asked.stream,
+            model=tuned_name(asked.model, self.adapters),
+            include_usage=asked.stream_options.include_usage,
+            return_tokens=asked.return_tokens,
+            timings_per_token=asked.timings_per_token,
+            return_progress=asked.return_progress,
+            response_fields=tuple(asked.response_fields),
+            verbose=asked.verbose,
+            sse_ping_interval=asked.sse_ping_interval,
+            user=asked.safety_identifier,
+            settings={"backend_sampling": asked.backend_sampling},
         )
-
-    def _n_predict(self, fields: Fields) -> int:
-        most = self.config.n_predict
-        n = fields.integer("n_predict", "max_completion_tokens", "max_tokens", default=most, low=-1, hard=True)
-        return n if most < 0 or 0 <= n <= most else most
 
     # -- prompts
 
@@ -270,16 +291,6 @@ class RequestParser:
             prompt = prompt["prompt_string"]
         return prompt if isinstance(prompt, str) else self.tokenizer.pieces(ids).decode("utf-8", "replace")
 
-    def _n(self, fields: Fields) -> int:
-        return fields.integer("n_cmpl", "n", default=1, low=1, high=self.config.n_parallel, hard=True)
-
-    def _stop(self, fields: Fields) -> tuple[str, ...]:
-        _, value = fields.find("stop")
-        words: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
-        if len(words) > MAX_STOPS:
-            refuse("stop", f"at most {MAX_STOPS} are allowed, got {len(words)}")
-        return tuple(text for word in words if (text := as_text("stop", word))) or self.config.reverse_prompts
-
 
 def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
     """Result i of a prompt: the seeds count up, as llama-server's."""
@@ -289,14 +300,14 @@ def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
     return replace(request, sampling=replace_struct(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
 
 
-def _refuse_tools(fields: Fields) -> None:
-    if fields.body.get("tools"):
+def _refuse_tools(asked: Completion) -> None:
+    if asked.tools:
         refuse("tools", "needs a chat: POST /v1/chat/completions")
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """501 for what would change the result and is not there yet: better than a silent ignore."""
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """501 for what would change the result and is not there: better than silence."""
     for name in ("functions", "function_call"):
-        if fields.body.get(name):
+        if body.get(name):
             unsupported(name)
-    response_kind(fields)
+    response_kind(body.get("response_format"))

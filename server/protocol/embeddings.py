@@ -3,20 +3,61 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Struct
 
 from logitless.engine.errors import ExceedsContext, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
+from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.completions import MAX_RESULTS, RequestParser
-from logitless.server.protocol.fields import Fields, article, refuse
+from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
 
-NORMS = (-1, 2**15)  # of `embd_normalize`
+
+class Embedded(Struct, frozen=True, kw_only=True):
+    """What bodies of embeddings, reranking and scores have in common."""
+
+    model: Annotated[str, Param("the model's name, or that of an adapter or a fine-tuned model")] = ""
+    lora: Annotated[Sequence[LoraScale] | None, Param("adapters by id, with their scales")] = None
+
+
+class EmbeddingBody(Embedded, frozen=True, kw_only=True):
+    """POST /v1/embeddings and /embedding."""
+
+    input: Annotated[Any, Param("a text, token ids, or an array of these")] = None
+    content: Annotated[Any, Param("llama-server's name of input")] = None
+    encoding_format: Annotated[str, Param("of the vectors", choices=("float", "base64"))] = "float"
+    dimensions: Annotated[Any, Param("not supported: the vectors have one size")] = None
+    embd_normalize: Annotated[
+        int, Param("-1: none; 0: the largest is 32760; p: the p-norm is 1", -1, 2**15, hard=True)
+    ] = 2
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankBody(Embedded, frozen=True, kw_only=True):
+    """POST /v1/rerank."""
+
+    query: Annotated[str, Param("the text to compare with")]
+    documents: Annotated[Sequence[str | Document] | None, Param("texts, or objects with a text", most=MAX_RESULTS)] = (
+        None
+    )
+    texts: Annotated[
+        Sequence[str | Document] | None, Param("the same in the form of Text Embeddings Inference", most=MAX_RESULTS)
+    ] = None
+    top_n: Annotated[int | None, Param("documents to return", 1, INT_MAX, hard=True)] = None
+    return_documents: Annotated[bool, Param("return the documents too")] = False
+    return_text: Annotated[bool, Param("the same, where texts are given")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,54 +87,39 @@ class RerankJob:
 
 def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder, pooling: str) -> EmbeddingJob:
     """POST /v1/embeddings and /embedding."""
-    fields = Fields(body)
-    name, value = fields.find("input", "content")
-    prompts, _ = parser.prompts(value, name)
+    asked = read(EmbeddingBody, body)
+    name = "content" if body.get("input") is None and asked.content is not None else "input"
+    prompts, _ = parser.prompts(getattr(asked, name), name)
     if len(prompts) > MAX_RESULTS:
         refuse(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
     texts = tuple(parser.tokens(prompt, name) for prompt in prompts)
     for ids in texts:
         _fits(ids, embedder)
-    encoding = fields.text("encoding_format", "float")
-    if encoding not in ("float", "base64"):
-        refuse("encoding_format", "must be float or base64")
-    if fields.body.get("dimensions") is not None:
+    if asked.dimensions is not None:
         refuse("dimensions", "the model's vectors have one size only")
-    low, high = NORMS
-    normalize = fields.integer("embd_normalize", default=2, low=low, high=high, hard=True)
-    lora, model = parse_lora(fields, parser.adapters), tuned_name(fields, parser.adapters)
-    return EmbeddingJob(texts, pooling, normalize, encoding == "base64", lora, model)
+    lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
+    return EmbeddingJob(texts, pooling, asked.embd_normalize, asked.encoding_format == "base64", lora, model)
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:
     """POST /v1/rerank: Jina's shape (`documents`) or that of Text Embeddings Inference (`texts`)."""
-    fields = Fields(body)
-    query = body.get("query")
-    if not isinstance(query, str):
-        refuse("query", f"expected a string, got {article(query)}")
-    tei = body.get("documents") is None and body.get("texts") is not None
-    name = "texts" if tei else "documents"
-    given = fields.array(name)
+    asked = read(RerankBody, body)
+    query = asked.query
+    tei = asked.documents is None and asked.texts is not None
+    name, given = ("texts", asked.texts) if tei else ("documents", asked.documents)
     if not given:
         refuse(name, "must be a non-empty array of strings")
-    if len(given) > MAX_RESULTS:
-        refuse(name, f"one request has at most {MAX_RESULTS} documents, not {len(given)}")
-    documents = []
-    for i, document in enumerate(given):
-        text = document.get("text") if isinstance(document, dict) else document
-        if not isinstance(text, str):
-            refuse(f"{name}[{i}]", f"expected a string, got {article(text)}")
-        documents.append(text)
-    top_n = fields.integer("top_n", default=len(documents), low=1, hard=True)
+    documents = [document if isinstance(document, str) else document.text for document in given]
+    top_n = len(documents) if asked.top_n is None else asked.top_n
     if embedder.template:
         pairs = tuple(_filled(parser, embedder.template, query, document) for document in documents)
     else:
-        asked = parser.encode(query)
-        pairs = tuple(_pair(parser, asked, parser.encode(document)) for document in documents)
+        encoded = parser.encode(query)
+        pairs = tuple(_pair(parser, encoded, parser.encode(document)) for document in documents)
     for pair in pairs:
         _fits(pair, embedder)
-    return_text = fields.boolean("return_text" if tei else "return_documents")
-    lora, model = parse_lora(fields, parser.adapters), tuned_name(fields, parser.adapters)
+    return_text = asked.return_text if tei else asked.return_documents
+    lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
     return RerankJob(pairs, tuple(documents), top_n, tei, return_text, lora, model)
 
 

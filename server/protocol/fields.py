@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import force_setattr
 
 from logitless.engine.errors import InvalidRequest, NotSupported
-from logitless.engine.sampling.params import FLOAT_MAX
+from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, Param, params_of
 
-INT_MAX = 2**31 - 1
+S = TypeVar("S", bound=Struct)
 MAX_DEPTH = 256  # of JSON: what is told again, rendered or compiled costs some calls a level, of Python's 1000
 
 
@@ -116,6 +120,86 @@ def limited(name: str, value: float, low: float, high: float, hard: bool) -> flo
     if hard:
         refuse(name, f"must be between {low} and {high}, got {str(value)[:32]}")
     return min(max(value, low), high)
+
+
+def read(
+    kind: type[S], body: Mapping[str, Any], *, defaults: Mapping[str, Any] = {}, within: str = "", **highs: float
+) -> S:
+    """The body as its struct. InvalidRequest names the field that is wrong.
+
+    Null means the default, which `defaults` may change. A field counts where it or the first of its
+    aliases is given. `highs` are limits that the server's settings decide; `within` is what stands
+    before the names of an object's fields.
+    """
+    declared, names = params_of(kind), {}
+    given = {name: value for name, value in defaults.items() if value is not None}
+    for name, (of, param) in declared.items():
+        for alias in (name, *param.aliases):
+            value = body.get(alias)
+            if value is not None:
+                given[name], names[name] = value if of is Any else _whole(value), within + alias
+                break
+    try:
+        result = convert(given, kind)
+    except ValidationError as error:
+        raise _named(str(error), names, within) from None
+    for name, place in names.items():
+        param, value = declared[name][1], getattr(result, name)
+        if type(value) in (int, float):
+            value = _limited(place, value, param, min(param.high, highs.get(name, math.inf)))
+            force_setattr(result, name, value)
+        elif isinstance(value, list | tuple):
+            if len(value) < param.least:
+                refuse(place, "must be a non-empty array")
+            if param.most is not None and len(value) > param.most:
+                refuse(place, f"at most {param.most} are allowed, got {len(value)}")
+        elif param.choices and value not in param.choices:
+            refuse(place, f"must be one of {', '.join(param.choices)}")
+    return result
+
+
+_KINDS = {
+    "float": "a number", "int": "an integer", "str": "a string", "bool": "a boolean", "array": "an array",
+    "object": "an object", "null": "null",
+}  # fmt: skip
+_MISTAKE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
+_EXPECTED = re.compile(r"Expected `(.*)`, got `(\w+)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+
+
+def _whole(value: object) -> object:
+    """A number, or an array of numbers, in which 2.0 is an integer."""
+    if type(value) is list and float in set(map(type, value)):
+        return [_whole(item) for item in value]
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidRequest:
+    """What msgspec says about a body, as 400: `field 'messages[2].role': expected a string, got null`."""
+    found = _MISTAKE.fullmatch(mistake)
+    assert found is not None
+    message, path = found[1], found[2] or ""
+    name = re.match(r"[^.\[]*", path)
+    assert name is not None
+    place, rest = names.get(name[0], within + name[0]), path[name.end() :]
+    if (missing := _MISSING.fullmatch(message)) is not None:
+        key = missing[1]
+        return InvalidRequest(f"field '{place + rest + '.' + key if path else within + key}': is required")
+    if (wrong := _EXPECTED.fullmatch(message)) is not None:
+        kinds = [_KINDS[kind] for kind in wrong[1].split(" | ") if kind != "null"]
+        got = "a number" if wrong[2] in ("float", "int") else _KINDS[wrong[2]]
+        message = f"expected {' or '.join(kinds)}, got {got}"
+    elif message == "Number out of range":
+        message = "the number is too large"
+    if re.fullmatch(r"\[\d+\]", rest) and "an object" not in message.partition(",")[0]:  # an array of plain values
+        return InvalidRequest(f"field '{place}': item {rest[1:-1]}: {message}")
+    return InvalidRequest(f"field '{place}{rest}': {message}")
+
+
+def _limited(name: str, value: float, param: Param, high: float) -> float:
+    if isinstance(value, float) and not math.isfinite(value):
+        refuse(name, "the number is too large")
+    return limited(name, value, param.low, high, param.hard)
 
 
 class Fields:

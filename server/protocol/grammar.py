@@ -12,9 +12,9 @@ from logitless.engine.sampling.grammar_mask import Constraint
 from logitless.models.grammar import Grammar, GrammarError
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.fields import Fields, article, as_integer, as_text, refuse
+from logitless.server.protocol.fields import article, as_integer, as_text, refuse
+from logitless.server.protocol.generation import Generation
 
-MAX_TRIGGERS = 256
 _KINDS = ("token", "word", "pattern", "pattern_full")  # llama.cpp's numbers 0 to 3
 _KEPT = 32  # compiled grammars
 
@@ -45,22 +45,24 @@ class Grammars:
         return grammar
 
 
-def parse_constraint(fields: Fields, grammars: Grammars) -> Constraint | None:
+def parse_constraint(asked: Generation, grammars: Grammars) -> Constraint | None:
     """The request's constraint, if any; there can only be one."""
-    form = response_kind(fields) != "text"
-    if bool(fields.body.get("grammar")) + (fields.body.get("json_schema") is not None) + form > 1:
+    form = response_kind(asked.response_format) != "text"
+    if bool(asked.grammar) + (asked.json_schema is not None) + form > 1:
         refuse("grammar", "only one of grammar, json_schema and response_format can be given")
-    found, triggers = _grammar(fields, grammars), _triggers(fields, grammars.tokenizer)
-    if not fields.boolean("grammar_lazy"):
+    found, triggers = _grammar(asked, grammars), _triggers(asked, grammars.tokenizer)
+    if not asked.grammar_lazy:
         return found
     if not triggers:
         refuse("grammar_triggers", "a lazy grammar needs at least one")
     return None if found is None else replace(found, lazy=True, **triggers)
 
 
-def response_kind(fields: Fields) -> str:
-    """The kind of text that response_format asks for."""
-    kind = fields.object("response_format").get("type")
+def response_kind(form: object) -> str:
+    """The kind of text that `response_format` asks for."""
+    if not isinstance(form, dict | None):
+        refuse("response_format", f"expected an object, got {article(form)}")
+    kind = form.get("type") if form else None
     if kind is None:
         return "text"
     if kind not in ("text", "json_object", "json_schema", "grammar", "regex"):
@@ -68,25 +70,22 @@ def response_kind(fields: Fields) -> str:
     return str(kind)
 
 
-def preserved_ids(fields: Fields, tokenizer: Tokenizer) -> frozenset[int]:
+def preserved_ids(asked: Generation, tokenizer: Tokenizer) -> frozenset[int]:
     """The special tokens of `preserved_tokens`: texts that are one token each, others are left out."""
     ids = set()
-    for i, text in enumerate(fields.array("preserved_tokens") or ()):
-        found = tokenizer.encode(as_text(f"preserved_tokens[{i}]", text), add_special=False, parse_special=True)
+    for text in asked.preserved_tokens:
+        found = tokenizer.encode(text, add_special=False, parse_special=True)
         if len(found) == 1:
             ids.add(found[0])
     return frozenset(ids)
 
 
-def _grammar(fields: Fields, grammars: Grammars) -> Constraint | None:
-    text = fields.text("grammar")
-    if text:
-        return Constraint(grammars.compile("grammar", "gbnf", text), text)
-    schema = fields.body.get("json_schema")
-    if schema is not None:
-        return _schema("json_schema", schema, False, grammars)
-    form = fields.object("response_format")
-    kind = response_kind(fields)
+def _grammar(asked: Generation, grammars: Grammars) -> Constraint | None:
+    if asked.grammar:
+        return Constraint(grammars.compile("grammar", "gbnf", asked.grammar), asked.grammar)
+    if asked.json_schema is not None:
+        return _schema("json_schema", asked.json_schema, False, grammars)
+    form, kind = asked.response_format, response_kind(asked.response_format)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -112,19 +111,15 @@ def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> Cons
     return Constraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
 
 
-def _triggers(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
+def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
     """The fields of a Constraint that say when a lazy grammar begins."""
-    given = fields.array("grammar_triggers") or ()
-    if len(given) > MAX_TRIGGERS:
-        refuse("grammar_triggers", f"at most {MAX_TRIGGERS} are allowed, got {len(given)}")
+    given = asked.grammar_triggers
     tokens: set[int] = set()
     words: list[bytes] = []
     patterns: list[Pattern] = []
-    preserved = preserved_ids(fields, tokenizer)
+    preserved = preserved_ids(asked, tokenizer)
     for i, trigger in enumerate(given):
         name = f"grammar_triggers[{i}]"
-        if not isinstance(trigger, dict):
-            refuse(name, f"expected an object, got {article(trigger)}")
         kind = _kind(name, trigger.get("type"))
         if kind == "token":
             id = as_integer(f"{name}.token", trigger.get("token"))

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Struct
+
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import NotFound
 from logitless.engine.requests import Lora
-from logitless.server.protocol.fields import Fields, article, as_integer, as_number, limited, refuse
+from logitless.engine.sampling.params import Param
+from logitless.server.protocol.fields import as_number, limited, refuse
+from logitless.server.protocol.generation import LoraScale
 
 MAX_SCALE = 1e4
 
 
-def parse_lora(fields: Fields, adapters: Adapters | None) -> Lora | None:
-    """The adapters of a request; None: it leaves that to the server."""
-    named = model_adapter(fields.text("model"), adapters)
-    listed = fields.array("lora")
+class Scales(Struct, frozen=True, kw_only=True):
+    """POST /lora-adapters: the body is an array."""
+
+    body: Annotated[Sequence[LoraScale], Param("every adapter's scale; those that are not listed get 0")]
+
+
+def parse_lora(model: str, listed: Sequence[LoraScale] | None, adapters: Adapters | None) -> Lora | None:
+    """The adapters of a request, by its fields `model` and `lora`; None: it leaves that to the server."""
+    named = model_adapter(model, adapters)
     if listed is None:
         return None if named is None else ((named, 1.0),)
     scales = lora_scales(listed, adapters, "lora")
@@ -32,28 +44,23 @@ def model_adapter(model: str, adapters: Adapters | None) -> int | None:
     return found
 
 
-def tuned_name(fields: Fields, adapters: Adapters | None) -> str:
+def tuned_name(model: str, adapters: Adapters | None) -> str:
     """What a reply calls the model where the request named an adapter or a whole finetune; "": what the server does."""
-    model = fields.text("model")
     return model if model_adapter(model, adapters) is not None else ""
 
 
-def lora_scales(listed: object, adapters: Adapters | None, name: str) -> dict[int, float]:
-    """[{id, scale}] as scales by id."""
-    if not isinstance(listed, list):
-        refuse(name, f"expected an array, got {article(listed)}")
+def lora_scales(listed: Sequence[LoraScale], adapters: Adapters | None, name: str) -> dict[int, float]:
+    """[{id, scale}] as scales by id; `name`: what stands before [i] where one is refused."""
     scales: dict[int, float] = {}
     n = 0 if adapters is None else len(adapters.entries)
     for i, item in enumerate(listed):
-        if not isinstance(item, dict):
-            refuse(f"{name}[{i}]", f"expected an object, got {article(item)}")
-        id = as_integer(f"{name}[{i}].id", item.get("id"))
+        place, id = f"{name}[{i}]", item.id
         if not 0 <= id < n:
-            refuse(f"{name}[{i}].id", f"there is no adapter {str(id)[:20]}; the server has {n}")
+            refuse(f"{place}.id", f"there is no adapter {str(id)[:20]}; the server has {n}")
         if adapters is not None and adapters.entries[id].whole:
-            refuse(f"{name}[{i}].id", f"{id} is a whole model: ask for it by the field 'model'")
+            refuse(f"{place}.id", f"{id} is a whole model: ask for it by the field 'model'")
         if id in scales:
-            refuse(f"{name}[{i}].id", f"adapter {id} is listed twice")
-        scale = as_number(f"{name}[{i}].scale", 1.0 if item.get("scale") is None else item["scale"])
-        scales[id] = float(limited(f"{name}[{i}].scale", scale, -MAX_SCALE, MAX_SCALE, True))
+            refuse(f"{place}.id", f"adapter {id} is listed twice")
+        scale = 1.0 if item.scale is None else as_number(f"{place}.scale", item.scale)
+        scales[id] = float(limited(f"{place}.scale", scale, -MAX_SCALE, MAX_SCALE, True))
     return scales

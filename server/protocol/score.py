@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from logitless.engine.errors import ExceedsContext, InvalidRequest
+from logitless.engine.sampling.params import Param
 from logitless.models.chat.template import ChatTemplate
 from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.embeddings import Embedded
 from logitless.server.protocol.fields import article, refuse
 
 if TYPE_CHECKING:
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 MAX_TEXTS = 256
 
 
-def parse_examples(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, n_ctx: int
-) -> list[Example]:
+class ScoreBody(Embedded, frozen=True, kw_only=True):
+    """POST /v1/score."""
+
+    input: Annotated[Any, Param("a text, token ids, a training row, or an array of these")]
+    gradient_norm: Annotated[bool, Param("add the norm of the loss's gradient")] = False
+
+
+def parse_examples(value: object, parser: RequestParser, template: ChatTemplate | None, n_ctx: int) -> list[Example]:
     """The `input` of POST /v1/score: a text, token ids, a training row, or an array of these."""
-    value = body.get("input")
-    if value is None:
-        raise InvalidRequest("field 'input': is required")
     is_ids = isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
     items = value if isinstance(value, list) and not is_ids else [value]
     if not 1 <= len(items) <= MAX_TEXTS:

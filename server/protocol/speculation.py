@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from logitless.engine.speculation.settings import KINDS, MAX_DRAFT, MODEL, MODEL_ONLY, NEXTN, SpeculationParams
+from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, NEXTN, SpeculationParams
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.fields import Fields, article, as_integer, as_text, refuse, unsupported
+from logitless.server.protocol.fields import article, as_text, read, refuse, unsupported
+from logitless.server.protocol.generation import Generation, Speculative
 
 MOST_CHARACTERS = 64  # of a prediction's token: what lies beyond n_ctx of these could never be verified
 CONTEXT_TOKENS = 16  # of the prompt's end, that decide where a prediction's first token begins
@@ -29,34 +30,35 @@ class Wishes:
         return replace(self.params, draft=tuple(continuation(tokenizer, prompt, self.prediction)))
 
 
-def parse_speculation(fields: Fields, config: ServerConfig, tokenizer: Tokenizer, n_ctx: int) -> Wishes:
+def parse_speculation(
+    asked: Generation, body: Mapping[str, Any], config: ServerConfig, tokenizer: Tokenizer, n_ctx: int
+) -> Wishes:
     """What a request says about speculation, over the server's defaults."""
-    fields = Fields({**_nested(fields), **fields.body})
+    dotted = {key.removeprefix(_DOTTED): value for key, value in body.items() if key.startswith(_DOTTED)}
+    given = {**asked.speculative, **dotted}
+    for name, value in given.items():
+        if value is not None and name not in Speculative.__struct_fields__:
+            unsupported(_DOTTED + name)
     default = config.speculation
+    limits = read(Speculative, given, defaults={"n_min": default.n_min, "p_min": default.p_min}, within=_DOTTED)
     kinds = default.kinds
-    if (text := fields.body.get("speculative.type")) is not None:
-        kinds = parse_kinds("speculative.type", as_text("speculative.type", text), config.models_that_draft)
-    n_max = None
-    if fields.body.get("speculative.n_max") is not None:
-        n_max = fields.integer("speculative.n_max", default=0, low=0, high=MAX_DRAFT, hard=True)
+    if limits.type is not None:
+        kinds = parse_kinds(f"{_DOTTED}type", limits.type, config.models_that_draft)
     params = SpeculationParams(
         kinds=kinds,
-        n_max=n_max,
-        n_min=fields.integer("speculative.n_min", default=default.n_min, low=0, high=MAX_DRAFT, hard=True),
-        p_min=fields.number("speculative.p_min", default=default.p_min, low=0.0, high=1.0, hard=True),
-        draft=draft_tokens(fields, tokenizer, n_ctx),
+        n_max=limits.n_max,
+        n_min=limits.n_min,
+        p_min=limits.p_min,
+        draft=draft_tokens(asked.draft_tokens, tokenizer, n_ctx),
     )
-    for name in fields.body:
-        if name.startswith("speculative.") and name not in _NAMES and fields.body[name] is not None:
-            unsupported(name)
-    prediction = _prediction(fields)
+    prediction = _prediction(asked.prediction)
     if prediction and params.draft:
         refuse("draft_tokens", "cannot be given together with prediction")
     return Wishes(params, prediction[: n_ctx * MOST_CHARACTERS])
 
 
 _NEEDED = {MODEL: "with a draft model (--model-draft)", NEXTN: "started with --spec-type draft-mtp"}
-_NAMES = frozenset({"speculative.type", "speculative.n_max", "speculative.n_min", "speculative.p_min"})
+_DOTTED = "speculative."
 
 
 def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]:
@@ -74,9 +76,8 @@ def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]
     return tuple(kinds)
 
 
-def draft_tokens(fields: Fields, tokenizer: Tokenizer, n_ctx: int) -> tuple[int, ...]:
+def draft_tokens(ids: Sequence[int], tokenizer: Tokenizer, n_ctx: int) -> tuple[int, ...]:
     """`draft_tokens`: ids that may follow the prompt. More than the context can hold are of no use and left out."""
-    ids = [as_integer("draft_tokens", item) for item in fields.array("draft_tokens") or ()]
     for id in ids:
         if not 0 <= id < tokenizer.n_vocab:
             refuse("draft_tokens", f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
@@ -101,14 +102,8 @@ def continuation(tokenizer: Tokenizer, prompt: tuple[int, ...], text: str) -> li
     return tokenizer.encode(text, add_special=False, parse_special=True)
 
 
-def _nested(fields: Fields) -> Mapping[str, Any]:
-    """`speculative: {n_max: 4}` as `speculative.n_max: 4`."""
-    return {f"speculative.{name}": value for name, value in fields.object("speculative").items()}
-
-
-def _prediction(fields: Fields) -> str:
+def _prediction(prediction: Mapping[str, Any]) -> str:
     """OpenAI's `prediction`: {"type": "content", "content": text or text parts}."""
-    prediction = fields.object("prediction")
     if not prediction:
         return ""
     if prediction.get("type") != "content":

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.sampling.params import Param
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
-from logitless.server.protocol.fields import Fields, as_integer, refuse
+from logitless.server.protocol.fields import as_integer, limited, refuse
+from logitless.server.protocol.generation import Generation
+
+
+class Verify(Generation, frozen=True, kw_only=True):
+    """POST /v1/verify."""
+
+    prompt: Annotated[Any, Param("the text or token ids that the draft follows; without it id_slot names them")] = None
+    n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
+    rng_used: Annotated[list[int] | None, Param("random numbers that are used up, as an earlier reply said")] = None
 
 
 def slot_to_continue(body: Mapping[str, Any], config: ServerConfig) -> int | None:
@@ -20,12 +30,12 @@ def slot_to_continue(body: Mapping[str, Any], config: ServerConfig) -> int | Non
         return None
     if body.get("id_slot") is None:
         raise InvalidRequest("field 'prompt': is required, or id_slot to go on after a slot's last tokens")
-    return Fields(body).integer("id_slot", default=-1, low=0, high=config.n_parallel - 1, hard=True)
+    return int(limited("id_slot", as_integer("id_slot", body["id_slot"]), 0, config.n_parallel - 1, True))
 
 
 def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[int, ...] | None) -> Job:
     """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and `rng_used`."""
-    fields = Fields(body)
+    asked = parser.read(Verify, body)
     if known == ():
         refuse("id_slot", "this slot holds nothing to go on from")
     if known is not None:
@@ -38,8 +48,7 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
     for name in ("stream", "n", "n_cmpl", "best_of", "prediction", "stop", "n_predict", "max_tokens"):
         if body.get(name) not in ((None, False) if name == "stream" else (None, 1, [])):
             refuse(name, "has no meaning here")
-    top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
-    job = parser.job(fields, [prompt], top=top or None)
+    job = parser.job(asked, body, [prompt], top=asked.n_probs or None)
     (request,) = job.requests
     n_draft = len(request.speculation.draft)
     if n_draft == 0:
@@ -50,16 +59,14 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
         stop=(),
         verify=True,
         speculation=replace(request.speculation, kinds=(), n_max=n_draft, n_min=0),
-        sampling=replace_struct(request.sampling, rng_used=_rng_used(fields, 8 * parser.n_ctx)),
+        sampling=replace_struct(request.sampling, rng_used=_rng_used(asked.rng_used, 8 * parser.n_ctx)),
     )
     return replace(job, requests=(request,))
 
 
-def _rng_used(fields: Fields, most: int) -> tuple[int, int]:
-    given = fields.array("rng_used")
-    if given is None:
+def _rng_used(words: Sequence[int] | None, most: int) -> tuple[int, int]:
+    if words is None:
         return 0, 0
-    words = [as_integer("rng_used", item) for item in given]
     if len(words) != 2 or not all(0 <= n <= most for n in words):
         refuse("rng_used", f"expected two numbers between 0 and {most}, as an earlier reply gave them")
     return words[0], words[1]

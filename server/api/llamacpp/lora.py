@@ -6,8 +6,8 @@ from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
 from logitless.server.api.context import CONTEXT, json_response, read_body, unhurried
-from logitless.server.protocol.fields import json_value
-from logitless.server.protocol.lora import lora_scales
+from logitless.server.protocol.fields import json_value, read
+from logitless.server.protocol.lora import Scales, lora_scales
 
 
 async def adapters(request: web.Request) -> web.Response:
@@ -39,7 +39,7 @@ async def set_scales(request: web.Request) -> web.Response:
         body = json_value(raw) if raw.strip() else []
         if not isinstance(body, list):
             raise InvalidRequest("the body must be an array of {id, scale}")
-        return lora_scales(body, known, "body")
+        return lora_scales(read(Scales, {"body": body}).body, known, "body")
 
     scales = await unhurried(raw, parse)
     if known is not None:

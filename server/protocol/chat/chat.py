@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.errors import InvalidRequest, NotSupported
+from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.chat.tool_calls import Style
-from logitless.server.protocol.chat.messages import content_text, parse_messages
+from logitless.server.protocol.chat.messages import Chat, content_text, parse_messages
 from logitless.server.protocol.chat.tool_grammar import chat_constraint
-from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids, reasoning_format
+from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser, refuse_unsupported
-from logitless.server.protocol.fields import Fields, refuse
+from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.generation import Generation
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
 """What chat_template_kwargs cannot set."""
+
+
+class ChatGeneration(Generation, frozen=True, kw_only=True):
+    """POST /v1/chat/completions, beside the conversation."""
+
+    logprobs: Annotated[bool, Param("show log-probabilities")] = False
+    top_logprobs: Annotated[int, Param("of so many likely tokens", 0, MAX_TOP)] = 20
+    n_probs: Annotated[int, Param("both in one, where logprobs is not given", 0, MAX_TOP)] = 0
+    echo: Annotated[bool, Param("begin with the assistant's text that is continued")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +44,24 @@ class ChatPrompt:
     preserved: frozenset[int] = frozenset()
     thinks: bool = True  # the model may reason first, if it can
     limit: ReasoningLimit | None = None
+    reasoning_format: str = "auto"
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
     """POST /v1/chat/completions."""
-    fields = Fields(body)
-    top: int | None = None
-    if fields.boolean("logprobs"):
-        top = fields.integer("top_logprobs", default=20, low=0, high=MAX_TOP)
+    asked = parser.read(ChatGeneration, body)
+    top = asked.n_probs or None
+    if asked.logprobs:
+        top = asked.top_logprobs
     elif body.get("top_logprobs") is not None:
         refuse("top_logprobs", "needs logprobs to be true")
-    elif body.get("n_probs") is not None:
-        top = fields.integer("n_probs", default=0, low=0, high=MAX_TOP) or None
     prompt = render_chat(body, parser, template)
-    prefixes = (prompt.prefill,) if prompt.prefill and fields.boolean("echo") else ()
-    job = parser.job(fields, [parser.tokens(prompt.text)], top=top, prefixes=prefixes)
+    prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
+    job = parser.job(asked, body, [parser.tokens(prompt.text)], top=top, prefixes=prefixes)
     told = {
         **job.options.settings,
         "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
-        "reasoning_format": reasoning_format(fields, parser.config.reasoning_format),
+        "reasoning_format": prompt.reasoning_format,
         "reasoning_in_content": prompt.style.tags_in_content,
     }
     assert template is not None  # render_chat refuses
@@ -73,16 +83,18 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
     """The conversation as the model's template writes it."""
-    fields = Fields(body)
-    refuse_unsupported(fields)
+    refuse_unsupported(body)
     if template is None:
         raise NotSupported("this model has no chat template; give one with --chat-template")
-    messages = parse_messages(fields)
-    tools = parse_tools(fields, template)
-    add, last = _continued(fields, messages, parser)
+    config = parser.config
+    defaults = {"reasoning_format": config.reasoning_format, "reasoning_budget_tokens": config.reasoning_budget}
+    chat = read(Chat, body, defaults=defaults)
+    messages = parse_messages(chat, body["messages"])
+    tools = parse_tools(chat, body, template)
+    add, last = _continued(chat, messages, body, config.prefill_assistant)
     if last is not None:
         messages = messages[:-1]
-    kwargs = _variables(fields, parser)
+    kwargs = _variables(chat, config.chat_template_kwargs)
     if tools.tools:
         kwargs["tools"] = list(tools.tools)
         kwargs |= {"tools_required": tools.choice == "required", "parallel_tool_calls": tools.parallel}
@@ -98,10 +110,10 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     if last is not None:
         syntax, prefill = template.continuation(*last, opened=bool(begun))
         text, begun = text + syntax, begun + syntax
-    if begun and not prefill and _budget(fields, parser) == 0 and template.reasoning is not None:
+    if begun and not prefill and chat.reasoning_budget_tokens == 0 and template.reasoning is not None:
         ended = f"{template.reasoning[1]}\n\n"
         text, begun = text + ended, begun + ended
-    style = parse_style(fields, template, tools, parser.config.reasoning_format, begun + prefill)
+    style = parse_style(chat, template, tools, begun + prefill)
     return ChatPrompt(
         text + prefill,
         prefill,
@@ -109,58 +121,54 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
         tools,
         preserved_ids(template, tools, tokenizer),
         kwargs.get("enable_thinking", True),
-        _limit(fields, parser, template, style.primer),
+        _limit(chat, parser, template, style.primer),
+        chat.reasoning_format,
     )
 
 
 def _continued(
-    fields: Fields, messages: list[dict[str, Any]], parser: RequestParser
+    chat: Chat, messages: list[dict[str, Any]], body: Mapping[str, Any], prefill_assistant: bool
 ) -> tuple[bool, tuple[str, str] | None]:
     """(add a generation prompt, the (text, reasoning) of a last message that is to be continued)."""
-    body = fields.body
     last = messages[-1]
-    add = fields.boolean("add_generation_prompt", True)
     ends_with_assistant = last["role"] == "assistant" and not last.get("tool_calls")
-    proceed = fields.boolean("continue_final_message", parser.config.prefill_assistant and ends_with_assistant)
-    if body.get("continue_final_message") is True:
+    proceed = chat.continue_final_message
+    if proceed is None:
+        proceed = prefill_assistant and ends_with_assistant
+    if chat.continue_final_message:
         if body.get("add_generation_prompt") is True:
             refuse("continue_final_message", "cannot be true when add_generation_prompt is")
         if not ends_with_assistant:
             refuse("continue_final_message", "the last message must be the assistant's")
     if not proceed:
-        return add, None
+        return chat.add_generation_prompt, None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         refuse("messages", "must not end with two messages of the assistant")
     text = content_text(body["messages"][-1], len(messages) - 1, "\n\n") or ""
     return True, (text, last.get("reasoning_content") or "")
 
 
-def _variables(fields: Fields, parser: RequestParser) -> dict[str, Any]:
+def _variables(chat: Chat, variables: Mapping[str, Any]) -> dict[str, Any]:
     """The template's further variables: the server's, then the request's."""
-    kwargs = {**parser.config.chat_template_kwargs, **fields.object("chat_template_kwargs")}
+    kwargs = {**variables, **chat.chat_template_kwargs}
     for name in _OURS:
         if name in kwargs:
             refuse("chat_template_kwargs", f"must not contain '{name}'")
     if not isinstance(kwargs.get("enable_thinking", True), bool):
         refuse("chat_template_kwargs", "enable_thinking must be a boolean")
-    effort = fields.text("reasoning_effort")
+    effort = chat.reasoning_effort
     if effort:
         kwargs.setdefault("reasoning_effort", effort)
         if effort == "none":
             kwargs.setdefault("enable_thinking", False)
-    if _budget(fields, parser) == 0:
+    if chat.reasoning_budget_tokens == 0:
         kwargs.setdefault("enable_thinking", False)
     return kwargs
 
 
-def _budget(fields: Fields, parser: RequestParser) -> int:
-    """Tokens of reasoning; -1: no limit."""
-    return fields.integer("reasoning_budget_tokens", default=parser.config.reasoning_budget, low=-1, hard=True)
-
-
-def _limit(fields: Fields, parser: RequestParser, template: ChatTemplate, primer: str) -> ReasoningLimit | None:
+def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, primer: str) -> ReasoningLimit | None:
     """What may end the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
-    budget, control = _budget(fields, parser), fields.boolean("reasoning_control")
+    budget, control = chat.reasoning_budget_tokens, chat.reasoning_control
     if template.reasoning is None or not (budget > 0 or control):
         return None
     opening, closing = template.reasoning

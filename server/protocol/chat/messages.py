@@ -2,51 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from logitless.server.protocol.fields import Fields, article, refuse, unsupported
+from msgspec import Struct
+
+from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.server.protocol.fields import article, refuse, unsupported
 
 _MEDIA = ("image_url", "input_image", "image", "input_audio", "video_url", "input_video", "file", "document")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def parse_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The conversation as templates expect it."""
-    given = fields.array("messages")
-    if not given:
-        refuse("messages", "must be a non-empty array")
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    """The function of a call: its name, and its arguments as JSON text or an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A call that the assistant has made."""
+
+    function: CalledFunction
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """One message; templates may read further fields."""
+
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: list[Call] | None = None
+    reasoning_content: str | None = None
+
+
+class Function(Struct, frozen=True, kw_only=True):
+    """A function's name, what it does, and a JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    function: Function
+    type: str = "function"
+
+
+class Chat(Struct, frozen=True, kw_only=True):
+    """The conversation of a chat, and how it becomes a prompt."""
+
+    messages: Annotated[list[ChatMessage], Param("the conversation", least=1)]
+    add_generation_prompt: Annotated[bool, Param("begin the assistant's answer")] = True
+    continue_final_message: Annotated[bool | None, Param("go on with the assistant's last message")] = None
+    chat_template_kwargs: Annotated[Mapping[str, Any], Param("further variables of the chat template")] = {}
+    tools: Annotated[Sequence[Tool], Param("functions that the model may call", most=256)] = ()
+    tool_choice: Annotated[
+        str | dict[str, Any], Param("none, auto, required, or {type: function, function: {name}}")
+    ] = "auto"
+    parallel_tool_calls: Annotated[bool | None, Param("several calls in one answer")] = None
+    parse_tool_calls: Annotated[bool, Param("off: calls stay in the text")] = True
+    reasoning_format: Annotated[
+        str, Param("where reasoning goes", choices=("none", "auto", "deepseek", "deepseek-legacy"))
+    ] = "auto"
+    reasoning_effort: Annotated[str, Param("a variable of the chat template; none: no reasoning")] = ""
+    reasoning_budget_tokens: Annotated[
+        int, Param("tokens of reasoning before it is ended; -1: no limit", -1, INT_MAX, hard=True)
+    ] = -1
+    reasoning_control: Annotated[bool, Param("let /v1/chat/completions/control end the reasoning")] = False
+
+
+def parse_messages(chat: Chat, given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation as templates expect it, with the fields that they alone know."""
     messages = []
-    for i, message in enumerate(given):
-        if not isinstance(message, dict):
-            refuse(f"messages[{i}]", f"expected an object, got {article(message)}")
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            refuse(f"messages[{i}].role", f"expected a string, got {article(role)}")
-        calls = message.get("tool_calls")
-        if calls is not None:
-            calls = _calls(f"messages[{i}].tool_calls", calls)
-        thought = message.get("reasoning_content")
-        if thought is not None and not isinstance(thought, str):
-            refuse(f"messages[{i}].reasoning_content", f"expected a string, got {article(thought)}")
-        if "content" not in message and not calls and not thought:
+    for i, (message, raw) in enumerate(zip(chat.messages, given, strict=True)):
+        if not message.role:
+            refuse(f"messages[{i}].role", "must not be empty")
+        if "content" not in raw and not message.tool_calls and not message.reasoning_content:
             refuse(f"messages[{i}].content", "is required")
-        content = content_text(message, i, "\n")
-        cleaned = {**message, "content": "" if content is None and not calls else content}
-        if calls is not None:
-            cleaned["tool_calls"] = calls
-        messages.append(cleaned)
+        content = content_text(raw, i, "\n")
+        messages.append({**raw, "content": "" if content is None and not message.tool_calls else content})
     return messages
 
 
 def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | None:
     """A message's text: a string, or typed parts joined by `separator`."""
-    content = message.get("content")
+    content: str | list[Any] | None = message.get("content")
     name = f"messages[{i}].content"
     if content is None or isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        refuse(name, f"expected a string or an array of parts, got {article(content)}")
     texts: list[str] = []
     for k, part in enumerate(content):
         if not isinstance(part, dict):
@@ -61,20 +107,3 @@ def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | No
             refuse(f"{name}[{k}].text", f"expected a string, got {article(text)}")
         texts.append(text)
     return separator.join(texts)
-
-
-def _calls(name: str, calls: object) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        refuse(name, f"expected an array, got {article(calls)}")
-    for k, call in enumerate(calls):
-        if not isinstance(call, dict):
-            refuse(f"{name}[{k}]", f"expected an object, got {article(call)}")
-        function = call.get("function")
-        if not isinstance(function, dict):
-            refuse(f"{name}[{k}].function", f"expected an object, got {article(function)}")
-        if not isinstance(function.get("name"), str):
-            refuse(f"{name}[{k}].function.name", f"expected a string, got {article(function.get('name'))}")
-        arguments = function.get("arguments", "{}")
-        if not isinstance(arguments, str | dict):
-            refuse(f"{name}[{k}].function.arguments", f"expected a string, got {article(arguments)}")
-    return calls

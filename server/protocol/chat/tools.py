@@ -9,10 +9,9 @@ from typing import Any
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.fields import Fields, article, refuse
+from logitless.server.protocol.chat.messages import Chat
+from logitless.server.protocol.fields import refuse
 
-REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-MAX_TOOLS = 256
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -41,18 +40,14 @@ class Tools:
         )
 
 
-def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
+def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> Tools:
     """The tools that may be called: none where tool_choice says none, one where it names one."""
-    given = fields.array("tools") or ()
+    given = body.get("tools") or ()
     tools = tuple(_tool(i, tool) for i, tool in enumerate(given))
     functions = tuple(tool["function"] for tool in given)
-    if len(tools) > MAX_TOOLS:
-        refuse("tools", f"at most {MAX_TOOLS} are allowed, got {len(tools)}")
-    parallel = fields.boolean("parallel_tool_calls", template.caps.get("supports_parallel_tool_calls", False))
-    parse = fields.boolean("parse_tool_calls", True)
-    choice = fields.body.get("tool_choice")
-    if choice is None:
-        choice = "auto"
+    parallel, choice = chat.parallel_tool_calls, chat.tool_choice
+    if parallel is None:
+        parallel = template.caps.get("supports_parallel_tool_calls", False)
     if isinstance(choice, dict):
         name = _named(choice)
         tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
@@ -66,30 +61,20 @@ def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
         refuse("tool_choice", "required needs tools")
     if not tools or choice == "none":
         return Tools()
-    if fields.body.get("grammar"):
+    if body.get("grammar"):
         refuse("grammar", "cannot be combined with tools")
-    if fields.boolean("stream") and fields.boolean("logprobs"):
+    if body.get("stream") and body.get("logprobs"):
         refuse("logprobs", "cannot be streamed together with tools")
-    return Tools(tools, functions, choice, parallel, parse)
+    return Tools(tools, functions, choice, parallel, chat.parse_tool_calls)
 
 
-def _tool(i: int, tool: object) -> dict[str, Any]:
-    name = f"tools[{i}]"
-    if not isinstance(tool, dict):
-        refuse(name, f"expected an object, got {article(tool)}")
+def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with all that templates read."""
+    name, function = f"tools[{i}]", tool["function"]
     if tool.get("type", "function") != "function":
         refuse(f"{name}.type", "must be function")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        refuse(f"{name}.function", f"expected an object, got {article(function)}")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        refuse(f"{name}.function.name", f"expected a string, got {article(function.get('name'))}")
-    for key in ("description", "parameters"):
-        kind = str if key == "description" else dict
-        value = function.get(key)
-        if value is not None and not isinstance(value, kind):
-            article_of = "a string" if kind is str else "an object"
-            refuse(f"{name}.function.{key}", f"expected {article_of}, got {article(value)}")
+    if not function["name"]:
+        refuse(f"{name}.function.name", "must not be empty")
     parameters = function.get("parameters") or NO_PARAMETERS
     if "properties" not in parameters:
         parameters = {**parameters, "properties": {}}  # templates read it
@@ -110,9 +95,9 @@ def _named(choice: Mapping[str, Any]) -> str:
     return name
 
 
-def parse_style(fields: Fields, template: ChatTemplate, tools: Tools, default_format: str, primer: str) -> Style:
+def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -> Style:
     """How to read the answer. `primer` is the part of it that the prompt contains."""
-    kind = reasoning_format(fields, default_format)
+    kind = chat.reasoning_format
     return Style(
         calls=template.calls if tools.parse and (tools.tools or template.calls.around) else None,
         names=tools.names,
@@ -122,14 +107,6 @@ def parse_style(fields: Fields, template: ChatTemplate, tools: Tools, default_fo
         parallel=tools.parallel,
         primer=primer,
     )
-
-
-def reasoning_format(fields: Fields, default: str) -> str:
-    """One of REASONING_FORMATS."""
-    kind = fields.text("reasoning_format", default)
-    if kind not in REASONING_FORMATS:
-        refuse("reasoning_format", f"must be one of {', '.join(REASONING_FORMATS)}")
-    return kind
 
 
 def preserved_ids(template: ChatTemplate, tools: Tools, tokenizer: Tokenizer) -> frozenset[int]:

@@ -27,7 +27,8 @@ from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Key, copied_keys, tensor, write_gguf
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.fields import Fields
+from logitless.server.protocol.fields import read
+from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.sampling import parse_sampling
 from tests.models.architectures.test_llama_cpp import answers
 
@@ -99,8 +100,8 @@ def test_rows_and_requests(engine: Engine) -> None:
         assert list(row.kinds) == [s.BIAS_ENTRY] * 3
     rest = [[id, False] for id in range(vocab.n_vocab) if id not in (5, 7)]
     with pytest.raises(InvalidRequest, match="no token is left"):
-        parse_sampling(Fields({"logit_bias": rest}), SamplingParams(), vocab, 0)
-    parse_sampling(Fields({"logit_bias": rest[1:]}), SamplingParams(), vocab, 0)
+        parse_sampling(read(Generation, {"logit_bias": rest}), SamplingParams(), vocab, 0)
+    parse_sampling(read(Generation, {"logit_bias": rest[1:]}), SamplingParams(), vocab, 0)
 
 
 LLAMA_CPP = """
