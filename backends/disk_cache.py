@@ -1,14 +1,22 @@
-"""The disk cache of all backends: kernels, pipelines, programs. Lost files are made again."""
+"""Disk cache of all backends: kernels, pipelines, programs. Lost files are made again.
+
+The cache holds machine code, so a file counts only if it belongs to this user (or root), nobody else
+can write it, and its checksum covers its name and content. A cache that cannot be written falls back
+to a folder of this user in the system's temporary folder, with one line in the log.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
+import logging
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 CHECK_NBYTES = 32  # of the checksum that ends a file
+log = logging.getLogger("logitless.cache")
 
 
 def cache_folder() -> Path:
@@ -19,27 +27,108 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "logitless"
 
 
-def read(path: Path) -> bytes:
-    """The content that `write` stored; empty for a missing or damaged file."""
+def writable_folder() -> Path:
+    """The cache folder if it can be written, else the fallback: for drivers that keep files themselves."""
+    folder = cache_folder()
     try:
-        data = path.read_bytes()
-    except OSError:
-        return b""
-    content, check = data[:-CHECK_NBYTES], data[-CHECK_NBYTES:]
-    return content if hashlib.sha256(content).digest() == check else b""
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        other = _fallback(folder, str(error))
+        if other is None:
+            return folder
+        other.mkdir(parents=True, exist_ok=True)
+        return other
+
+
+def read(path: Path) -> bytes:
+    """The content that `write` stored at a path in the cache folder.
+
+    Empty for a missing or damaged file, and for one that another user could have written.
+    """
+    content = _read(path)
+    if content or not path.is_relative_to(folder := cache_folder()):
+        return content
+    return _read(_fallback_folder() / _inside(folder) / path.relative_to(folder))
 
 
 def write(path: Path, content: bytes) -> None:
-    """Store content atomically; on a read-only or full disk nothing is stored and nothing is
-    raised.
-    """
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            try:
-                f.write(content + hashlib.sha256(content).digest())
-                f.close()
-                os.replace(f.name, path)
-            except OSError:
-                os.unlink(f.name)
-                raise
+    """Store content atomically at a path in the cache folder, or in the fallback; raises nothing."""
+    try:
+        _write(path, content)
+    except OSError as error:
+        folder = cache_folder()
+        fallback = _fallback(folder, str(error)) if path.is_relative_to(folder) else None
+        if fallback is None:
+            return
+        try:
+            _write(fallback / path.relative_to(folder), content)
+        except OSError as also:
+            _warn(f"the cache in {fallback} cannot be written either: {also.strerror}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            if not _is_private(os.fstat(file.fileno())):
+                _warn(f"files of the cache in {path.parent} are ignored: other users can write them")
+                return b""
+            data = file.read()
+    except OSError:
+        return b""
+    content, check = data[:-CHECK_NBYTES], data[-CHECK_NBYTES:]
+    return content if _checksum(path, content) == check else b""
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(content + _checksum(path, content))
+            file.close()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
+
+
+def _checksum(path: Path, content: bytes) -> bytes:
+    """SHA-256 of a file's place and content: a file moved to another name is damaged."""
+    return hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode() + content).digest()
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """True if only this user and root can write the file."""
+    if not hasattr(os, "getuid"):
+        return True
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _fallback(folder: Path, problem: str) -> Path | None:
+    """The folder that stands in for a cache folder; None if another user could write it."""
+    fallback = _fallback_folder()
+    try:
+        fallback.mkdir(mode=0o700, exist_ok=True)
+        usable = stat.S_ISDIR((status := fallback.lstat()).st_mode) and _is_private(status)
+    except OSError:
+        usable = False
+    place = f"kernels are kept in {fallback}" if usable else "every start compiles anew"
+    _warn(f"the cache in {folder} cannot be written ({problem}): {place}; LOGITLESS_CACHE names another folder")
+    return fallback / _inside(folder) if usable else None
+
+
+def _inside(folder: Path) -> str:
+    """The fallback's folder for a cache folder."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+
+
+def _fallback_folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
+    return Path(tempfile.gettempdir()) / f"logitless-{user}"
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Log a message once."""
+    log.warning("%s", message)

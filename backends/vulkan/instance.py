@@ -79,7 +79,7 @@ class Instance:
         # Mesa's drivers read these when they start. lavapipe takes 256 bits unless told, and does not tell shaders that
         # it kept on disk by that: those of each width lie in a folder of their own, beside ours.
         width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512" if host().has_512_bits else "256")
-        os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(disk_cache.cache_folder() / f"mesa-{width}"))
+        os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(disk_cache.writable_folder() / f"mesa-{width}"))
         ffi, self.lib = binding()
         self.keep = keep = Keep()
         self.messages: list[str] = []

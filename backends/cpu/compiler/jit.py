@@ -36,7 +36,7 @@ MIN_PARALLEL = 4  # kernels from which on compile workers pay
 def _folder() -> Path:
     """Cache folder of this machine and compiler."""
     digest = hashlib.sha256()
-    versions = metadata.version("numba"), metadata.version("llvmlite"), sys.version
+    versions = metadata.version("numba"), metadata.version("llvmlite"), sys.implementation.cache_tag
     for part in (*versions, host().name, host().attributes, isa()):
         digest.update(part.encode())
     for name in COMPILER_FILES:
