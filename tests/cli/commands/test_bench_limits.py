@@ -34,7 +34,7 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
         kv_source=lambda layer: layer,
         attends=lambda layer: True,
         recurrent=None,
-        latent=None,
+        mla=None,
         window=window,
         is_local=lambda layer: window > 0 and layer == 0,
         experts=SimpleNamespace(n=n_expert, n_used=2) if n_expert else None,
