@@ -70,16 +70,16 @@ def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
     """The launches of consecutive nodes on one device. ValueError names a node without a kernel."""
-    found: list[Dispatch] = []
+    launches: list[Dispatch] = []
     waiting = deque(nodes)
     while waiting:
         t = waiting.popleft()
         together = bool(waiting) and kv_store.stores_together(t, waiting[0])
-        made = kv_store.store_turned(t, shape, waiting.popleft()) if together else dispatches(t, shape)
-        if made is None:
+        own = kv_store.store_turned(t, shape, waiting.popleft()) if together else dispatches(t, shape)
+        if own is None:
             raise ValueError(f"no kernel for {t!r}")
-        found += made
-    return joined(found, shape)
+        launches += own
+    return joined(launches, shape)
 
 
 def constant_nbytes(t: Tensor) -> int:

@@ -202,11 +202,11 @@ def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:
     broadcast.
     """
     own = (1,) * (len(full) - len(t.shape)) + t.shape
-    made, step = [], 1
+    steps, step = [], 1
     for size in reversed(own):
-        made.append(0 if size == 1 else step)
+        steps.append(0 if size == 1 else step)
         step *= size
-    return tuple(reversed(made))
+    return tuple(reversed(steps))
 
 
 rewrite("mul")(gated)
@@ -228,8 +228,8 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if len(x.shape) > MAX_DIMS:
         return None
     full = (1,) * (MAX_DIMS - len(x.shape)) + x.shape
-    kept = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
-    summed = tuple(f if k == 1 else 1 for f, k in zip(full, kept, strict=True))
+    shape_of_y = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
+    summed = tuple(f if k == 1 else 1 for f, k in zip(full, shape_of_y, strict=True))
     n = n_elements(t)
-    words = (n, *kept, *strides(x, full), *summed)
+    words = (n, *shape_of_y, *strides(x, full), *summed)
     return [dispatch("sum_to", shape, (x, t), words, groups_for(n, shape, 1))]

@@ -44,19 +44,19 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
     def product_alone(t: Tensor) -> bool:
         return alone(t, "linear") and is_packed(t.src[1]) and layout.packs(t.src[1])
 
-    made: dict[Tensor, Tensor] = {}  # by the old node
+    replacements: dict[Tensor, Tensor] = {}  # by the old node
     inside: set[Tensor] = set()  # products that another node contains
 
     def now(t: Tensor) -> Tensor:
-        return made.get(t, t)
+        return replacements.get(t, t)
 
     for t in order:  # first what takes a product in, because a product that stays is a part of its siblings' launch
         if not mine(t):
             continue
         if t.op == "glu" and "linear_glu" not in refused and all(map(product_alone, t.src)) and _alike(*t.src):
             inside.update(t.src)
-        elif t.op == "add" and "linear_add" not in refused and (taken := _added(t, product_alone)) is not None:
-            inside.add(taken)
+        elif t.op == "add" and "linear_add" not in refused and (product := _added(t, product_alone)) is not None:
+            inside.add(product)
     siblings = _siblings(order, mine, inside, refused)
     for t in order:
         src = tuple(map(now, t.src))
@@ -66,18 +66,18 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
         elif t.op == "glu" and t.src[0] in inside:
             x, gate, up = (*src[0].src, src[1].src[1])
             node = linear_glu(x, gate, up, activation=t.attrs["activation"], name=t.name)
-        elif t.op == "add" and (taken := next((s for s in t.src if s in inside), None)) is not None:
-            other = now(next(s for s in t.src if s is not taken))
-            node = linear_add(*now(taken).src, other, name=t.name)
+        elif t.op == "add" and (product := next((s for s in t.src if s in inside), None)) is not None:
+            other = now(next(s for s in t.src if s is not product))
+            node = linear_add(*now(product).src, other, name=t.name)
         elif t in siblings:
-            node = _part(t, siblings[t], now, made)
+            node = _part(t, siblings[t], now, replacements)
         elif t.op == "store_k" and alone(t.src[1], "rope") and "store_k_rope" not in refused and t.dtype != "q8_0":
             turned = src[1]
             node = store_k_rope(src[0], turned.src[0], src[2], turned.src[1], **turned.attrs)
         elif t.op in TURNING and alone(t.src[0], "rope") and TURNING[t.op].name not in refused:
             x, angles = src[0].src
             node = TURNING[t.op](x, *src[1:], angles, **src[0].attrs, **t.attrs, name=t.name)
-        made[t] = node
+        replacements[t] = node
     return tuple(map(now, fetches))
 
 
@@ -109,13 +109,13 @@ def _siblings(
         fits = t.op == "linear" and is_packed(t.src[1]) and layout.packs(t.src[1])
         if mine(t) and t not in inside and whole not in refused and (fits or _gathers(t, mine)):
             families[whole, t.src[0], t.src[1].dtype].append(t)
-    found: dict[Tensor, list[Tensor]] = {}
+    groups: dict[Tensor, list[Tensor]] = {}
     for (whole, _, dtype), members in families.items():
         n = launch.n_parts(dtype) if whole == "linear_parts" else moe_linear.PARTS
         for i in range(0, len(members), n):
             if len(group := members[i : i + n]) > 1 or whole == "expert_parts":
-                found.update((t, group) for t in group)
-    return found
+                groups.update((t, group) for t in group)
+    return groups
 
 
 def _gathers(t: Tensor, mine: Mine) -> bool:
@@ -125,11 +125,13 @@ def _gathers(t: Tensor, mine: Mine) -> bool:
     return mine(t.src[0]) and t.src[0].src[1] is t.src[2]
 
 
-def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor]) -> Tensor:
+def _part(
+    t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], replacements: dict[Tensor, Tensor]
+) -> Tensor:
     """A product as a slice of its group's results."""
     first = group[0]
     if t is not first:
-        whole = made[first].src[0].src[0]
+        whole = replacements[first].src[0].src[0]
     elif t.op == "linear":
         whole = linear_parts(now(t.src[0]), *(s.src[1] for s in group))
     else:

@@ -122,18 +122,18 @@ def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
     """The same launches, where a norm or attention quantises its own result if the next
     launch would.
     """
-    found: list[Dispatch] = []
+    launches: list[Dispatch] = []
     offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
     for d in work:
-        last = found[-1] if found and found[-1].kernel in MAKERS else None
+        last = launches[-1] if launches and launches[-1].kernel in MAKERS else None
         if last and d.kernel == "round_rows" and last.buffers[2][0] is _whole(d.buffers[0][0]):
             offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
             gx, gy, _ = last.groups if last.kernel == "rms_norm" else d.groups
             buffers, scratch = (*last.buffers, (None, offset)), offset + d.scratch
-            found[-1] = dispatch(MAKERS[last.kernel], shape, buffers, last.words, (gx, gy), scratch)
+            launches[-1] = dispatch(MAKERS[last.kernel], shape, buffers, last.words, (gx, gy), scratch)
         elif offset and d.buffers[0][0] is None:
-            found.append(replace(d, buffers=((None, offset), *d.buffers[1:]), scratch=offset + d.scratch))
+            launches.append(replace(d, buffers=((None, offset), *d.buffers[1:]), scratch=offset + d.scratch))
             offset = 0
         else:
-            found.append(d)
-    return found
+            launches.append(d)
+    return launches

@@ -13,7 +13,7 @@ from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import At, Dispatch
 from logitless.backends.host_memory import STATES_SLAB, Slabs
-from logitless.backends.opencl.devices import Found, device_named
+from logitless.backends.opencl.devices import DeviceInfo, device_named
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import Tensor
 
@@ -45,14 +45,14 @@ class OpenCLBackend(Backend):
         use_cache_of_pocl()
         import pyopencl as cl
 
-        found = device_named(name)
-        self._cl, self.device, self.name, self.memory_bytes = cl, found, found.name, found.memory_bytes
-        self.shape = _shape(found)
-        self._context = cl.Context([found.device])
+        info = device_named(name)
+        self._cl, self.device, self.name, self.memory_bytes = cl, info, info.name, info.memory_bytes
+        self.shape = _shape(info)
+        self._context = cl.Context([info.device])
         self._queue = cl.CommandQueue(self._context)
-        self.identity = f"{found.description} {found.driver}"
+        self.identity = f"{info.description} {info.driver}"
         self.programs = Programs(self._context, self.identity, self.shape)
-        self._slabs = Slabs(STATES_SLAB) if found.kind == "cpu" else None  # this process' memory is the device's
+        self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None  # this process' memory is the device's
         self._scratch: Memory | None = None  # of whichever program runs
         self._sending: list[Any] = []  # what uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong
@@ -73,8 +73,8 @@ class OpenCLBackend(Backend):
         size, flags = -(-nbytes // 4) * 4 + SLACK, self._cl.mem_flags
         try:
             if self._slabs is not None:  # in large pages, which drivers do not ask for, and zero already
-                held = self._slabs.take(size)
-                buffer = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=held)
+                host_array = self._slabs.take(size)
+                buffer = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host_array)
                 return Memory(buffer, nbytes)
             buffer = self._cl.Buffer(self._context, flags.READ_WRITE, size)
             self._cl.enqueue_fill_buffer(self._queue, buffer, np.zeros(1, np.uint32), 0, size)
@@ -95,11 +95,11 @@ class OpenCLBackend(Backend):
         return memory
 
     def upload(self, location: Location, data: Bytes) -> None:
-        kept = np.array(data)
-        self._sending.append(kept)
+        copy = np.array(data)
+        self._sending.append(copy)
         try:
             self._cl.enqueue_copy(
-                self._queue, location.buffer.buffer, kept, dst_offset=location.offset, is_blocking=False
+                self._queue, location.buffer.buffer, copy, dst_offset=location.offset, is_blocking=False
             )
         except self._cl.Error as error:
             raise self._translated(error) from error
@@ -163,10 +163,10 @@ class OpenCLBackend(Backend):
         self._scratch = None
 
 
-def _shape(found: Found) -> Shape:
-    if found.kind == "cpu":
-        return Shape("cpu", max(CPU.units, 4 * found.units))
-    return Shape("simt", 8 * found.units, threads=found.threads)
+def _shape(info: DeviceInfo) -> Shape:
+    if info.kind == "cpu":
+        return Shape("cpu", max(CPU.units, 4 * info.units))
+    return Shape("simt", 8 * info.units, threads=info.threads)
 
 
 class OpenCLProgram:
@@ -179,16 +179,16 @@ class OpenCLProgram:
         self._launches = backend.launches()
         self._keep: dict[int, Memory] = {}
         scratch = max((d.scratch for d in dispatches), default=0)
-        held = Location(backend.scratch(scratch)) if scratch else None
+        scratch_location = Location(backend.scratch(scratch)) if scratch else None
         places: dict[Tensor | None, Location] = {}
 
         def at(buffer: At) -> Location:
             tensor, offset = buffer
             if tensor not in places:
-                found = held if tensor is None else locate(tensor)
-                assert found is not None
-                places[tensor] = found
-                self._keep[id(found.buffer)] = found.buffer
+                location = scratch_location if tensor is None else locate(tensor)
+                assert location is not None
+                places[tensor] = location
+                self._keep[id(location.buffer)] = location.buffer
             begin = places[tensor]
             return Location(begin.buffer, begin.offset + offset)
 

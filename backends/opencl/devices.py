@@ -9,7 +9,7 @@ from logitless.backends.errors import DeviceError
 
 
 @dataclass(frozen=True)
-class Found:
+class DeviceInfo:
     """A device, as `logitless devices` lists it."""
 
     name: str
@@ -35,7 +35,7 @@ def driver_error() -> str:
         return f"no OpenCL driver is installed ({error})".replace("\n", " ")
 
 
-def find() -> list[Found]:
+def find() -> list[DeviceInfo]:
     """Every device that can run our kernels; none where OpenCL is missing."""
     if driver_error():
         return []
@@ -45,26 +45,30 @@ def find() -> list[Found]:
     return [_describe(f"opencl:{i}", p, d) for i, (p, d) in enumerate(devices)]
 
 
-def _describe(name: str, platform: Any, d: Any) -> Found:
+def _describe(name: str, platform: Any, d: Any) -> DeviceInfo:
     import pyopencl as cl
 
     kinds = {cl.device_type.CPU: "cpu", cl.device_type.GPU: "gpu"}
     kind = next((word for bit, word in kinds.items() if d.type & bit), "accelerator")
     extensions = set(d.extensions.split())
-    wanted = {"cl_khr_fp16": "fp16", "cl_khr_subgroups": "subgroups", "cl_khr_integer_dot_product": "integer dot"}
-    features = tuple(word for extension, word in wanted.items() if extension in extensions)
+    feature_names = {
+        "cl_khr_fp16": "fp16",
+        "cl_khr_subgroups": "subgroups",
+        "cl_khr_integer_dot_product": "integer dot",
+    }
+    features = tuple(word for extension, word in feature_names.items() if extension in extensions)
     description = f"{d.name.strip()} ({platform.name.strip()})"
     driver = f"{platform.version.strip()} / {d.driver_version.strip()}"
     threads = min(d.max_work_group_size, d.max_work_item_sizes[0])
-    return Found(name, description, driver, kind, d.global_mem_size, d.max_compute_units, threads, features, d)
+    return DeviceInfo(name, description, driver, kind, d.global_mem_size, d.max_compute_units, threads, features, d)
 
 
-def device_named(name: str) -> Found:
+def device_named(name: str) -> DeviceInfo:
     """The device of `--device opencl:N` (`opencl` is the first). DeviceError lists the devices."""
-    wanted = "opencl:0" if name == "opencl" else name
-    found = find()
-    for device in found:
-        if device.name == wanted:
+    full_name = "opencl:0" if name == "opencl" else name
+    devices = find()
+    for device in devices:
+        if device.name == full_name:
             return device
-    why = driver_error() or f"this machine has {', '.join(d.name for d in found)}"
+    why = driver_error() or f"this machine has {', '.join(d.name for d in devices)}"
     raise DeviceError(f"device {name!r} is not available: {why}")

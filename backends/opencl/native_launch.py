@@ -73,13 +73,13 @@ def _functions() -> dict[str, Any]:
     for library in (cl._cl.__file__, "OpenCL.dll"):  # Windows finds no functions of what a library is linked with
         try:
             loader = ctypes.PyDLL(library)
-            found = {name: getattr(loader, name) for name in ARGUMENTS}
+            functions = {name: getattr(loader, name) for name in ARGUMENTS}
         except (AttributeError, OSError):
             continue
-        for name, function in found.items():
+        for name, function in functions.items():
             function.argtypes = ARGUMENTS[name]
             function.restype = POINTER if name == "clCreateKernel" else ctypes.c_int
-        return found
+        return functions
     raise DeviceError("the OpenCL loader's functions cannot be found")
 
 

@@ -32,8 +32,8 @@ def build_program(context: Any, code: str | bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         program.build(OPTIONS)
-    if said := (program.get_build_info(device, cl.program_build_info.LOG) or "").strip():
-        log.debug("the OpenCL compiler of %s says: %s", device.name.strip(), said)
+    if output := (program.get_build_info(device, cl.program_build_info.LOG) or "").strip():
+        log.debug("the OpenCL compiler of %s says: %s", device.name.strip(), output)
     return program
 
 
@@ -57,10 +57,10 @@ class Programs:
             return build_program(self._context, source)
         digest = hashlib.sha256("\0".join([self._identity, *OPTIONS, source]).encode()).hexdigest()[:24]
         path = disk_cache.cache_folder() / "opencl" / f"{name}-{digest}"
-        kept = disk_cache.read(path)
-        if kept:
+        binary = disk_cache.read(path)
+        if binary:
             try:
-                return build_program(self._context, kept)
+                return build_program(self._context, binary)
             except cl.Error:  # a driver that changed without changing its version
                 pass
         program = build_program(self._context, source)

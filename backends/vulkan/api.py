@@ -106,17 +106,17 @@ class Keep(list[Any]):
     """C memory that lives as long as this list."""
 
     def new(self, ctype: str, init: Any = None) -> Any:
-        made = binding()[0].new(ctype, init)
-        self.append(made)
-        return made
+        out = binding()[0].new(ctype, init)
+        self.append(out)
+        return out
 
     def struct(self, name: str, **fields: Any) -> Any:
         """A pointer to a Vk struct with its sType set."""
-        made = self.new(f"Vk{name} *")
-        made.sType = TYPES[name]
+        out = self.new(f"Vk{name} *")
+        out.sType = TYPES[name]
         for field, value in fields.items():
-            setattr(made, field, value)
-        return made
+            setattr(out, field, value)
+        return out
 
     def names(self, values: list[str]) -> Any:
         """char *[] of strings."""

@@ -78,8 +78,8 @@ def known(info: DeviceInfo) -> Choice | None:
         return Choice(False, "the device has no fast integer dot products to do the same for few rows")
     if (wish := os.environ.get(MATRICES, "")) in ("0", "1"):
         return Choice(wish == "1", f"{MATRICES}={wish}")
-    kept = disk_cache.read(_path(info))
-    return Choice(**json.loads(kept)) if kept else None
+    cached = disk_cache.read(_path(info))
+    return Choice(**json.loads(cached)) if cached else None
 
 
 def measure(backend: Tunable) -> Choice:
@@ -126,13 +126,13 @@ def _race(backend: Tunable) -> Choice:
 
 def _first_rows(backend: Tunable, begun: float) -> int:
     """The number of rows from which matrices are faster."""
-    found = MOST_ROWS
+    first_rows = MOST_ROWS
     for m, rows in ROWS:
         dots, matrices, _ = _timed(backend, m, 2048, 2048, begun)
         if matrices >= dots:
             break
-        found = rows
-    return found
+        first_rows = rows
+    return first_rows
 
 
 def _timed(backend: Tunable, m: int, n: int, k: int, begun: float) -> tuple[float, float, bool]:

@@ -36,31 +36,33 @@ class VulkanBackend(Backend):
     self_tested = True
 
     def __init__(self, name: str = "vulkan:0", *, validation: bool = False, mapped: bool = True) -> None:
-        found, index = all_devices(validation), int(name.partition(":")[2] or 0)
+        devices, index = all_devices(validation), int(name.partition(":")[2] or 0)
         self.name = f"vulkan:{index}"
-        if index >= len(found):
-            raise DeviceError(f"device {self.name} is not available: this machine has vulkan:0 to {len(found) - 1}")
-        if found[index].missing:
-            raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
-        self.device, self.memory_bytes = Device(found[index], mapped=mapped), found[index].memory_bytes
+        if index >= len(devices):
+            raise DeviceError(f"device {self.name} is not available: this machine has vulkan:0 to {len(devices) - 1}")
+        if devices[index].missing:
+            raise DeviceError(
+                f"device {self.name} is not available: {devices[index].name} lacks {devices[index].missing}"
+            )
+        self.device, self.memory_bytes = Device(devices[index], mapped=mapped), devices[index].memory_bytes
         self.pipelines = Pipelines(self.device)
-        self.shape = autotune.class_of(found[index])
+        self.shape = autotune.class_of(devices[index])
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies, self._last = Recording(self.device), Recording(self.device)
         self._results: Memory | None = None
-        found_out = autotune.known(found[index]) or autotune.measure(self)
-        self.shape = replace(self.shape, coop=found_out.rows if found_out.used else 0)
-        self.identity = f"{found[index].name} {found[index].driver}{' with dot products' * self.shape.dot}"
-        self.identity += f" and matrices of {found[index].matrices}" * found_out.used
+        choice = autotune.known(devices[index]) or autotune.measure(self)
+        self.shape = replace(self.shape, coop=choice.rows if choice.used else 0)
+        self.identity = f"{devices[index].name} {devices[index].driver}{' with dot products' * self.shape.dot}"
+        self.identity += f" and matrices of {devices[index].matrices}" * choice.used
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
         if t.op in self.refused:
             return False
         limit = self.device.info.max_invocations
-        found = shared.dispatches(t, self.shape)
-        return found is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in found)
+        launches = shared.dispatches(t, self.shape)
+        return launches is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in launches)
 
     def refuse(self, ops: Iterable[str]) -> None:
         self.refused.update(ops)
@@ -100,8 +102,8 @@ class VulkanBackend(Backend):
         for at in range(0, len(data), STAGING_NBYTES):
             part = data[at : at + STAGING_NBYTES]
             self.device.idle()
-            staging, held = self._staged(len(part))
-            held[: len(part)] = part
+            staging, host_array = self._staged(len(part))
+            host_array[: len(part)] = part
             self._copy(staging, 0, memory, location.offset + at, len(part))
 
     def download(self, location: Location, nbytes: int) -> Bytes:
@@ -116,10 +118,10 @@ class VulkanBackend(Backend):
         result = np.empty(nbytes, np.uint8)
         for at in range(0, nbytes, STAGING_NBYTES):
             n = min(STAGING_NBYTES, nbytes - at)
-            staging, held = self._staged(n)
+            staging, host_array = self._staged(n)
             self._copy(memory, location.offset + at, staging, 0, n)
             self.device.idle()
-            result[at : at + n] = held[:n]
+            result[at : at + n] = host_array[:n]
         return result
 
     def _small(self, memory: Memory, at: int, nbytes: int) -> Bytes:

@@ -66,25 +66,27 @@ def entries(instance: Any, device: Any) -> list[Entry]:
     """The combinations that a device (VkPhysicalDevice) reports for subgroups."""
     ffi, lib = binding()
     name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
-    found = ffi.cast(f"PFN_{name}", lib.vkGetInstanceProcAddr(instance, name.encode()))
+    enumerate_all = ffi.cast(f"PFN_{name}", lib.vkGetInstanceProcAddr(instance, name.encode()))
     return [
         Entry((p.MSize, p.NSize, p.KSize), (p.AType, p.BType, p.CType, p.ResultType))
-        for p in listed(found, "VkCooperativeMatrixPropertiesKHR", device, struct="CooperativeMatrixPropertiesKHR")
+        for p in listed(
+            enumerate_all, "VkCooperativeMatrixPropertiesKHR", device, struct="CooperativeMatrixPropertiesKHR"
+        )
         if p.scope == SUBGROUP and not p.saturatingAccumulation
     ]
 
 
-def choose(found: Iterable[Entry], subgroup: int) -> Matrices | None:
+def choose(supported: Iterable[Entry], subgroup: int) -> Matrices | None:
     """The largest size of bytes times bytes that the kernels can use; None when there is none.
 
     Scales are applied in matrices of f32 of the same rows and columns, so the device must have
     these too.
     """
-    found = list(found)
-    floats = {e.sizes[:2] for e in found if F32 in e.types[2:]}
+    supported = list(supported)
+    floats = {e.sizes[:2] for e in supported if F32 in e.types[2:]}
     fitting = [
         Matrices(*e.sizes, subgroup)
-        for e in found
+        for e in supported
         if e.types == (I8, I8, I32, I32) and e.sizes[:2] in floats and _fits(e.sizes, subgroup)
     ]
     return max(fitting, key=lambda m: (m.rows * m.columns * m.depth, m.rows), default=None)

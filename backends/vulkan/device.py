@@ -29,9 +29,9 @@ class Memory:
         ffi, lib = binding()
         self.nbytes, keep = nbytes, Keep()
         info = keep.struct("BufferCreateInfo", size=nbytes, usage=api.USAGE)
-        made = ffi.new("VkBuffer *")
-        check(lib.vkCreateBuffer(device.handle, info, ffi.NULL, made), f"a buffer of {nbytes} bytes")
-        self.handle = made[0]
+        out = ffi.new("VkBuffer *")
+        check(lib.vkCreateBuffer(device.handle, info, ffi.NULL, out), f"a buffer of {nbytes} bytes")
+        self.handle = out[0]
         needs = ffi.new("VkMemoryRequirements *")
         lib.vkGetBufferMemoryRequirements(device.handle, self.handle, needs)
         flags = keep.struct("MemoryAllocateFlagsInfo", flags=api.ALLOCATE_DEVICE_ADDRESS)
@@ -80,15 +80,15 @@ class Device:
                 setattr(structs[struct], name, int(name in info.features))
         queue = keep.struct("DeviceQueueCreateInfo", queueFamilyIndex=info.queue_family, queueCount=1)
         queue.pQueuePriorities = keep.new("float[]", [1.0])
-        wanted = keep.struct("DeviceCreateInfo", pNext=chain, queueCreateInfoCount=1, pQueueCreateInfos=queue)
+        create_info = keep.struct("DeviceCreateInfo", pNext=chain, queueCreateInfoCount=1, pQueueCreateInfos=queue)
         if COOPERATIVE_MATRIX in info.extensions:
-            wanted.enabledExtensionCount, wanted.ppEnabledExtensionNames = 1, keep.names([COOPERATIVE_MATRIX])
+            create_info.enabledExtensionCount, create_info.ppEnabledExtensionNames = 1, keep.names([COOPERATIVE_MATRIX])
         device = ffi.new("VkDevice *")
-        check(lib.vkCreateDevice(info.handle, wanted, ffi.NULL, device), f"opening {info.name}")
+        check(lib.vkCreateDevice(info.handle, create_info, ffi.NULL, device), f"opening {info.name}")
         self.handle, self.open = device[0], True
-        made = ffi.new("VkQueue *")
-        lib.vkGetDeviceQueue(self.handle, info.queue_family, 0, made)
-        self.queue = made[0]
+        out = ffi.new("VkQueue *")
+        lib.vkGetDeviceQueue(self.handle, info.queue_family, 0, out)
+        self.queue = out[0]
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
         lib.vkGetPhysicalDeviceMemoryProperties(info.handle, memory)
         self.type_flags = [int(memory.memoryTypes[i].propertyFlags) for i in range(memory.memoryTypeCount)]
@@ -103,14 +103,14 @@ class Device:
         if not self.memory_types(ANY, self._kinds["device"]):
             self._kinds["device"] = (api.DEVICE_LOCAL,)
         pool = keep.struct("CommandPoolCreateInfo", queueFamilyIndex=info.queue_family, flags=api.RESETTABLE)
-        made = ffi.new("VkCommandPool *")
-        check(lib.vkCreateCommandPool(self.handle, pool, ffi.NULL, made), "vkCreateCommandPool")
-        self.commands = made[0]
+        out = ffi.new("VkCommandPool *")
+        check(lib.vkCreateCommandPool(self.handle, pool, ffi.NULL, out), "vkCreateCommandPool")
+        self.commands = out[0]
         kind = keep.struct("SemaphoreTypeCreateInfo", semaphoreType=api.TIMELINE)
-        made = ffi.new("VkSemaphore *")
+        out = ffi.new("VkSemaphore *")
         semaphore = keep.struct("SemaphoreCreateInfo", pNext=kind)
-        check(lib.vkCreateSemaphore(self.handle, semaphore, ffi.NULL, made), "vkCreateSemaphore")
-        self.semaphore = made
+        check(lib.vkCreateSemaphore(self.handle, semaphore, ffi.NULL, out), "vkCreateSemaphore")
+        self.semaphore = out
         self._value = ffi.new("uint64_t *")  # of the last submission; the semaphore reaches it when that is done
         self.ended = 0  # the last of which that is known
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
@@ -119,8 +119,8 @@ class Device:
         timeline = keep.struct("TimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1)
         timeline.pSignalSemaphoreValues = self._value
         self._submit = keep.struct("SubmitInfo", pNext=timeline, commandBufferCount=1, signalSemaphoreCount=1)
-        self._submit.pSignalSemaphores = made
-        self._wait = keep.struct("SemaphoreWaitInfo", semaphoreCount=1, pSemaphores=made, pValues=self._value)
+        self._submit.pSignalSemaphores = out
+        self._wait = keep.struct("SemaphoreWaitInfo", semaphoreCount=1, pSemaphores=out, pValues=self._value)
 
     def memory_types(self, allowed: int, kinds: tuple[int, ...]) -> list[int]:
         """Indices of the memory types that have all of the flags, for each choice of flags in
@@ -136,9 +136,9 @@ class Device:
     def memory(self, nbytes: int, use: str = "device") -> Memory:
         """`use`: "device", "feeds" (written by the host at every run), or "staging" (read by it)."""
         self.sweep()
-        made = Memory(self, -(-max(nbytes, 1) // 16) * 16, self._kinds[use])
-        self._live.add(made)
-        return made
+        memory = Memory(self, -(-max(nbytes, 1) // 16) * 16, self._kinds[use])
+        self._live.add(memory)
+        return memory
 
     def discard(self, buffer: Any, memory: Any) -> None:
         """Free memory later: the garbage collector may call this on any thread."""
@@ -191,8 +191,8 @@ class Device:
             ffi, lib = binding()
             lib.vkDeviceWaitIdle(self.handle)
             self.ended = self._value[0]
-            for held in list(self._live):
-                held.release()
+            for memory in list(self._live):
+                memory.release()
             self.sweep()
             self.open = False
             lib.vkDestroySemaphore(self.handle, self.semaphore[0], ffi.NULL)

@@ -93,12 +93,12 @@ class Instance:
             info.pNext = keep.struct(
                 "ValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enabled
             )
-        made = ffi.new("VkInstance *")
-        result = self.lib.vkCreateInstance(info, ffi.NULL, made)
+        out = ffi.new("VkInstance *")
+        result = self.lib.vkCreateInstance(info, ffi.NULL, out)
         if result == -9:
             raise DeviceError("Vulkan: no driver is installed (the loader finds none)")
         check(result, "vkCreateInstance")
-        self.handle = made[0]
+        self.handle = out[0]
         if validation:
             self._listen()
 
@@ -114,16 +114,16 @@ class Instance:
         info = self.keep.struct("DebugUtilsMessengerCreateInfoEXT")
         info.messageSeverity, info.messageType, info.pfnUserCallback = WARNING_AND_ERROR, ALL_TYPES, heard
         create = lib.vkGetInstanceProcAddr(self.handle, b"vkCreateDebugUtilsMessengerEXT")
-        made = ffi.new("VkDebugUtilsMessengerEXT *")
+        out = ffi.new("VkDebugUtilsMessengerEXT *")
         check(
-            ffi.cast("PFN_vkCreateDebugUtilsMessengerEXT", create)(self.handle, info, ffi.NULL, made),
+            ffi.cast("PFN_vkCreateDebugUtilsMessengerEXT", create)(self.handle, info, ffi.NULL, out),
             "vkCreateDebugUtilsMessengerEXT",
         )
 
     def devices(self) -> list[DeviceInfo]:
         """Physical devices in the loader's order: `vulkan:0` is the first."""
-        found = listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle)
-        return [self._describe(i, handle) for i, handle in enumerate(found)]
+        handles = listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle)
+        return [self._describe(i, handle) for i, handle in enumerate(handles)]
 
     def _describe(self, index: int, handle: Any) -> DeviceInfo:
         ffi, lib = binding()
@@ -207,10 +207,10 @@ def instance(validation: bool = False) -> Instance:
 
 def all_devices(validation: bool = False) -> list[DeviceInfo]:
     """Every device that the loader knows, at least one. DeviceError names what is not installed."""
-    found = instance(validation).devices()
-    if not found:
+    devices = instance(validation).devices()
+    if not devices:
         raise DeviceError("Vulkan: no driver has a device")
-    return found
+    return devices
 
 
 def has_validation() -> bool:

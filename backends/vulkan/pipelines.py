@@ -22,8 +22,8 @@ MANIFEST = SHADERS / "manifest.json"
 @functools.cache
 def manifest() -> dict[str, dict[str, str]]:
     """By file name: hashes of its GLSL source and of the file (scripts/build-shaders)."""
-    found: dict[str, dict[str, str]] = json.loads(MANIFEST.read_text(encoding="utf-8"))["shaders"]
-    return found
+    entries: dict[str, dict[str, str]] = json.loads(MANIFEST.read_text(encoding="utf-8"))["shaders"]
+    return entries
 
 
 def shader_name(kernel: Kernel, defines: Defines) -> str:
@@ -44,27 +44,27 @@ class Pipelines:
     def __init__(self, device: Device) -> None:
         ffi, lib = binding()
         self.device = device
-        self._made: dict[tuple[str, Defines], Pipeline] = {}
+        self._pipelines: dict[tuple[str, Defines], Pipeline] = {}
         self._layouts: dict[int, Any] = {}  # by bytes of push constants
         self._unsaved = False
         self._path = (
             disk_cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
         )
-        keep, held = Keep(), disk_cache.read(self._path)
-        info = keep.struct("PipelineCacheCreateInfo", initialDataSize=len(held), pInitialData=ffi.from_buffer(held))
-        made = ffi.new("VkPipelineCache *")
-        check(lib.vkCreatePipelineCache(device.handle, info, ffi.NULL, made), "vkCreatePipelineCache")
-        self._cache = made[0]
+        keep, cached = Keep(), disk_cache.read(self._path)
+        info = keep.struct("PipelineCacheCreateInfo", initialDataSize=len(cached), pInitialData=ffi.from_buffer(cached))
+        out = ffi.new("VkPipelineCache *")
+        check(lib.vkCreatePipelineCache(device.handle, info, ffi.NULL, out), "vkCreatePipelineCache")
+        self._cache = out[0]
 
     def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
         """The pipeline of a variant, compiled at first use. OSError names a kernel that the
         driver refuses.
         """
-        found = self._made.get((kernel.name, defines))
-        if found is None:
-            found = self._made[kernel.name, defines] = self._make(kernel, defines)
+        pipeline = self._pipelines.get((kernel.name, defines))
+        if pipeline is None:
+            pipeline = self._pipelines[kernel.name, defines] = self._make(kernel, defines)
             self._unsaved = True
-        return found
+        return pipeline
 
     def _make(self, kernel: Kernel, defines: Defines) -> Pipeline:
         ffi, lib = binding()
@@ -73,8 +73,8 @@ class Pipelines:
         words = keep.new("uint32_t[]", len(code) // 4)
         ffi.memmove(words, code, len(code))
         module = ffi.new("VkShaderModule *")
-        wanted = keep.struct("ShaderModuleCreateInfo", codeSize=len(code), pCode=words)
-        check(lib.vkCreateShaderModule(self.device.handle, wanted, ffi.NULL, module), f"shader {name}")
+        module_info = keep.struct("ShaderModuleCreateInfo", codeSize=len(code), pCode=words)
+        check(lib.vkCreateShaderModule(self.device.handle, module_info, ffi.NULL, module), f"shader {name}")
         try:
             push_bytes = 8 * len(kernel.args) + 4 * len(kernel.words)
             info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
@@ -83,12 +83,12 @@ class Pipelines:
             if kernel.special:
                 self._fit_matrices(stage, kernel, keep)
             info.stage = stage[0]
-            made = ffi.new("VkPipeline *")
-            result = lib.vkCreateComputePipelines(self.device.handle, self._cache, 1, info, ffi.NULL, made)
+            out = ffi.new("VkPipeline *")
+            result = lib.vkCreateComputePipelines(self.device.handle, self._cache, 1, info, ffi.NULL, out)
             check(result, f"compiling {name} for {self.device.info.name}")
         finally:
             lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
-        return Pipeline(made[0], info.layout, push_bytes)
+        return Pipeline(out[0], info.layout, push_bytes)
 
     def _fit_matrices(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
         """Set the constants of this device's cooperative matrices, and the subgroup size that
@@ -110,9 +110,9 @@ class Pipelines:
             keep = Keep()
             push = keep.new("VkPushConstantRange *", {"stageFlags": COMPUTE, "offset": 0, "size": push_bytes})
             info = keep.struct("PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=push)
-            made = ffi.new("VkPipelineLayout *")
-            check(lib.vkCreatePipelineLayout(self.device.handle, info, ffi.NULL, made), "vkCreatePipelineLayout")
-            self._layouts[push_bytes] = made[0]
+            out = ffi.new("VkPipelineLayout *")
+            check(lib.vkCreatePipelineLayout(self.device.handle, info, ffi.NULL, out), "vkCreatePipelineLayout")
+            self._layouts[push_bytes] = out[0]
         return self._layouts[push_bytes]
 
     def save(self) -> None:
@@ -130,12 +130,12 @@ class Pipelines:
         self.save()
         ffi, lib = binding()
         lib.vkDeviceWaitIdle(self.device.handle)
-        for pipeline in self._made.values():
+        for pipeline in self._pipelines.values():
             lib.vkDestroyPipeline(self.device.handle, pipeline.handle, ffi.NULL)
         for layout in self._layouts.values():
             lib.vkDestroyPipelineLayout(self.device.handle, layout, ffi.NULL)
         lib.vkDestroyPipelineCache(self.device.handle, self._cache, ffi.NULL)
-        self._made.clear()
+        self._pipelines.clear()
         self._layouts.clear()
 
 

@@ -62,13 +62,13 @@ def file_hash(path: Path) -> str:
 
 def outdated() -> Iterator[str]:
     """Names of files that are missing, superfluous or not compiled from today's sources."""
-    wanted, held = sources(), manifest() if MANIFEST.exists() else {}
-    for name, source in wanted.items():
-        entry = held.get(name, {})
+    expected, recorded = sources(), manifest() if MANIFEST.exists() else {}
+    for name, source in expected.items():
+        entry = recorded.get(name, {})
         if entry.get("source") != source_hash(source) or entry.get("file") != file_hash(SHADERS / name):
             yield name
-    yield from (path.name for path in SHADERS.glob("*.spv") if path.name not in wanted)
-    yield from (name for name in held if name not in wanted)
+    yield from (path.name for path in SHADERS.glob("*.spv") if path.name not in expected)
+    yield from (name for name in recorded if name not in expected)
 
 
 def build() -> list[str]:
@@ -77,15 +77,17 @@ def build() -> list[str]:
     """
     check_compiler()
     SHADERS.mkdir(exist_ok=True)
-    wanted, changed = sources(), list(dict.fromkeys(outdated()))
+    expected, changed = sources(), list(dict.fromkeys(outdated()))
     for name in changed:
-        if name not in wanted:
+        if name not in expected:
             (SHADERS / name).unlink(missing_ok=True)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name: compile_shader(wanted[name], SHADERS / name), [n for n in changed if n in wanted]))
+        list(
+            pool.map(lambda name: compile_shader(expected[name], SHADERS / name), [n for n in changed if n in expected])
+        )
     entries = {
         name: {"source": source_hash(source), "file": file_hash(SHADERS / name)}
-        for name, source in sorted(wanted.items())
+        for name, source in sorted(expected.items())
     }
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
     MANIFEST.write_text(f'{{\n  "shaders": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
@@ -98,9 +100,9 @@ def check_compiler() -> None:
     kernels.
     """
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "probe.spv"
-        compile_shader(PROBE, made)
-        exact = sum(op == DECORATE and words[1] == NO_CONTRACTION for op, words in instructions(made.read_bytes()))
+        spirv = Path(folder) / "probe.spv"
+        compile_shader(PROBE, spirv)
+        exact = sum(op == DECORATE and words[1] == NO_CONTRACTION for op, words in instructions(spirv.read_bytes()))
     if exact != 8:  # a product and a sum, four times
         raise ShaderError(TOO_OLD)
 
@@ -118,13 +120,13 @@ def compile_shader(source: str, target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         glsl = Path(folder) / "kernel.comp"
         glsl.write_text(source, encoding="utf-8")
-        made = Path(folder) / "kernel.spv"
-        for command in ([*COMPILE, str(glsl), "-o", str(made)], [*VALIDATE, str(made)]):
+        spirv = Path(folder) / "kernel.spv"
+        for command in ([*COMPILE, str(glsl), "-o", str(spirv)], [*VALIDATE, str(spirv)]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 numbered = "".join(f"{i}: {line}\n" for i, line in enumerate(source.splitlines(), 1))
                 raise ShaderError(f"{target.name}: {done.stdout}{done.stderr}\n{numbered}")
-        target.write_bytes(made.read_bytes())
+        target.write_bytes(spirv.read_bytes())
 
 
 if __name__ == "__main__":

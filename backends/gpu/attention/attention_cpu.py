@@ -35,12 +35,12 @@ SCALED = "UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) out_[i] = out_[i] * w
 
 
 def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
-    found = [Arg("K", ELEMENT[dtype_k]), Arg("V", ELEMENT[dtype_v])]
+    buffers = [Arg("K", ELEMENT[dtype_k]), Arg("V", ELEMENT[dtype_v])]
     if dtype_k == "q8_0":
-        found.append(Arg("KS", "u16"))
+        buffers.append(Arg("KS", "u16"))
     if dtype_v == "q8_0":
-        found.append(Arg("VS", "u16"))
-    return found
+        buffers.append(Arg("VS", "u16"))
+    return buffers
 
 
 def _key(dtype: str) -> str:
@@ -179,5 +179,5 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if shape.name == "simt":
         return spans(t, shape, words, rest)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
-    room, told = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
-    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, told, (heads, tokens), MAX_SIZE=room)]
+    room, arguments = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
+    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, arguments, (heads, tokens), MAX_SIZE=room)]

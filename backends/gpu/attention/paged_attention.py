@@ -358,10 +358,12 @@ def spans(t: Tensor, shape: Shape, words: dict[str, int], rest: tuple[Tensor, ..
     values = words | {"n_spans": n_spans if split else 0}
     bufs: Buffers = (q, k, v, *scales_of(v), *rest)
     name, room = f"attention_spans_{k.dtype}_{v.dtype}", next(n for n in SIZES if n >= size)
-    told = tuple(values[word.split()[1]] for word in WORDS)
+    arguments = tuple(values[word.split()[1]] for word in WORDS)
     if not split:
-        return [dispatch(name, shape, (*bufs, t), told, (groups, tokens), HEADS=heads, MAX_SIZE=room)]
+        return [dispatch(name, shape, (*bufs, t), arguments, (groups, tokens), HEADS=heads, MAX_SIZE=room)]
     n = tokens * n_heads * size
-    first = dispatch(name, shape, (*bufs, None), told, (groups * n_spans, tokens), scratch, HEADS=heads, MAX_SIZE=room)
+    first = dispatch(
+        name, shape, (*bufs, None), arguments, (groups * n_spans, tokens), scratch, HEADS=heads, MAX_SIZE=room
+    )
     joined = (n, n_heads, size, values["window"], n_spans, values["has_sinks"])
     return [first, dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)]

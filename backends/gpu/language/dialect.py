@@ -99,12 +99,12 @@ class Kernel:
     def variants(self, shape: Shape) -> list[Defines]:
         return self._variants[shape.name]
 
-    def variant(self, shape: Shape, **wanted: int) -> Defines:
+    def variant(self, shape: Shape, **constants: int) -> Defines:
         """The variant of a class that has these constants; KeyError when there is none."""
         for defines in self.variants(shape):
-            if wanted.items() <= dict(defines).items():
+            if constants.items() <= dict(defines).items():
                 return defines
-        raise KeyError(f"kernel {self.name} has no variant {wanted} for {shape.name}")
+        raise KeyError(f"kernel {self.name} has no variant {constants} for {shape.name}")
 
     def threads(self, defines: Defines) -> int:
         return dict(defines)["WG"]

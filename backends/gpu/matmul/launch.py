@@ -75,15 +75,15 @@ def begin(dtype: str, unit: str) -> str:
   uint groups = (n_n + 15u) / 16u;"""
 
 
-def end(value: str, kept: str, group: str) -> str:
+def end(value: str, gated: str, group: str) -> str:
     """Epilogue: adds or gates row m's sums of a group, and stores them. A pair has `p`, 0 and 1."""
     return f"""{{
       uint row = GX * MT + m, first = row * n_n + {group} * 16u;
       PRECISE LF result = {value};
 #if PAIR
-      if (!LAST) {kept} = result;
+      if (!LAST) {gated} = result;
       else {{
-        PRECISE LF gate = extra == 0u ? LSILU({kept}) : LGELU({kept});
+        PRECISE LF gate = extra == 0u ? LSILU({gated}) : LGELU({gated});
         result = gate * result;
       }}
 #endif

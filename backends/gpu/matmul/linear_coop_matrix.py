@@ -182,5 +182,5 @@ for _dtype in unpack.BLOCKS:
 
 def coop_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
     """Launches: quantisation of t's activations, and the product."""
-    made = launch.launch(t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // 16))
-    return of_rounded(made, rounding(t.src[0], shape))
+    product = launch.launch(t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // 16))
+    return of_rounded(product, rounding(t.src[0], shape))

@@ -60,9 +60,9 @@ for _dtype in unpack.BLOCKS:
     )
 
 
-def of_rounded(made: Dispatch, first: Dispatch) -> list[Dispatch]:
+def of_rounded(product: Dispatch, first: Dispatch) -> list[Dispatch]:
     """Launches: the quantisation `first`, and a product of its result."""
-    return [first, replace(made, buffers=((None, 0), *made.buffers[1:]), scratch=first.scratch)]
+    return [first, replace(product, buffers=((None, 0), *product.buffers[1:]), scratch=first.scratch)]
 
 
 def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
@@ -71,5 +71,5 @@ def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispat
     mt = 1 if m == 1 else 8
     split = split_for(m, mt, parts, shape)
     tile = launch.Tile(mt, 1, 1 if split > 1 else 64 // LANES)
-    made = launch.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
-    return of_rounded(made, rounding(t.src[0], shape))
+    product = launch.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
+    return of_rounded(product, rounding(t.src[0], shape))

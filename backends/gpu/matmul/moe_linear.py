@@ -202,8 +202,8 @@ def _product(
     full = [*parts, *[parts[0]] * (PARTS - len(parts))]
     sections: list[At] = [at for of_all in zip(*map(unpack.buffers, full), strict=True) for at in of_all]
     buffers: Buffers = (x, *sections, order, t)
-    made = dispatch(f"{name}_{dtype}", shape, buffers, (rows, x.shape[1], *sizes, per_row), groups, MT=mt)
-    return linear_int_dot.of_rounded(made, rounding(x, shape)) if dots else [made]
+    product = dispatch(f"{name}_{dtype}", shape, buffers, (rows, x.shape[1], *sizes, per_row), groups, MT=mt)
+    return linear_int_dot.of_rounded(product, rounding(x, shape)) if dots else [product]
 
 
 @lower("expert_matmul")

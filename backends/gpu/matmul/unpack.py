@@ -27,12 +27,12 @@ def args(dtype: str) -> list[Arg]:
     if dtype in FLOATS:
         return [Arg("W", "f32" if dtype == "f32" else "u16")]
     packing = layout.PACKINGS[dtype]
-    found = [Arg("W", "u32")]
+    buffers = [Arg("W", "u32")]
     if packing.high:
-        found.append(Arg("H", "u32"))
+        buffers.append(Arg("H", "u32"))
     if packing.fine:
-        found.append(Arg("F", "u8"))
-    return [*found, Arg("C", "u8" if packing.coarse == 16 else "u16")]
+        buffers.append(Arg("F", "u8"))
+    return [*buffers, Arg("C", "u8" if packing.coarse == 16 else "u16")]
 
 
 def buffers(w: Tensor) -> list[At]:

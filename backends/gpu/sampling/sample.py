@@ -317,14 +317,14 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     mask_words = -(-n_vocab // 32)
     head = rows * (mask_words + 1) if masked else 0
     scratch = 4 * (head + groups * ARRAYS * n_vocab)
-    found = []
+    launches = []
     if masked:
         mask, row = t.src[10:]
         bufs: Buffers = (mask, row, None)
-        found.append(dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch))
+        launches.append(dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch))
     words = (n_vocab, rows, chain.shape[1], t.attrs.get("n_probs", 0), state.shape[0], int(masked))
     bufs = (*t.src[:10], t, None)
-    return [*found, dispatch("sample", shape, bufs, words, groups, scratch, **threads("sample", shape))]
+    return [*launches, dispatch("sample", shape, bufs, words, groups, scratch, **threads("sample", shape))]
 
 
 ADD = """

@@ -118,11 +118,11 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     """Each vector's sum goes to the scratch; then the root of the sum of these."""
     scratch = 4 * len(t.src)
-    found = []
+    launches = []
     for i, s in enumerate(t.src):
         n = n_elements(s)
-        found.append(dispatch("sums", shape, (s, None), (max(n, 1), n, 1, i), 1, scratch))
-    return [*found, dispatch("root_of_sum", shape, (None, t), (len(t.src),), 1, scratch)]
+        launches.append(dispatch("sums", shape, (s, None), (max(n, 1), n, 1, i), 1, scratch))
+    return [*launches, dispatch("root_of_sum", shape, (None, t), (len(t.src),), 1, scratch)]
 
 
 @lower("clip_factor")
