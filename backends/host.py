@@ -32,9 +32,7 @@ VOLATILE_LINES = ("cpu MHz", "bogomips", "BogoMIPS")
 
 @dataclass(frozen=True)
 class Host:
-    """Processor name and features. `attributes` lists every feature LLVM knows
-    (`+avx2,-sse4a,...`).
-    """
+    """Processor name and features: `attributes` as LLVM writes them (`+avx2,-sse4a,...`)."""
 
     name: str
     attributes: str

@@ -33,9 +33,7 @@ Part = TaskList | Callable[[], None]
 
 
 class CPUProgram:
-    """Task lists that run in order, with a numpy call between two of them where an op has no
-    kernel.
-    """
+    """Task lists that run in order, and numpy calls between them for ops without a kernel."""
 
     def __init__(self, pool: WorkerPool, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> None:
         self.fallbacks: list[str] = []
@@ -84,9 +82,7 @@ class CPUProgram:
         return result
 
     def split(self, n: int, n_threads: int) -> list[Part]:
-        """The program's parts, split into phases, tasks or at most `n` ranges of units for all
-        threads.
-        """
+        """The program's parts, split into phases, tasks or at most `n` ranges of units each."""
         parts: list[Part] = []
         for part in self.parts:
             parts += part.split(n, n_threads) if isinstance(part, TaskList) else [part]

@@ -79,35 +79,37 @@ def check(url: str, n_examples: int, *, aliases: bool) -> Findings:
     document = requests.get(f"{url}/openapi.json", timeout=60).json()
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=url)
-    found, seen = Findings(), set()
+    findings, covered = Findings(), set()
     with requests.Session() as session:
         for result in schema.get_all_operations():
             operation = result.ok()
             summary = document["paths"][operation.path][operation.method]["summary"]
-            if not aliases and (operation.method, summary) in seen:
+            if not aliases and (operation.method, summary) in covered:
                 continue
-            seen.add((operation.method, summary))
-            _examples(operation, document, session, found)
-            _random(operation, n_examples, GenerationMode.POSITIVE, session, found)
+            covered.add((operation.method, summary))
+            _examples(operation, document, session, findings)
+            _random(operation, n_examples, GenerationMode.POSITIVE, session, findings)
             if operation.body:
-                _random(operation, n_examples, GenerationMode.NEGATIVE, session, found)
-    return found
+                _random(operation, n_examples, GenerationMode.NEGATIVE, session, findings)
+    return findings
 
 
-def _examples(operation: APIOperation, document: Any, session: requests.Session, found: Findings) -> None:
-    told = document["paths"][operation.path][operation.method]
-    content = told.get("requestBody", {}).get("content", {}).get("application/json", {})
+def _examples(operation: APIOperation, document: Any, session: requests.Session, findings: Findings) -> None:
+    description = document["paths"][operation.path][operation.method]
+    content = description.get("requestBody", {}).get("content", {}).get("application/json", {})
     if "example" not in content:
         return
-    for changes in ({}, {"stream": True}) if "text/event-stream" in told["responses"]["200"]["content"] else ({},):
+    for changes in (
+        ({}, {"stream": True}) if "text/event-stream" in description["responses"]["200"]["content"] else ({},)
+    ):
         body = content["example"] | changes if changes else content["example"]
-        names = {p["name"]: "0" for p in told.get("parameters", ()) if p["in"] == "path"}
-        query = {"action": "erase"} if any(p["name"] == "action" for p in told.get("parameters", ())) else {}
+        names = {p["name"]: "0" for p in description.get("parameters", ()) if p["in"] == "path"}
+        query = {"action": "erase"} if any(p["name"] == "action" for p in description.get("parameters", ())) else {}
         case = operation.Case(body=body, path_parameters=names, query=query, media_type="application/json")
-        found.judge(case, case.call(session=session, timeout=60))
+        findings.judge(case, case.call(session=session, timeout=60))
 
 
-def _random(operation: APIOperation, n: int, mode: Any, session: requests.Session, found: Findings) -> None:
+def _random(operation: APIOperation, n: int, mode: Any, session: requests.Session, findings: Findings) -> None:
     @given(operation.as_strategy(generation_mode=mode), st.integers(0, 2**32 - 1))
     @settings(
         max_examples=n,
@@ -124,7 +126,7 @@ def _random(operation: APIOperation, n: int, mode: Any, session: requests.Sessio
             optional = sorted(set(case.body) - set(needed))
             chosen = random.Random(choice).sample(optional, min(_MOST_OPTIONAL, len(optional)))
             case.body = {name: case.body[name] for name in [*needed, *chosen] if name in case.body}
-        found.judge(case, case.call(session=session, timeout=60))
+        findings.judge(case, case.call(session=session, timeout=60))
 
     one()
 
@@ -137,12 +139,12 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=200, help="requests of each kind for each operation")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, servers() as start:
-        found = check(start(None, *flags(Path(folder))).url, arguments.examples, aliases=True)
-    for place, counts in sorted(found.statuses.items()):
+        findings = check(start(None, *flags(Path(folder))).url, arguments.examples, aliases=True)
+    for place, counts in sorted(findings.statuses.items()):
         print(place, dict(sorted(counts.items())))
-    for what, request in found.wrong.items():
+    for what, request in findings.wrong.items():
         print(f"WRONG {what}\n    {request}", file=sys.stderr)
-    return bool(found.wrong)
+    return bool(findings.wrong)
 
 
 if __name__ == "__main__":

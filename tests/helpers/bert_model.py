@@ -126,7 +126,7 @@ def forward(values: Tensors, tokens: list[int]) -> Array:
         if nomic:
             q, k, v = np.split(linear(f"{b}attn_qkv", x), 3, axis=1)
             turns = np.exp(1j * pos[:, None] * 1000.0 ** (-np.arange(0, d, 2) / d))[:, None]
-            q, k = (turned(y.reshape(-1, N_HEAD, 2, d // 2), turns).reshape(-1, N_EMBD) for y in (q, k))
+            q, k = (apply_rope(y.reshape(-1, N_HEAD, 2, d // 2), turns).reshape(-1, N_EMBD) for y in (q, k))
         else:
             q, k, v = (linear(f"{b}attn_{c}", x) for c in "qkv")
         y = np.empty_like(x)
@@ -164,7 +164,7 @@ def experts(t: Tensors, b: str, x: Array) -> Array:
     return out
 
 
-def turned(x: Array, by: Array) -> Array:
+def apply_rope(x: Array, by: Array) -> Array:
     """RoPE: x (T, H, 2, D/2), halves as real and imaginary parts, times unit numbers (T, 1, D/2)."""
     z = (x[:, :, 0] + 1j * x[:, :, 1]) * by
     return np.stack([z.real, z.imag], axis=2)

@@ -117,14 +117,14 @@ class Attention:
         else:
             base, n, factors = s.keys["rope.freq_base_swa"], s.keys.get("rope.dimension_count_swa", d), 1.0
 
-        def turned(name: str) -> Array:
+        def with_rope(name: str) -> Array:
             y = (x @ t[f"{b}{name}.weight"].T).reshape(len(x), -1, d)
             return turn(unit(y) * t[f"{b}{name}_norm.weight"], base, n, factors)
 
         if i < n_layer_kv(s):
             values = t.get(b + "attn_v.weight", t[b + "attn_k.weight"])
-            self.seen[far] = turned("attn_k"), unit((x @ values.T).reshape(len(x), -1, d))
-        q, (k, v) = turned("attn_q"), self.seen[far]
+            self.seen[far] = with_rope("attn_k"), unit((x @ values.T).reshape(len(x), -1, d))
+        q, (k, v) = with_rope("attn_q"), self.seen[far]
         k, v = (np.repeat(y, s.n_head // y.shape[1], 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k)
         ago = np.arange(len(x))[:, None] - np.arange(len(x))
@@ -137,8 +137,8 @@ def inputs_of_layers(s: Spec, t: dict[str, Array], ids: Array, x: Array) -> Arra
     """Per-layer embeddings, (T, n_layer, P)."""
     p = s.keys["embedding_length_per_layer_input"]
     own = t["per_layer_token_embd.weight"][ids].reshape(len(ids), s.n_layer, p) * math.sqrt(p)
-    made = (x @ t["per_layer_model_proj.weight"].T / math.sqrt(s.n_embd)).reshape(own.shape)
-    return (unit(made) * t["per_layer_proj_norm.weight"] + own) / math.sqrt(2)
+    projected = (x @ t["per_layer_model_proj.weight"].T / math.sqrt(s.n_embd)).reshape(own.shape)
+    return (unit(projected) * t["per_layer_proj_norm.weight"] + own) / math.sqrt(2)
 
 
 def gated(t: dict[str, Array], b: str, own: Array, x: Array) -> Array:
@@ -151,16 +151,16 @@ def mixture(s: Spec, t: dict[str, Array], b: str, x: Array) -> Array:
     out = np.zeros_like(x)
     n_ff, fused = s.keys["expert_feed_forward_length"], t.get(b + "ffn_gate_up_exps.weight")
     for row, y in zip(x, out, strict=True):
-        asked = unit(row) * t[b + "ffn_gate_inp.scale"] / math.sqrt(s.n_embd)
-        chances = softmax(t[b + "ffn_gate_inp.weight"] @ asked)
+        router_input = unit(row) * t[b + "ffn_gate_inp.scale"] / math.sqrt(s.n_embd)
+        chances = softmax(t[b + "ffn_gate_inp.weight"] @ router_input)
         best = np.argsort(-chances)[: s.n_expert_used]
-        given = unit(row) * t[b + "pre_ffw_norm_2.weight"]
+        expert_input = unit(row) * t[b + "pre_ffw_norm_2.weight"]
         for e in best:
             if fused is not None:
                 gate, up = fused[e, :n_ff], fused[e, n_ff:]
             else:
                 gate, up = t[b + "ffn_gate_exps.weight"][e], t[b + "ffn_up_exps.weight"][e]
-            inner = gelu(gate @ given) * (up @ given)
+            inner = gelu(gate @ expert_input) * (up @ expert_input)
             share = chances[e] / chances[best].sum() * t[b + "ffn_down_exps.scale"][e]
             y += share * (t[b + "ffn_down_exps.weight"][e] @ inner)
     return out

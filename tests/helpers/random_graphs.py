@@ -102,10 +102,10 @@ def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor],
     for t in order:
         if t.is_leaf or t.op in ALIASES:
             continue
-        kept = np.zeros(len(arena), bool)
+        live = np.zeros(len(arena), bool)
         for other in alive:
-            kept[plan.offsets[other] : plan.offsets[other] + other.nbytes] = True
-        arena[~kept] = 0xFF
+            live[plan.offsets[other] : plan.offsets[other] + other.nbytes] = True
+        arena[~live] = 0xFF
         result = np.array(OPS[t.op].reference(*map(view, t.src), **t.attrs), np.float32)
         view(t)[...] = result
         unread.subtract(plan.owners[s][0] for s in t.src)

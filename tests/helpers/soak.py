@@ -37,12 +37,12 @@ FLAGS = f"-c {N_CTX} -np 6 -ub 48 --cache-ram 2 --context-shift --metrics -t 1".
 
 def bodies() -> list[dict[str, Any]]:
     """Twenty requests with prompts that share prefixes in many ways."""
-    made = []
+    requests = []
     for i in range(20):
         prompt = STORIES[i % 2] * (1 + i % 4) + "She said " * (i % 3)
         n = (8, 30, 90, 150)[i % 4]
-        made.append({"prompt": prompt, "n_predict": n, "seed": i, "return_tokens": True, **SAMPLERS[i % 5]})
-    return made
+        requests.append({"prompt": prompt, "n_predict": n, "seed": i, "return_tokens": True, **SAMPLERS[i % 5]})
+    return requests
 
 
 class Server:
@@ -59,8 +59,8 @@ class Server:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, text=True, cwd=ROOT)
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if found := re.search(r"listening on (http://\S+)", line):
-                self.url = found[1]
+            if match := re.search(r"listening on (http://\S+)", line):
+                self.url = match[1]
                 break
         else:
             raise RuntimeError("the server ended")
@@ -80,9 +80,9 @@ class Server:
     def memory(self) -> float:
         """Memory of the process in MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+)", text)
-        assert found is not None
-        return int(found[1]) / 1024
+        match = re.search(r"VmRSS:\s+(\d+)", text)
+        assert match is not None
+        return int(match[1]) / 1024
 
 
 class Soak:
@@ -217,15 +217,15 @@ class Soak:
         """Wait until everything is idle again."""
         for _ in range(200):
             async with session.get(f"{self.server.url}/metrics") as reply:
-                found = dict(re.findall(r"^\w+:(\w+) (\S+)$", await reply.text(), re.M))
-            if float(found["requests_processing"]) == float(found["requests_deferred"]) == 0:
+                match = dict(re.findall(r"^\w+:(\w+) (\S+)$", await reply.text(), re.M))
+            if float(match["requests_processing"]) == float(match["requests_deferred"]) == 0:
                 break
             await asyncio.sleep(0.05)
-        self.expect(float(found["requests_processing"]) == 0, "a slot is still busy")
-        self.expect(float(found["requests_deferred"]) == 0, "a request still waits")
-        self.expect(found["kv_pages_used"] == found["kv_pages_cached"], "a page has no owner")
+        self.expect(float(match["requests_processing"]) == 0, "a slot is still busy")
+        self.expect(float(match["requests_deferred"]) == 0, "a request still waits")
+        self.expect(match["kv_pages_used"] == match["kv_pages_cached"], "a page has no owner")
         for name in ("preemptions_total", "recomputed_tokens_total", "host_pages_restored_total"):
-            self.counts[name] = int(float(found[name]))
+            self.counts[name] = int(float(match[name]))
 
 
 async def alone(url: str) -> list[Any]:

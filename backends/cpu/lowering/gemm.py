@@ -181,8 +181,7 @@ def _gemm(
 
 
 def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
-    """Rows and columns of a unit's block of C: multiples of the tile's, enough blocks for all
-    threads.
+    """Rows and columns of a unit's block of C: whole tiles, and enough blocks for all threads.
 
     B is packed once per block of rows, and A, if not packed already, once per block of columns.
     """

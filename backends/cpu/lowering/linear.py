@@ -3,8 +3,8 @@
 A constant 2-D state is a packed weight (fusion/packing.py), and activations are packed to match
 (kernels/matmul/layout.py). `linear` with a quantised weight becomes `linear_q8(quantize_act(x),
 w)`. With a float weight it becomes `linear_f32(pack_act(x), w)`, or a GEMM (gemm.py) for many rows.
-With a bf16 weight and bf16 activations (packing.takes_bf16) it becomes `linear_bf16(round_act(x), w)`.
-Weights that read the same x share its packed form.
+With a bf16 weight and bf16 activations (packing.takes_bf16) it becomes `linear_bf16(round_act(x),
+w)`. Weights that read the same x share its packed form.
 """
 
 from __future__ import annotations
@@ -174,8 +174,7 @@ def matmul(
     no_barrier: bool = False,
     bf16: bool = False,
 ) -> list[Task]:
-    """Task of a GEMM with a packed weight: the tile for m rows, and units that keep all threads
-    busy.
+    """Task of a GEMM with a packed weight: its tile for m rows, and units for all threads.
 
     `nbytes`: of all weights of the phase, if there are several. `pairs`: activations are bf16, as
     the weight is.
@@ -226,8 +225,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 
 def k_block_size(count: int, nbytes: int, m: int, multiple: int) -> int:
-    """Steps of k, out of `count`, in a K block: its weights meet all m rows before the next
-    block's.
+    """Steps of k, out of `count`, in a K block, which meets all m rows before the next block.
 
     `nbytes`: of the weights of all steps. Blocks are equal multiples of `whole` and take at most
     half of the L1 cache. While tiles run, the next weights are prefetched; with few rows the block

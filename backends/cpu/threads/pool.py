@@ -200,7 +200,7 @@ class WorkerPool:
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
     def run(self, tasks: TaskList, n_threads: int = 0) -> None:
-        """Run every task on the first `n_threads` threads (0: all). The GIL is released meanwhile."""
+        """Run every task, without the GIL, on the first `n_threads` threads (0: all)."""
         n_threads = n_threads or self.n_threads
         if tasks.n:
             self._publish(tasks, n_threads)
@@ -248,9 +248,7 @@ class WorkerPool:
         self._ctl[cb.SCRATCH], self._ctl[cb.SCRATCH_NBYTES] = self._scratch.ctypes.data + 64, each
 
     def _retain(self, tasks: TaskList) -> None:
-        """Keep a task list alive for a while, for workers that lost their core in the middle of a
-        step.
-        """
+        """Keep a task list alive for a while: a preempted worker may read it after the step."""
         if len(self._retained) == MAX_RETAINED:
             self.quiesce()
             self._retained.clear()

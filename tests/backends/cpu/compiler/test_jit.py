@@ -69,8 +69,8 @@ def test_stored_kernel_is_read_back(cache: Path, code: bytes, monkeypatch: pytes
     jit._store("rms_norm", code)
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
-    left = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith("host-")]
-    assert [path.suffix for path in left] == [".kernel"]
+    files = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith("host-")]
+    assert [path.suffix for path in files] == [".kernel"]
 
 
 def test_unlinkable_object_is_loaded_by_llvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
     program = f"{IMPORT}jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    told = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
-    assert told == [b"True\n", b"False\n"]  # the first asks LLVM for the processor's name
+    outputs = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
+    assert outputs == [b"True\n", b"False\n"]  # the first asks LLVM for the processor's name
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_forbidden_code_generation_is_a_one_line_error(cache: Path, code: bytes)
     program = f"{refuse}\n{IMPORT}\ntry: jit.load(['rms_norm'])\nexcept jit.DeviceError as e: print(e)"
     command = [sys.executable, "-c", f"{program}\nif not refused: print('cannot be made executable')"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode()
-    assert "cannot be made executable" in told
-    assert len(told.splitlines()) == 1
+    outputs = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode()
+    assert "cannot be made executable" in outputs
+    assert len(outputs.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

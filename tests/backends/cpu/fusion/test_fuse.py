@@ -25,7 +25,7 @@ wide = pytest.mark.skipif(isa() != "avx512_vnni", reason="no tile of two groups"
 RNG = np.random.default_rng(5)
 
 
-class Apart(CPUBackend):
+class Unfused(CPUBackend):
     """CPU backend without fusion."""
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
@@ -34,7 +34,7 @@ class Apart(CPUBackend):
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[list[CPUBackend]]:
-    opened = [CPUBackend(2), Apart(2)]
+    opened = [CPUBackend(2), Unfused(2)]
     yield opened
     for backend in opened:
         backend.close()
@@ -50,8 +50,8 @@ def run(
         for name, (w, dtype) in values.items()
     }
     placement, _ = session.measure(lambda: build(weights))
-    found = session.plan(lambda: build(weights)).run(feeds)
-    return [np.array(f) for f in found], [t.op for t in placement.order if not t.is_leaf]
+    results = session.plan(lambda: build(weights)).run(feeds)
+    return [np.array(f) for f in results], [t.op for t in placement.order if not t.is_leaf]
 
 
 def feed_forward(w: dict[str, Tensor], rows: int, activation: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -88,9 +88,9 @@ def test_glu_of_one_row_is_one_node(
     values = {name: (RNG.normal(size=shape).astype(np.float32), dtype) for name, shape in shapes.items()}
     feeds = {"x": RNG.normal(size=(1, k)).astype(np.float32)}
     (y,), ops = run(backends[0], lambda w: feed_forward(w, 1, activation), values, feeds)
-    (expected,), apart = run(backends[1], lambda w: feed_forward(w, 1, activation), values, feeds)
+    (expected,), separate = run(backends[1], lambda w: feed_forward(w, 1, activation), values, feeds)
     assert ops == ["quantize_act", "linear_glu_act", "linear_q8"]
-    assert "linear_glu_act" not in apart
+    assert "linear_glu_act" not in separate
     assert y.tobytes() == expected.tobytes()
     assert np.isfinite(y).all()
 
@@ -159,7 +159,7 @@ def test_attention_is_fused_with_quantisation(
         for name, last in (("k", (size, 16)), ("v", (16, size)))
     }
     raw = encode(RNG.normal(size=(32, heads * size)), "q8_0")
-    results, made = [], []
+    results, ops = [], []
     for backend in backends:
         session = Session([backend])
         w = session.define("w", (32, heads * size), "q8_0", lambda: raw, constant=True)
@@ -174,10 +174,10 @@ def test_attention_is_fused_with_quantisation(
             y = attention(feed("q", shape), *memory, tables, *rest, scale=0.25)
             return [linear(reshape(y, shape=(-1, heads * size)), w)]
 
-        made.append([t.op for t in session.place(build()).order if not t.is_leaf])
+        ops.append([t.op for t in session.place(build()).order if not t.is_leaf])
         results.append(session.plan(build).run(feeds)[0].tobytes())
     # per KV head: 48 elements are no whole blocks, 32 are one
-    assert made[0] == (["attention", "reshape", "quantize_act"] if heads == 6 else ["attention_act"]) + ["linear_q8"]
+    assert ops[0] == (["attention", "reshape", "quantize_act"] if heads == 6 else ["attention_act"]) + ["linear_q8"]
     assert results[0] == results[1]
     (node,) = [t for t in session.place(build()).order if t.op == "attention"]
     kernels = [i.kernel for i in LOWERINGS["attention"](node, lambda t: 0) or ()]
@@ -230,10 +230,10 @@ def test_prepare_finds_kernels_of_few_rows_in_a_graph_of_many(
     with monkeypatch.context() as patch:
         patch.setattr(warmup.jit, "load", lambda names: known.update(names))
         warmup.prepare(nodes(512))
-    asked: set[str] = set()
+    requested: set[str] = set()
     for rows in (1, 5, 40, 64, 100, 200):
-        asked |= {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
-    assert asked - known == set()
-    joined = [name for name in asked if name.startswith("attention_join")]
+        requested |= {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
+    assert requested - known == set()
+    joins = [name for name in requested if name.startswith("attention_join")]
     # a prefill
-    assert [name.endswith(":act") for name in sorted(joined)] == [False, True][: 1 + (cores == 64)]
+    assert [name.endswith(":act") for name in sorted(joins)] == [False, True][: 1 + (cores == 64)]

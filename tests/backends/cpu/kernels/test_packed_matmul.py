@@ -267,13 +267,13 @@ def test_nontemporal_prefetch_has_the_same_bits(pool: WorkerPool, op: str) -> No
     t = linear_q8(act, a) if op == "linear_q8" else linear_glu_act(act, a, b, activation="silu")
     pool.run(TaskList(LOWERINGS["quantize_act"](act, memory)))
     (plain,) = LOWERINGS[op](t, memory)
-    seen = []
+    results = []
     for kernel in (plain.kernel, f"{plain.kernel}:nontemporal"):
         memory.result(t)[:] = 0xCB
         pool.run(TaskList([replace(plain, kernel=kernel)]))
-        seen.append(memory.result(t).copy())
-    assert (seen[0] != 0xCB).any()
-    np.testing.assert_array_equal(seen[0], seen[1])
+        results.append(memory.result(t).copy())
+    assert (results[0] != 0xCB).any()
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def fingerprint() -> str:

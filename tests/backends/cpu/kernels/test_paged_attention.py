@@ -87,8 +87,8 @@ def test_attention_bits_do_not_depend_on_other_rows(
 ) -> None:
     r = np.random.default_rng(6)
     # positions: the last cell of a page, of a block, and between
-    seen = [60, 17, 40, 31, 90, 100, 63, 88]
-    n, n_table = len(seen), 30
+    past = [60, 17, 40, 31, 90, 100, 63, 88]
+    n, n_table = len(past), 30
     shapes = {"k": (n_table * (n + 2), kv_heads, size, PAGE), "v": (n_table * (n + 2), kv_heads, PAGE, size)}
     states = {name: session.define(name, shapes[name], kind) for name, kind in (("k", key), ("v", value))}
     for name, kind in (("k", key), ("v", value)):
@@ -102,7 +102,7 @@ def test_attention_bits_do_not_depend_on_other_rows(
     tables = r.permutation(n_table * (n + 2)).astype(np.int32).reshape(n + 2, n_table)
     q = r.normal(size=(n + 8, heads, size)).astype(np.float32)
 
-    def rows(which: list[int], slots: list[int], positions: list[int]) -> np.ndarray:
+    def rows(which: list[int], slots: list[int], past: list[int]) -> np.ndarray:
         def build() -> list[Tensor]:
             x, slot, pos = (
                 feed("q", (len(which), heads, size)),
@@ -115,25 +115,25 @@ def test_attention_bits_do_not_depend_on_other_rows(
         feeds = {
             "q": q[which],
             "slot": np.array(slots, np.int32),
-            "pos": np.array(positions, np.int32),
+            "pos": np.array(past, np.int32),
             "tables": tables,
         }
         return session.run((len(which),), build, feeds)[0].copy()
 
-    alone = np.concatenate([rows([i], [i], [seen[i]]) for i in range(n)])
+    alone = np.concatenate([rows([i], [i], [past[i]]) for i in range(n)])
     everyone = list(range(n))
-    apart = rows(everyone, everyone, seen)
-    beside_a_long_one = rows([*everyone, 8], [*everyone, 8], [*seen, 450])[:n]
-    filled_up = rows([*everyone, 8, 9, 10], [*everyone, n + 1, n + 1, n + 1], [*seen, 0, 0, 0])[:n]
-    beside_a_prompt = rows([*everyone, 8, 9, 10, 11, 12], [*everyone, 8, 8, 8, 8, 8], [*seen, 70, 71, 72, 73, 74])[:n]
-    for found in (apart, beside_a_long_one, filled_up, beside_a_prompt):
-        assert found.tobytes() == alone.tobytes()
+    independent = rows(everyone, everyone, past)
+    beside_a_long_one = rows([*everyone, 8], [*everyone, 8], [*past, 450])[:n]
+    filled_up = rows([*everyone, 8, 9, 10], [*everyone, n + 1, n + 1, n + 1], [*past, 0, 0, 0])[:n]
+    beside_a_prompt = rows([*everyone, 8, 9, 10, 11, 12], [*everyone, 8, 8, 8, 8, 8], [*past, 70, 71, 72, 73, 74])[:n]
+    for result in (independent, beside_a_long_one, filled_up, beside_a_prompt):
+        assert result.tobytes() == alone.tobytes()
     within_a_prompt = rows([8] * 15 + [5], [5] * 16, list(range(85, 101)))[15:]
     assert within_a_prompt.tobytes() == alone[5:6].tobytes()
     caches = [session.read(name) for name in ("k", "v")]
     if key == value == "f16":
         inputs = [q[:n].astype(np.float64), *(cache.astype(np.float64) for cache in caches), tables]
-        expected = attention.reference(*inputs, np.arange(n), np.array(seen), scale=size**-0.5, window=window)
+        expected = attention.reference(*inputs, np.arange(n), np.array(past), scale=size**-0.5, window=window)
         np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-4)
 
 
@@ -171,8 +171,8 @@ def test_attention_bits_do_not_depend_on_the_split(
                 return [attention_sinks(*sources, feed("sinks", (heads,)), **attrs)]
             return [attention(*sources, **attrs)]
 
-        positions = np.array([LONG[i] for i in which], np.int32)
-        feeds = {"q": q[which], "slot": np.zeros(n, np.int32), "pos": positions, "tables": tables, "sinks": sink}
+        past = np.array([LONG[i] for i in which], np.int32)
+        feeds = {"q": q[which], "slot": np.zeros(n, np.int32), "pos": past, "tables": tables, "sinks": sink}
         try:
             return session.run((n,), build, {name: feeds[name] for name in feeds if sinks or name != "sinks"})[0].copy()
         finally:

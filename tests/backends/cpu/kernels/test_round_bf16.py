@@ -68,10 +68,10 @@ def test_products_of_bf16_rows(session: Session, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     (first, values), (second, others) = (weight(session, rng, name, n + i, k) for i, name in enumerate("wv"))
     x = rng.normal(size=(81, k)).astype(np.float32)
-    wanted = rounded(x).astype(np.float64) @ values.T
-    unrounded = np.abs(x.astype(np.float64) @ values.T - wanted).max()
+    expected = rounded(x).astype(np.float64) @ values.T
+    unrounded = np.abs(x.astype(np.float64) @ values.T - expected).max()
     whole = product(session, x, [first, second])
-    assert np.abs(whole[0] - wanted).max() < unrounded / 100
+    assert np.abs(whole[0] - expected).max() < unrounded / 100
     np.testing.assert_allclose(whole[1], rounded(x).astype(np.float64) @ others.T, atol=1e-4)
     for m in (1, 2, 3, 5, 8, 9, 16, 17, 33, 63, 64, 65):
         for all_rows, some in zip(whole, product(session, x[:m], [first, second]), strict=True):
@@ -96,9 +96,9 @@ def test_expert_rows_are_cast_to_bf16(session: Session) -> None:
 
         return session.run(rows, products, {"x": x[:rows], "ids": ids[:rows].astype(np.int32)})[0]
 
-    wanted = np.einsum("tk,tjnk->tjn", rounded(x).astype(np.float64), values.reshape(n, 32, k)[ids]).reshape(180, 32)
+    expected = np.einsum("tk,tjnk->tjn", rounded(x).astype(np.float64), values.reshape(n, 32, k)[ids]).reshape(180, 32)
     whole = run(90)
-    assert np.abs(whole - wanted).max() < 1e-4
+    assert np.abs(whole - expected).max() < 1e-4
     for rows in (1, 2, 3, 7, 40, 61):
         np.testing.assert_array_equal(run(rows), whole[: 2 * rows], err_msg=f"{rows} rows")
 
@@ -146,21 +146,21 @@ def test_bf16_is_off_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "features", "said"),
+    ("value", "features", "message"),
     [("2", "+avx512bf16", "LOGITLESS_CPU_BF16=2: must be 0 or 1"), ("1", "", "LOGITLESS_CPU_BF16=1: this processor")],
 )
-def test_invalid_setting_raises(monkeypatch: pytest.MonkeyPatch, value: str, features: str, said: str) -> None:
+def test_invalid_setting_raises(monkeypatch: pytest.MonkeyPatch, value: str, features: str, message: str) -> None:
     monkeypatch.setenv("LOGITLESS_CPU_BF16", value)
     monkeypatch.setattr(isa, "host", lambda: isa.Host("some", features))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         isa.casts_to_bf16.__wrapped__()
 
 
 @has_products
 def test_environment_switches_bf16_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, wanted in (("1", True), ("0", False)):
+    for value, expected in (("1", True), ("0", False)):
         monkeypatch.setenv("LOGITLESS_CPU_BF16", value)
-        assert isa.casts_to_bf16.__wrapped__() is wanted
+        assert isa.casts_to_bf16.__wrapped__() is expected
 
 
 @has_products

@@ -80,8 +80,8 @@ def test_sample_agrees_with_the_reference(seed: int, n_vocab: int, masked: bool)
             near = copies(arrays)
             near[0] *= (1 + 3e-7 * r.normal(size=near[0].shape)).astype(np.float32)
             with np.errstate(all="ignore"):
-                moved = sample.sample.reference(*near)
-            same |= (words == moved) | (expected != moved)
+                shifted = sample.sample.reference(*near)
+            same |= (words == shifted) | (expected != shifted)
         assert same.all()
     else:
         assert np.allclose(ours[1], theirs[1], rtol=1e-3, equal_nan=True)
@@ -185,9 +185,9 @@ def test_probabilities_after_sampling(name: str) -> None:
     out, expected = run("sample", ours, n_probs=6), sample.sample.reference(*theirs, n_probs=6)
     assert (out[:, :2] == expected[:, :2]).all()
     assert (out[:, 3:9] == expected[:, 3:9]).all()
-    values, wanted = out.view(np.float32), expected.view(np.float32)
-    assert values[:, 2] == pytest.approx(wanted[:, 2], rel=1e-5)
-    assert values[:, 9:] == pytest.approx(wanted[:, 9:], rel=1e-5)
+    values, expected = out.view(np.float32), expected.view(np.float32)
+    assert values[:, 2] == pytest.approx(expected[:, 2], rel=1e-5)
+    assert values[:, 9:] == pytest.approx(expected[:, 9:], rel=1e-5)
 
 
 def test_log_probabilities_of_a_large_vocabulary() -> None:

@@ -18,10 +18,10 @@ Masks = list[tuple[int, set[int]]]
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
     """Affinity calls on a machine of four cores, of which the caller may use three."""
-    told: Masks = []
+    calls: Masks = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: told.append((thread, set(cpus))))
-    return told
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: calls.append((thread, set(cpus))))
+    return calls
 
 
 def test_affinity_follows_the_caller(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,15 +53,15 @@ def test_forbidden_affinity_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(sys.platform.startswith("linux") and len(os.sched_getaffinity(0)) < 2, reason="one processor")
 def test_pool_restricts_workers_not_the_caller() -> None:
-    mine = os.sched_getaffinity(0)
+    own_mask = os.sched_getaffinity(0)
     pool = WorkerPool(2)
     worker = pool._threads[0].native_id
     assert worker is not None
-    assert os.sched_getaffinity(worker) == mine
+    assert os.sched_getaffinity(worker) == own_mask
     table = TaskList([Task("peak_f32", (10,), 4, 1, scratch=64)])
     pool.run(table, 1)
-    assert os.sched_getaffinity(worker) == mine  # not an active worker
+    assert os.sched_getaffinity(worker) == own_mask  # not an active worker
     pool.run(table)
-    assert len(mine - os.sched_getaffinity(worker)) == 1
-    assert os.sched_getaffinity(0) == mine
+    assert len(own_mask - os.sched_getaffinity(worker)) == 1
+    assert os.sched_getaffinity(0) == own_mask
     pool.close()

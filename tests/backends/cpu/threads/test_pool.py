@@ -64,13 +64,13 @@ def test_split_and_concatenated_task_list_computes_the_same(pool: WorkerPool) ->
     # the same rows once more: a phase of two tasks
     tasks[5:5] = [replace(tasks[4], no_barrier=True)]
     whole = TaskList(tasks)
-    stages = whole.split(1, 1)
-    assert len(stages) == whole.n_phases < whole.n
-    single = [one for stage in stages for one in stage.split(1, 1)]
+    phases = whole.split(1, 1)
+    assert len(phases) == whole.n_phases < whole.n
+    single = [one for phase in phases for one in phase.split(1, 1)]
     units = [part for one in single for part in one.split(7, 2)]
     assert len(single) == whole.n
     assert len(units) > 2 * len(single)
-    del whole, stages, single
+    del whole, phases, single
     again = TaskList.concat([TaskList.concat(units[:9]), *units[9:]])
     assert again.n == len(units)
     for tables in (units, [again], again.split(3, pool.n_threads)):
@@ -140,27 +140,27 @@ def test_kernel_receives_its_next_weights(pool: WorkerPool, monkeypatch: pytest.
         i64p(a[0])[begin] = i64p(scratch - NEXT_WEIGHTS)[0]
 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
-    told = np.full((4, 20), -1, np.int64)
+    recorded = np.full((4, 20), -1, np.int64)
     both = [
-        Task("probe", (told[0].ctypes.data,), 20, prefetch=(10_000, 10)),
-        Task("probe", (told[1].ctypes.data,), 20, prefetch=(20_000, 10), no_barrier=True),
+        Task("probe", (recorded[0].ctypes.data,), 20, prefetch=(10_000, 10)),
+        Task("probe", (recorded[1].ctypes.data,), 20, prefetch=(20_000, 10), no_barrier=True),
     ]
-    serial = Task("probe", (told[2].ctypes.data,), 1)
-    table = TaskList([*both, serial, Task("probe", (told[3].ctypes.data,), 20, prefetch=(30_000, 10))])
+    serial = Task("probe", (recorded[2].ctypes.data,), 1)
+    table = TaskList([*both, serial, Task("probe", (recorded[3].ctypes.data,), 20, prefetch=(30_000, 10))])
     assert table.n_phases == 3
     starts = {30_000 + 10 * (20 * t // pool.n_threads) for t in range(pool.n_threads)}
     for _ in range(50):
-        told[:] = -1
+        recorded[:] = -1
         pool.run(table)
         if pool.n_threads == 1:
-            assert set(told[told >= 0]) == {0}
+            assert set(recorded[recorded >= 0]) == {0}
             continue
         # of parts of 40 chunks
         ends = {40 * (t + 1) // pool.n_threads - 1 for t in range(pool.n_threads)}
-        for chunk, next_ in enumerate(told[:2].reshape(-1).tolist()):
+        for chunk, next_ in enumerate(recorded[:2].reshape(-1).tolist()):
             assert next_ in (starts if chunk in ends else {20_000} if chunk == 19 else {0})
-        assert told[2, 0] == 0
-        assert (told[3] == 0).all()  # nothing follows
+        assert recorded[2, 0] == 0
+        assert (recorded[3] == 0).all()  # nothing follows
 
 
 def test_run_uses_the_requested_number_of_threads(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +191,10 @@ def test_kernel_gets_one_chunk_at_a_time(pool: WorkerPool, monkeypatch: pytest.M
         i64p(a[0])[begin] = end - begin
 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
-    told = np.zeros(20, np.int64)
-    pool.run(TaskList([Task("probe", (told.ctypes.data,), 20, grain)]))
-    assert told[::grain].tolist() == [min(grain, 20 - begin) for begin in range(0, 20, grain)]
-    assert told.sum() == 20
+    recorded = np.zeros(20, np.int64)
+    pool.run(TaskList([Task("probe", (recorded.ctypes.data,), 20, grain)]))
+    assert recorded[::grain].tolist() == [min(grain, 20 - begin) for begin in range(0, 20, grain)]
+    assert recorded.sum() == 20
 
 
 @pytest.mark.parametrize("grains", [(1, 1, 1), (64, 64, 64), (64, 5, 64), (7, 64, 1)], ids=str)

@@ -62,7 +62,7 @@ class Stall:
         self.double = Task("scale", args, 64)
         self.line = THREADS + 8 * sleeper + MIGRATED
         self.places: list[int] = []  # cores it was migrated to
-        self.told = np.full(2, -1, np.int64)
+        self.recorded = np.full(2, -1, np.int64)
 
     def run(self) -> None:
         pool = self.pool
@@ -70,7 +70,7 @@ class Stall:
         self.generation = int(pool._ctl[0]) + 1
         here, (out, self.wake) = np.zeros(1, np.int64), os.pipe()
         scratch = int(pool._ctl[24]), int(pool._ctl[32])
-        args = (here.ctypes.data, self.told.ctypes.data, out, self.sleeper, *scratch)
+        args = (here.ctypes.data, self.recorded.ctypes.data, out, self.sleeper, *scratch)
         other = threading.Thread(target=self._wake_it_up)
         other.start()
         pool.run(TaskList([Task("probe", args, 2), self.double]), 2)
@@ -96,33 +96,33 @@ class Stall:
 def test_preempted_thread_is_migrated_to_the_waiting_core(
     pool: WorkerPool, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, worker = os.sched_getaffinity(0), pool._threads[0].native_id
+    own_mask, worker = os.sched_getaffinity(0), pool._threads[0].native_id
     assert worker is not None
     stall = Stall(pool, sleeper, monkeypatch)
     stall.run()
     assert len(stall.places) == 1
-    assert sleeper == 0 or stall.told[1] == stall.places[0]  # thread 0 may have moved meanwhile
+    assert sleeper == 0 or stall.recorded[1] == stall.places[0]  # thread 0 may have moved meanwhile
     assert (stall.x == 8).all()
     assert pool._ctl[stall.line] == 0
     deadline = time.monotonic() + PATIENCE
-    while os.sched_getaffinity(0) != mine and time.monotonic() < deadline:
+    while os.sched_getaffinity(0) != own_mask and time.monotonic() < deadline:
         time.sleep(0)  # the worker may not have reached it
-    assert os.sched_getaffinity(0) == mine
+    assert os.sched_getaffinity(0) == own_mask
     pool.run(TaskList([stall.double]))
     assert (stall.x == 16).all()
-    assert len(mine - os.sched_getaffinity(worker)) == 1
+    assert len(own_mask - os.sched_getaffinity(worker)) == 1
 
 
 def test_more_threads_than_cores_run_anywhere_after_migration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after thread 0 was migrated."""
-    mine = os.sched_getaffinity(0)
-    pool = WorkerPool(len(mine) + 1)
+    own_mask = os.sched_getaffinity(0)
+    pool = WorkerPool(len(own_mask) + 1)
     stall = Stall(pool, 0, monkeypatch)
     stall.run()
     masks = [os.sched_getaffinity(thread.native_id) for thread in pool._threads if thread.native_id is not None]
     pool.close()
     assert len(stall.places) == 1
-    assert masks == [mine] * len(mine)
+    assert masks == [own_mask] * len(own_mask)
 
 
 def test_is_preempted_only_while_holding_a_chunk_and_asleep(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +133,10 @@ def test_is_preempted_only_while_holding_a_chunk_and_asleep(pool: WorkerPool, mo
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
 
     def looks(number: int, *, holds: bool) -> list[int]:
-        line, told = np.zeros(8, np.int64), np.full(2, -1, np.int64)
+        line, recorded = np.zeros(8, np.int64), np.full(2, -1, np.int64)
         line[HOLDS_CHUNK], line[NATIVE_ID] = holds, number
-        pool.run(TaskList([Task("probe", (told.ctypes.data, line.ctypes.data), 1)]), 1)
-        return told.tolist()
+        pool.run(TaskList([Task("probe", (recorded.ctypes.data, line.ctypes.data), 1)]), 1)
+        return recorded.tolist()
 
     sleeping = pool._threads[0].native_id
     assert sleeping is not None

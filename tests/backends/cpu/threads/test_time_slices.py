@@ -19,22 +19,22 @@ tells = pytest.mark.skipif(affinity.sched_attributes() is None, reason="the syst
 
 def elsewhere(function: Callable[[], T]) -> T:
     """Result of a function on a thread of its own."""
-    found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 @tells
 def test_long_slice_is_not_inherited() -> None:
     before, another = affinity.sched_attributes(), elsewhere(affinity.sched_attributes)
 
-    def asks() -> list[list[int] | None]:
+    def request() -> list[list[int] | None]:
         affinity.request_long_slice()
         return [affinity.sched_attributes(), elsewhere(affinity.sched_attributes)]
 
-    its, its_child = elsewhere(asks)
+    its, its_child = elsewhere(request)
     assert its is not None
     assert another is not None
     assert its[1:2] + its[3:5] == another[1:2] + another[3:5]  # policy, nice and priority
@@ -44,8 +44,8 @@ def test_long_slice_is_not_inherited() -> None:
 
 
 def test_workers_and_callers_request_long_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(affinity, "request_long_slice", lambda: asked.append(threading.current_thread().name))
+    requesters: list[str] = []
+    monkeypatch.setattr(affinity, "request_long_slice", lambda: requesters.append(threading.current_thread().name))
     pool = WorkerPool(3)
     row = np.ones(4, np.float32)
     table = TaskList([Task("scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
@@ -54,7 +54,7 @@ def test_workers_and_callers_request_long_slices(monkeypatch: pytest.MonkeyPatch
     here = threading.current_thread().name
     other = elsewhere(lambda: (pool.run(table), threading.current_thread().name)[1])
     pool.close()
-    assert sorted(asked) == sorted(["cpu-1", "cpu-2", here, other])
+    assert sorted(requesters) == sorted(["cpu-1", "cpu-2", here, other])
 
 
 @pytest.mark.parametrize("missing", ["platform", "call", "priority"])
