@@ -77,7 +77,7 @@ class Backend(Protocol):
     # --- graph and programs -----------------------------------------------------------------------
 
     def supports(self, t: Tensor) -> bool:
-        """Whether this node, as it stands in the user's graph, can run here."""
+        """True when this node, as it stands in the user's graph, can run here."""
 
     def refuse(self, ops: Iterable[str]) -> None:
         """Exclude ops that failed the self-test: `supports` is False for them from now on."""

@@ -51,9 +51,9 @@ class Op:
         self.cases: list[Callable[[np.random.Generator], Case]] = []
         # sources whose memory the result may take over, element by element
         self.inplace: tuple[int, ...] = ()
-        # of a backend against the float64 reference, relative to the largest magnitude
+        # a backend's largest error against the float64 reference, relative to the largest magnitude
         self.tolerance = 1e-5
-        # the same where a source is of a block type, if that is more
+        # used instead, if larger, where a source is of a block type
         self.tolerance_quantised = 0.0
         if self.name in OPS:
             raise ValueError(f"op {self.name} declared twice")

@@ -1,4 +1,4 @@
-"""Graph order: topological sort in which readers of an overwritten tensor come before its writer."""
+"""Topological sort of graphs: readers of an overwritten tensor come before its writer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
 
 
 def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
-    """For each node that writes: the other readers of what it overwrites, under any alias."""
+    """{writing node: the other readers of what it overwrites, under any alias}."""
     from logitless.graph.op import OPS
 
     nodes: dict[Tensor, None] = {}

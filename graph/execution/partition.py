@@ -168,7 +168,7 @@ class _Assignment:
             variants[t, b] = node
 
     def replacement(self, t: Tensor) -> Tensor:
-        """What stands for a node of the user's, on the backend that it is assigned to."""
+        """The replacement of a user's node on the backend that it is assigned to."""
         return t if t in self._everywhere else self._variants[t, self._assigned[t]]
 
     def _backend(self, t: Tensor) -> int:

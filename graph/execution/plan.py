@@ -114,7 +114,7 @@ class _Locator:
         return Location(base.buffer, base.offset + offset) if offset else base
 
     def fetches(self, tensors: Sequence[Tensor]) -> list[Fetch]:
-        """Where each of these tensors is brought back from."""
+        """The source of each of these tensors: its backend and location."""
         sources = [(t, self._source(t)) for t in tensors]
         return [Fetch(self._storage.backends[b], self.locate(t, b), t) for t, b in sources]
 

@@ -18,7 +18,7 @@ from logitless.graph.tensor import Tensor
 NODES_PER_PART = 8  # where the duration of nodes is not known yet
 MAX_PART_SECONDS = 0.001  # a single node can take a hundred times as long (all logits of a batch)
 CUT_AFTER_RUNS = (2, 4, 6)  # the first cut finds long parts, the next ones where in them
-# of runs made ahead, for nothing else: the less disturbed of two counts
+# in warm-up runs: the less disturbed of two counts
 CUT_AFTER_WARMUP_RUNS = (2, 4)
 CUTS_PER_PART = 16  # programs that are cut anew before the run yields again
 ASSUMED_BYTES_PER_SECOND = 1e9  # of nodes whose duration is not known yet: less than any node's

@@ -51,7 +51,7 @@ def patches(x: Array, *, size: tuple[int, int], stride: int = 1, padding: int = 
 
 @patches.shape
 def _(x: Tensor, size: tuple[int, int], stride: int = 1, padding: int = 0) -> tuple[Shape, str]:
-    require(len(x.shape) == 4, "patches", "wants x (N, H, W, C)", x)
+    require(len(x.shape) == 4, "patches", "expected x (N, H, W, C)", x)
     height, width = _out(x.shape, size, stride, padding)
     require(height > 0 and width > 0 and stride > 0, "patches", f"patches of {size} do not fit", x)
     return (x.shape[0] * height * width, size[0] * size[1] * x.shape[3]), x.dtype
@@ -96,7 +96,7 @@ def max_pool(x: Array, *, size: int) -> Array:
 
 @max_pool.shape
 def _(x: Tensor, size: int) -> tuple[Shape, str]:
-    require(len(x.shape) == 4 and 0 < size <= min(x.shape[1:3]), "max_pool", "wants x (N, H, W, C)", x)
+    require(len(x.shape) == 4 and 0 < size <= min(x.shape[1:3]), "max_pool", "expected x (N, H, W, C)", x)
     return (x.shape[0], x.shape[1] // size, x.shape[2] // size, x.shape[3]), x.dtype
 
 

@@ -30,7 +30,7 @@ def linear_parts(x: Array, *weights: Array) -> Array:
 
 @linear_parts.shape
 def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
-    require(len(weights) > 0, "linear_parts", "wants at least one weight", x)
+    require(len(weights) > 0, "linear_parts", "expected at least one weight", x)
     return (sum(x.shape[0] * linear.shape_rule(x, w)[0][1] for w in weights),), x.dtype
 
 
@@ -45,7 +45,7 @@ def expert_parts(x: Array, order: Array, *weights: Array, n: int) -> Array:
 
 @expert_parts.shape
 def _(x: Tensor, order: Tensor, *weights: Tensor, n: int) -> tuple[Shape, str]:
-    require(len(weights) > 0, "expert_parts", "wants at least one weight", x)
+    require(len(weights) > 0, "expert_parts", "expected at least one weight", x)
     shapes = [expert_linear.shape_rule(expert_rows(x, order), w, order, n=n)[0] for w in weights]
     return (sum(rows * columns for rows, columns in shapes),), x.dtype
 

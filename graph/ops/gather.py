@@ -19,7 +19,7 @@ def get_rows(table: Array, ids: Array) -> Array:
 
 @get_rows.shape
 def _(table: Tensor, ids: Tensor) -> tuple[Shape, str]:
-    require(len(table.shape) == 2 and len(ids.shape) == 1, "get_rows", "wants table (N, K) and ids (T,)", table, ids)
+    require(len(table.shape) == 2 and len(ids.shape) == 1, "get_rows", "expected table (N, K) and ids (T,)", table, ids)
     require(ids.dtype == "i32", "get_rows", "ids must be i32", table, ids)
     return (*ids.shape, table.shape[1]), "f32"
 
@@ -39,7 +39,7 @@ def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
 
 @add_rows.shape
 def _(rows: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(rows.shape[:1] == ids.shape, "add_rows", "wants one id for each row", rows, ids)
+    require(rows.shape[:1] == ids.shape, "add_rows", "expected one id for each row", rows, ids)
     return (n, *rows.shape[1:]), rows.dtype
 
 
@@ -61,7 +61,7 @@ def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
 @add_rows_to.shape
 def _(x: Tensor, rows: Tensor, ids: Tensor) -> tuple[Shape, str]:
     ok = rows.shape[:1] == ids.shape and rows.shape[1:] == x.shape[1:]
-    require(ok, "add_rows_to", "wants x (n, K), rows (T, K) and one id for each row", x, rows, ids)
+    require(ok, "add_rows_to", "expected x (n, K), rows (T, K) and one id for each row", x, rows, ids)
     return x.shape, x.dtype
 
 

@@ -21,7 +21,7 @@ def linear(x: Array, w: Array) -> Array:
 
 @linear.shape
 def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and len(w.shape) == 2, "linear", "wants x (T, K) and w (N, K)", x, w)
+    require(len(x.shape) == 2 and len(w.shape) == 2, "linear", "expected x (T, K) and w (N, K)", x, w)
     require(x.shape[1] == w.shape[1], "linear", "rows of x and of w differ in length", x, w)
     require(x.dtype == "f32", "linear", "x must be f32", x, w)
     return (x.shape[0], w.shape[0]), x.dtype
@@ -46,7 +46,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 @matmul.shape
 def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "wants a (M, K) and b (K, N)", a, b)
+    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "expected a (M, K) and b (K, N)", a, b)
     require(a.shape[1] == b.shape[0], "matmul", "columns of a and rows of b differ in number", a, b)
     return (a.shape[0], b.shape[1]), a.dtype
 
@@ -64,7 +64,7 @@ def matmul_tn(a: Array, b: Array) -> Array:
 
 @matmul_tn.shape
 def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul_tn", "wants a (K, M) and b (K, N)", a, b)
+    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul_tn", "expected a (K, M) and b (K, N)", a, b)
     require(a.shape[0] == b.shape[0], "matmul_tn", "a and b differ in rows", a, b)
     return (a.shape[1], b.shape[1]), a.dtype
 
@@ -103,7 +103,7 @@ def linear_q8(xq: Array, w: Array) -> Array:
 
 @linear_q8.shape
 def _(xq: Tensor, w: Tensor) -> tuple[Shape, str]:
-    require(len(xq.shape) == 2 and len(w.shape) == 2, "linear_q8", "wants x (T, K) and w (N, K)", xq, w)
+    require(len(xq.shape) == 2 and len(w.shape) == 2, "linear_q8", "expected x (T, K) and w (N, K)", xq, w)
     require(xq.shape[1] == w.shape[1], "linear_q8", "rows of x and of w differ in length", xq, w)
     require(xq.dtype == "q8_act", "linear_q8", "x must be q8_act", xq, w)
     require(DTYPES[w.dtype].quantised, "linear_q8", "w must be quantised", xq, w)
@@ -130,7 +130,7 @@ def linear_f32(xp: Array, w: Array) -> Array:
 
 @linear_f32.shape
 def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
-    require(len(xp.shape) == 2 and len(w.shape) == 2, "linear_f32", "wants x (T, K) and w (N, K)", xp, w)
+    require(len(xp.shape) == 2 and len(w.shape) == 2, "linear_f32", "expected x (T, K) and w (N, K)", xp, w)
     require(xp.shape[1] == w.shape[1], "linear_f32", "rows of x and of w differ in length", xp, w)
     require(xp.dtype == "f32_act", "linear_f32", "x must be f32_act", xp, w)
     return (xp.shape[0], w.shape[0]), "f32"
@@ -148,7 +148,7 @@ def round_act(x: Array, *, rows: int = 1) -> Array:
 
 @round_act.shape
 def _(x: Tensor, rows: int = 1) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and x.dtype == "f32", "round_act", "wants x (T, K) of f32", x)
+    require(len(x.shape) == 2 and x.dtype == "f32", "round_act", "expected x (T, K) of f32", x)
     require(x.shape[1] % 2 == 0, "round_act", "rows must be an even number long", x)
     return (-(-x.shape[0] // rows) * rows, x.shape[1]), "bf16_act"
 
@@ -161,7 +161,7 @@ def linear_bf16(xr: Array, w: Array, *, m: int) -> Array:
 
 @linear_bf16.shape
 def _(xr: Tensor, w: Tensor, m: int) -> tuple[Shape, str]:
-    require(len(xr.shape) == 2 and len(w.shape) == 2, "linear_bf16", "wants x (T, K) and w (N, K)", xr, w)
+    require(len(xr.shape) == 2 and len(w.shape) == 2, "linear_bf16", "expected x (T, K) and w (N, K)", xr, w)
     require(0 < m <= xr.shape[0], "linear_bf16", f"x has not {m} rows", xr, w)
     require(xr.shape[1] == w.shape[1], "linear_bf16", "rows of x and of w differ in length", xr, w)
     require((xr.dtype, w.dtype) == ("bf16_act", "bf16"), "linear_bf16", "x must be bf16_act, w bf16", xr, w)
@@ -183,7 +183,7 @@ def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
 
 @pack_tiles.shape
 def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and x.dtype == "f32", "pack_tiles", "wants x (M, K) of f32", x)
+    require(len(x.shape) == 2 and x.dtype == "f32", "pack_tiles", "expected x (M, K) of f32", x)
     m, k = reversed(x.shape) if transposed else x.shape
     return (-(-m // rows), k, rows), x.dtype
 
@@ -198,7 +198,7 @@ def product_parts(a: Array, b: Array, *, steps: int) -> Array:
 
 @product_parts.shape
 def _(a: Tensor, b: Tensor, steps: int) -> tuple[Shape, str]:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "product_parts", "wants a (K, M) and b (K, N)", a, b)
+    require(len(a.shape) == 2 and len(b.shape) == 2, "product_parts", "expected a (K, M) and b (K, N)", a, b)
     require(a.shape[0] == b.shape[0], "product_parts", "a and b differ in rows", a, b)
     return (-(-a.shape[0] // steps), a.shape[1], b.shape[1]), a.dtype
 
@@ -311,7 +311,7 @@ def gate(x: Array, factor: Array) -> Array:
 
 @gate.shape
 def _(x: Tensor, factor: Tensor) -> tuple[Shape, str]:
-    require(x.shape == factor.shape and x.dtype == factor.dtype == "f32", "gate", "wants two f32 alike", x, factor)
+    require(x.shape == factor.shape and x.dtype == factor.dtype == "f32", "gate", "expected two f32 alike", x, factor)
     return x.shape, x.dtype
 
 

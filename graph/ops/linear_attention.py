@@ -37,7 +37,7 @@ def text_begins(start: Array, *, length: int) -> Array:
 @text_begins.shape
 def _(start: Tensor, length: int) -> tuple[Shape, str]:
     ok = len(start.shape) == 1 and length > 0 and start.shape[0] % length == 0
-    require(ok, "text_begins", f"wants start (T,) of windows of {length}", start)
+    require(ok, "text_begins", f"expected start (T,) of windows of {length}", start)
     return start.shape, "i32"
 
 
@@ -72,7 +72,7 @@ def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tupl
     ok = len(x.shape) == 2 and len(w.shape) == 3 and w.shape[:2] == (x.shape[1], 1) and w.shape[2] > 1
     ok = ok and states.shape[1:] == (w.shape[2] - 1, x.shape[1])
     ok = ok and all(rows.shape == x.shape[:1] for rows in (begin, *end))
-    require(ok, "causal_conv", "wants x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin)
+    require(ok, "causal_conv", "expected x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin)
     return x.shape, x.dtype
 
 

@@ -50,7 +50,7 @@ def expert_weights(logits: Array, ids: Array) -> Array:
 @expert_weights.shape
 def _(logits: Tensor, ids: Tensor) -> tuple[Shape, str]:
     ok = len(logits.shape) == len(ids.shape) == 2 and logits.shape[0] == ids.shape[0] and ids.dtype == "i32"
-    require(ok, "expert_weights", "wants logits (T, E) and ids (T, k)", logits, ids)
+    require(ok, "expert_weights", "expected logits (T, E) and ids (T, k)", logits, ids)
     return ids.shape, logits.dtype
 
 
@@ -70,7 +70,7 @@ def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
 
 @expert_scatter.shape
 def _(x: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(x.shape == ids.shape and ids.dtype == "i32", "expert_scatter", "wants x and ids (T, k)", x, ids)
+    require(x.shape == ids.shape and ids.dtype == "i32", "expert_scatter", "expected x and ids (T, k)", x, ids)
     return (x.shape[0], n), x.dtype
 
 
@@ -105,7 +105,7 @@ def expert_order(ids: Array, *, n: int) -> Array:
 
 @expert_order.shape
 def _(ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(len(ids.shape) == 2 and ids.dtype == "i32", "expert_order", "wants ids (T, k)", ids)
+    require(len(ids.shape) == 2 and ids.dtype == "i32", "expert_order", "expected ids (T, k)", ids)
     return (3, ids.shape[0] * ids.shape[1]), "i32"
 
 
@@ -118,7 +118,7 @@ def expert_rows(x: Array, order: Array) -> Array:
 @expert_rows.shape
 def _(x: Tensor, order: Tensor) -> tuple[Shape, str]:
     ok = len(x.shape) == 2 and _is_order(order) and order.shape[1] % x.shape[0] == 0
-    require(ok, "expert_rows", "wants x (T, K) and order (3, T · k)", x, order)
+    require(ok, "expert_rows", "expected x (T, K) and order (3, T · k)", x, order)
     return (order.shape[1], x.shape[1]), x.dtype
 
 
@@ -142,7 +142,7 @@ def expert_linear(x: Array, w: Array, order: Array, *, n: int) -> Array:
 def _(x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     linear.shape_rule(x, w)
     ok = _is_order(order) and order.shape[1] == x.shape[0] and w.shape[0] % n == 0
-    require(ok, "expert_linear", f"wants x (R, K), w ({n} · N, K) and order (3, R)", x, w, order)
+    require(ok, "expert_linear", f"expected x (R, K), w ({n} · N, K) and order (3, R)", x, w, order)
     return (x.shape[0], w.shape[0] // n), x.dtype
 
 
@@ -167,7 +167,7 @@ def expert_matmul(x: Array, w: Array, order: Array, *, n: int) -> Array:
 @expert_matmul.shape
 def _(x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     ok = _is_order(order) and order.shape[1] == x.shape[0] and w.shape[0] == n * x.shape[1]
-    require(ok, "expert_matmul", f"wants x (R, N), w ({n} · N, K) and order (3, R)", x, w, order)
+    require(ok, "expert_matmul", f"expected x (R, N), w ({n} · N, K) and order (3, R)", x, w, order)
     return (x.shape[0], w.shape[1]), x.dtype
 
 
@@ -184,7 +184,7 @@ def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
 @expert_products.shape
 def _(a: Tensor, b: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     ok = _is_order(order) and order.shape[1] == a.shape[0] == b.shape[0]
-    require(ok, "expert_products", "wants a (R, M), b (R, K) and order (3, R)", a, b, order)
+    require(ok, "expert_products", "expected a (R, M), b (R, K) and order (3, R)", a, b, order)
     return (n * a.shape[1], b.shape[1]), a.dtype
 
 
@@ -200,7 +200,7 @@ def expert_sum(y: Array, weights: Array, order: Array) -> Array:
 def _(y: Tensor, weights: Tensor, order: Tensor) -> tuple[Shape, str]:
     ok = _is_order(order) and len(weights.shape) == 2 and order.shape[1] == y.shape[0]
     ok = ok and weights.shape[0] * weights.shape[1] == y.shape[0]
-    require(ok, "expert_sum", "wants y (T · k, N), weights (T, k) and order (3, T · k)", y, weights, order)
+    require(ok, "expert_sum", "expected y (T · k, N), weights (T, k) and order (3, T · k)", y, weights, order)
     return (weights.shape[0], y.shape[1]), y.dtype
 
 
@@ -237,7 +237,9 @@ def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
 
 @pack_experts.shape
 def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
-    require(x.dtype == "f32" and _is_order(order), "pack_experts", "wants x (R, K) of f32 and order (3, R)", x, order)
+    require(
+        x.dtype == "f32" and _is_order(order), "pack_experts", "expected x (R, K) of f32 and order (3, R)", x, order
+    )
     return (order.shape[1], x.shape[1]), "f32_act"
 
 
@@ -249,7 +251,7 @@ def round_experts(x: Array, order: Array, *, gather: bool) -> Array:
 
 @round_experts.shape
 def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
-    require(_is_order(order), "round_experts", "wants x (R, K) and order (3, R)", x, order)
+    require(_is_order(order), "round_experts", "expected x (R, K) and order (3, R)", x, order)
     (_, k), dtype = round_act.shape_rule(x)
     return (order.shape[1], k), dtype
 

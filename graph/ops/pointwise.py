@@ -203,7 +203,7 @@ def argmax(x: Array) -> Array:
 
 @argmax.shape
 def _(x: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 2, "argmax", "wants x (R, K)", x)
+    require(len(x.shape) == 2, "argmax", "expected x (R, K)", x)
     return x.shape[:1], "i32"
 
 

@@ -151,7 +151,7 @@ def diag(x: Array) -> Array:
 
 @diag.shape
 def _(x: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 1, "diag", "wants a vector", x)
+    require(len(x.shape) == 1, "diag", "expected a vector", x)
     return (x.shape[0], x.shape[0]), x.dtype
 
 
@@ -168,7 +168,7 @@ def diagonal(x: Array) -> Array:
 
 @diagonal.shape
 def _(x: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and x.shape[0] == x.shape[1], "diagonal", "wants a square matrix", x)
+    require(len(x.shape) == 2 and x.shape[0] == x.shape[1], "diagonal", "expected a square matrix", x)
     return x.shape[:1], x.dtype
 
 

@@ -1,4 +1,4 @@
-"""Reference evaluation: a graph run by its ops' numpy references, in float64 or another float type."""
+"""Reference evaluation: a graph run by its ops' numpy references, in float64 by default."""
 
 from __future__ import annotations
 

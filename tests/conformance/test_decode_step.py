@@ -24,7 +24,7 @@ N_SLOTS, N_LIST, N_OUT, N_TOP = 2, 16, 2, 3
 
 
 def sampling_feeds() -> list[Tensor]:
-    """What `sample` reads beside the logits and its state."""
+    """Feeds of `sample` beside the logits and its state."""
     return [
         feed("params", (N_OUT, samplers.N_PARAMS)),
         feed("chain", (N_OUT, 8), "i32"),
@@ -39,7 +39,7 @@ def sampling_feeds() -> list[Tensor]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0"])
-def test_no_op_falls_back(name: str, cache_type: str, shared_data: Path) -> None:
+def test_decode_step_has_no_fallbacks(name: str, cache_type: str, shared_data: Path) -> None:
     gguf = GGUFFile.open(shared_data / "models" / f"arch-{name}.gguf")
     session, h = Session([CPUBackend(1)]), hparams_of(gguf)
     model = define_model(session, gguf, h, 64)
@@ -79,7 +79,7 @@ def last_logits(path: Path, cache_type: str) -> Any:
 
 
 @pytest.mark.parametrize(("cache_type", "bound"), [("f16", 2e-3), ("q8_0", 3e-2)])
-def test_small_caches_cost_little_precision(cache_type: str, bound: float, shared_data: Path) -> None:
+def test_quantised_cache_costs_little_precision(cache_type: str, bound: float, shared_data: Path) -> None:
     path = shared_data / "models" / "arch-llama-gqa-F32.gguf"
     exact, got = last_logits(path, "f32"), last_logits(path, cache_type)
     assert 0 < np.abs(got - exact).max() < bound * np.abs(exact).max()

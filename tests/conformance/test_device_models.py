@@ -83,13 +83,13 @@ class TinyModel:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
-def test_logits_are_those_of_float64(path: Path, device: str, open_device: Callable[[str], Backend]) -> None:
+def test_device_logits_match_float64(path: Path, device: str, open_device: Callable[[str], Backend]) -> None:
     check(path, open_device(device))
 
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 @pytest.mark.parametrize("name", MADE_UP)
-def test_logits_of_made_up_models(
+def test_device_logits_of_synthetic_models_match_float64(
     name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:
     write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=400))
@@ -105,7 +105,7 @@ WIDE = replace(WIDE, keys=WIDE.keys | {f"attention.{name}": n for name, n in SIZ
     "spec", [SMALL, EXPERTS, GEMMA3N["gemma3n"], WIDE], ids=["small", "experts", "gemma3n", "wide"]
 )
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
-def test_logits_of_gemmas_layers(
+def test_device_logits_of_gemma_layers_match_float64(
     spec: Spec, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:
     write(path := tmp_path / "m.gguf", replace(spec, n_vocab=400))
@@ -126,7 +126,7 @@ def check(path: Path, device: Backend) -> None:
 @pytest.mark.parametrize("keys", [True, False], ids=["keys", "values"])
 @pytest.mark.parametrize(("dtype", "bound"), [("f32", 0.0), ("f16", 5e-4), ("q8_0", 4.1e-3)])
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
-def test_what_is_stored_in_cells_is_loaded(
+def test_stored_cells_are_loaded(
     device: str, dtype: str, bound: float, keys: bool, open_device: Callable[[str], Backend]
 ) -> None:
     """Half a step of 1/127 for q8_0, 11 bits for f16."""

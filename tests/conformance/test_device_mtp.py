@@ -28,7 +28,9 @@ PROMPT = (1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315)
 
 @pytest.mark.parametrize("name", ["qwen35, no norm behind", "deepseek2", "nemotron_h_moe"])
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
-def test_a_device_guesses(name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]) -> None:
+def test_device_runs_the_mtp_head(
+    name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
+) -> None:
     open_device(device)
     s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
     write(path := tmp_path / "m.gguf", replace(s, traits=(*s.traits, "agrees", "much")))

@@ -1,4 +1,4 @@
-"""Random chains of samplers on devices: the ids of the definition, and the same state afterwards."""
+"""Random sampler chains on devices: ids and states of the numpy reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def run(backend: Backend, arrays: list[np.ndarray], n_probs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 @pytest.mark.parametrize("n_vocab", [1, 2, 65, 300, 2500])
-def test_random_chains(device: str, n_vocab: int, open_device: Callable[[str], Backend]) -> None:
+def test_random_sampler_chains_match_the_reference(
+    device: str, n_vocab: int, open_device: Callable[[str], Backend]
+) -> None:
     backend = open_device(device)
     for seed in range(8):
         r = np.random.default_rng([n_vocab, seed])
@@ -79,7 +81,7 @@ def test_random_chains(device: str, n_vocab: int, open_device: Callable[[str], B
 
 
 @pytest.mark.parametrize("op", ["sample", "log_probs"])
-def test_kernels_of_the_class_of_gpus(op: str, gpu: Backend) -> None:
+def test_sampling_kernels_of_gpus_match_the_reference(op: str, gpu: Backend) -> None:
     outcomes = [judge(problem, [gpu]) for problem in problems(op)]
     assert [o for o in outcomes if o.status != OK] == []
 
@@ -99,7 +101,7 @@ CHAINS = (
 @pytest.mark.parametrize("n_equal", [1, 700, 40_000])
 # few of a short list, few of more than a thread each, most
 @pytest.mark.parametrize("n_top", [3, 90, 30_000])
-def test_ties_of_a_large_vocabulary(n_equal: int, n_top: int, gpu: Backend) -> None:
+def test_equal_logits_come_in_order_of_ids(n_equal: int, n_top: int, gpu: Backend) -> None:
     """Ties that reach over the parts of the list that threads have, cut by a count, a mass and a
     draw.
     """

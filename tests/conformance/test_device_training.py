@@ -104,7 +104,7 @@ def on_one_device(session: Session, build: Callable[[], list[Tensor]]) -> bool:
 
 @pytest.mark.parametrize("kind", [LORA, FULL])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
+def test_training_on_a_device_has_the_losses_of_the_cpu(
     device: str,
     kind: str,
     start: Start,
@@ -142,7 +142,7 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_that_is_resumed_ends_with_the_same_bytes(
+def test_resumed_training_ends_with_the_same_bytes(
     device: str, start: Start, open_device: Callable[[str], Backend], tmp_path: Path
 ) -> None:
     """Checkpoints read the device's parameters and moments back; accumulated gradients and SGD run
@@ -172,7 +172,9 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_sgd(device: str, start: Start, cpu: Backend, open_device: Callable[[str], Backend]) -> None:
+def test_sgd_on_a_device_has_the_losses_of_the_cpu(
+    device: str, start: Start, cpu: Backend, open_device: Callable[[str], Backend]
+) -> None:
     optimizer = OptimizerSettings(kind="sgd")
     found = losses(start(FULL, open_device(device), optimizer=optimizer, max_steps=2))
     np.testing.assert_allclose(found, losses(start(FULL, cpu, optimizer=optimizer, max_steps=2)), rtol=1e-3)
@@ -180,8 +182,10 @@ def test_sgd(device: str, start: Start, cpu: Backend, open_device: Callable[[str
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["fc", "cnn"])
-def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: Callable[[str], Backend]) -> None:
-    """Dense and convolutional, with bright squares at ten places as digits: the losses of the CPU."""
+def test_digit_networks_on_a_device_have_the_losses_of_the_cpu(
+    kind: str, device: str, cpu: Backend, open_device: Callable[[str], Backend]
+) -> None:
+    """Dense and convolutional networks on made-up digits: the losses of the CPU."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, 64).astype(np.int32)
     images = rng.random((64, 28, 28), np.float32) * np.float32(0.1)
@@ -200,7 +204,7 @@ def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: C
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_of_a_product_do_not_depend_on_the_others(device: str, open_device: Callable[[str], Backend]) -> None:
+def test_product_rows_are_batch_invariant(device: str, open_device: Callable[[str], Backend]) -> None:
     """Few rows and many have kernels of their own, and adapters run through both."""
     session, rng = Session([open_device(device)]), np.random.default_rng(6)
     w, x = session.define("w", (70, 300)), rng.normal(size=(41, 300)).astype(np.float32)

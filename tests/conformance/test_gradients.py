@@ -29,7 +29,7 @@ def arrays_of(name: str, case: int) -> tuple[list[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[f"{name}-{i}" for name, i in CASES])
-def test_gradient_is_the_slope(name: str, case: int) -> None:
+def test_gradient_matches_the_slope(name: str, case: int) -> None:
     """⟨g, J v⟩ along one random direction per source."""
     arrays, attrs = arrays_of(name, case)
     feeds: dict[str, Any] = {f"x{i}": a for i, a in enumerate(arrays)}
@@ -56,7 +56,7 @@ def x_and_loss(shape: tuple[int, ...] = (3, 4)) -> tuple[Tensor, Tensor]:
     return x, sum_to(mul(silu(x), x), shape=())
 
 
-def test_a_parameter_read_twice_gets_the_sum() -> None:
+def test_parameter_with_two_readers_gets_the_sum() -> None:
     x, loss = x_and_loss()
     value = np.random.default_rng(0).normal(size=x.shape)
     (got,) = evaluate([backward(loss, [x])[x]], {"x": value}, {})
@@ -64,7 +64,7 @@ def test_a_parameter_read_twice_gets_the_sum() -> None:
     np.testing.assert_allclose(got, 2 * value * s + value**2 * s * (1 - s))
 
 
-def test_nodes_in_the_middle_may_be_parameters() -> None:
+def test_inner_nodes_can_be_parameters() -> None:
     x = feed("x", (2,))
     hidden = scale(x, factor=3.0)
     loss = sum_to(mul(hidden, hidden), shape=())
@@ -74,24 +74,24 @@ def test_nodes_in_the_middle_may_be_parameters() -> None:
     np.testing.assert_allclose(at_x, [18, 36])
 
 
-def test_no_influence_no_entry_and_no_zeros() -> None:
+def test_parameter_without_influence_has_no_gradient() -> None:
     x, loss = x_and_loss()
     other = variable("w", (5,))
     assert set(backward(loss, [x, other])) == {x}
 
 
-def test_the_loss_itself() -> None:
+def test_gradient_of_the_loss_by_itself_is_one() -> None:
     x = feed("x", ())
     assert evaluate([backward(x, [x])[x]], {"x": np.array(4.0)}, {})[0] == 1.0
 
 
-def test_the_loss_must_be_a_scalar() -> None:
+def test_loss_that_is_no_scalar_is_refused() -> None:
     x = feed("x", (2,))
     with pytest.raises(ValueError, match=r"scalar.*silu.*\[2\]"):
         backward(silu(x), [x])
 
 
-def test_an_op_without_a_rule_is_named() -> None:
+def test_op_without_a_gradient_rule_is_named() -> None:
     x = feed("x", (2, 3))
     y = OPS["rms_norm_back"](x, x, eps=1e-5)
     with pytest.raises(ValueError, match=r"rms_norm_back.*no gradient"):
@@ -100,14 +100,14 @@ def test_an_op_without_a_rule_is_named() -> None:
     assert backward(sum_to(add(y, const(0.0)), shape=()), [feed("z", ())]) == {}
 
 
-def test_a_wrong_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_of_a_wrong_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OPS["silu"], "vjp_rule", lambda g, y, x: (sum_to(g, shape=()),))
     x, loss = x_and_loss()
     with pytest.raises(ValueError, match=r"gradient of silu .*shape \(\)"):
         backward(loss, [x])
 
 
-def test_linear_in_the_size_of_the_graph() -> None:
+def test_backward_is_linear_in_the_graph() -> None:
     """Ten thousand nodes, each read twice: quadratic or recursive work would not end."""
     x = y = feed("x", (1,))
     for _ in range(5000):

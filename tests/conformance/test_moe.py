@@ -62,7 +62,7 @@ def device(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]
 
 
 @pytest.mark.parametrize("op", ON_DEVICES)
-def test_every_case_has_a_kernel(op: str, device: OpenCLBackend | VulkanBackend) -> None:
+def test_moe_cases_have_kernels(op: str, device: OpenCLBackend | VulkanBackend) -> None:
     cases = list(problems(op))
     assert len(cases) >= len(OPS[op].cases)
     if device.shape.name == "simt":  # lavapipe compiles a kernel of GPUs for a second: a type of each kind
@@ -72,7 +72,7 @@ def test_every_case_has_a_kernel(op: str, device: OpenCLBackend | VulkanBackend)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0", "mxfp4", "q4_k", "q6_k"])
-def test_a_row_does_not_depend_on_its_batch(
+def test_moe_rows_are_batch_invariant(
     dtype: str, device: OpenCLBackend | VulkanBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone its experts have a row each, and in company many, which are other kernels; places move

@@ -25,7 +25,7 @@ def backend(request: pytest.FixtureRequest, open_device: Callable[[str], Backend
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OPS if OPS[name].cases))
-def test_op_agrees_with_its_reference(name: str, backend: Backend) -> None:
+def test_op_matches_its_reference(name: str, backend: Backend) -> None:
     outcomes = [run(problem, [backend]) for problem in problems(name)]
     wrong = [f"{o.case}: {o.detail} (error {o.error:.2g})" for o in outcomes if o.status not in (OK, UNSUPPORTED)]
     assert not wrong, "\n".join([f"{len(wrong)} of {len(outcomes)} cases of {name} are wrong:", *wrong])

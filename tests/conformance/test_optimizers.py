@@ -52,7 +52,7 @@ def one_step(decays: bool, optimizer: str, g: list[float]) -> Any:
 
 
 @pytest.mark.parametrize("decays", [True, False])
-def test_first_steps_in_closed_form(decays: bool) -> None:
+def test_first_optimizer_steps_match_the_closed_form(decays: bool) -> None:
     """The first step of Adam moves by the rate against the gradient's sign, whatever its size;
     decay is apart.
     """
@@ -63,7 +63,7 @@ def test_first_steps_in_closed_form(decays: bool) -> None:
     np.testing.assert_allclose(one_step(decays, "sgd", [0.5, -4.0, 0.0]), wanted, rtol=1e-6)
 
 
-def test_the_first_step_is_1() -> None:
+def test_optimizer_step_0_is_refused() -> None:
     with pytest.raises(ValueError, match="step 0"):
         adamw_params(0, RATE)
 
@@ -108,14 +108,14 @@ def product(threads: int, optimizer: str, n_steps: int) -> tuple[list[float], by
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_product_is_fitted_the_same_on_any_number_of_threads(optimizer: str) -> None:
+def test_optimizer_is_deterministic_over_threads(optimizer: str) -> None:
     losses, after = product(1, optimizer, 400)
     assert losses[-1] < 5e-3 * losses[0]
     assert product(2, optimizer, 400) == (losses, after)
 
 
 @pytest.mark.parametrize(("optimizer", "n", "bound"), [("adamw", 600, 1e-2), ("sgd", 8000, 5e-2)])
-def test_a_line_is_fitted(optimizer: str, n: int, bound: float) -> None:
+def test_optimizer_fits_a_line(optimizer: str, n: int, bound: float) -> None:
     """y = 1.2 x + 3.4 with noise, 201 points in [-100, 100], as llama.cpp's test-opt has it."""
     rng, backend = np.random.default_rng(1234567), CPUBackend(1)
     x = np.arange(-100, 101, dtype=np.float32)[:, None]
@@ -147,7 +147,7 @@ def test_a_line_is_fitted(optimizer: str, n: int, bound: float) -> None:
     backend.close()
 
 
-def test_accumulated_batches_are_one_big_batch() -> None:
+def test_accumulated_batches_equal_one_big_batch() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
 
@@ -199,7 +199,7 @@ def test_clipping_bounds_the_norm_of_all_gradients(norm: float, limit: float) ->
     session.close()
 
 
-def test_the_gradient_of_a_softmax_through_its_logarithm() -> None:
+def test_softmax_gradient_through_log() -> None:
     """Σ ln(softmax · (1 − eps) + eps): the sum of a softmax itself is constant and would prove
     nothing.
     """
@@ -214,8 +214,8 @@ def test_the_gradient_of_a_softmax_through_its_logarithm() -> None:
     assert np.abs(evaluate([backward(plain, [x])[x]], {"x": value}, {})[0]).max() < 1e-15
 
 
-def test_a_difference_is_its_own_loss() -> None:
-    """Gradients of Σ (a − b)², b broadcast: twice the difference, summed over what was broadcast."""
+def test_squared_difference_gradient() -> None:
+    """Gradients of Σ (a − b)², b broadcast: 2 · (a − b), summed over the broadcast axes."""
     a, b = feed("a", (4, 3)), feed("b", (3,))
     d = sub(a, b)
     gradients = backward(sum_to(mul(d, d), shape=()), [a, b])

@@ -66,7 +66,9 @@ def continued(engine: Engine, prompt: list[int], n_more: int) -> list[int]:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
-def test_greedy_text(placement: PlacementOptions, devices: tuple[str, ...], shared_data: Path) -> None:
+def test_greedy_text_is_the_same_on_any_placement(
+    placement: PlacementOptions, devices: tuple[str, ...], shared_data: Path
+) -> None:
     expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
     options = EngineOptions(512, 1, 64, type_k="f32", type_v="f32", devices=devices, placement=placement)
     engine = Engine(shared_data / "models" / "stories260K.gguf", options)
@@ -78,7 +80,7 @@ def test_greedy_text(placement: PlacementOptions, devices: tuple[str, ...], shar
     engine.close()
 
 
-def test_a_plan_tells_who_has_what(
+def test_plan_lists_layers_of_each_device(
     devices: tuple[str, ...], shared_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(shared_data / "models" / "stories260K.gguf")

@@ -108,7 +108,7 @@ def sampling(seed: int, n_vocab: int, *, greedy: bool) -> tuple[list[Tensor], di
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_of_every_architecture(name: str, devices: list[Backend]) -> None:
+def test_steps_on_random_placements_match_float64(name: str, devices: list[Backend]) -> None:
     """A prompt in two parts and a token more, each with a chain of samplers of its own."""
     path = MODELS / f"arch-{name}.gguf"
     if not path.exists():
@@ -145,7 +145,7 @@ def test_steps_of_every_architecture(name: str, devices: list[Backend]) -> None:
         model.gguf.close()
 
 
-def test_texts_of_an_encoder(devices: list[Backend], tmp_path: Path) -> None:
+def test_encoder_on_random_placements_matches_float64(devices: list[Backend], tmp_path: Path) -> None:
     path = write(tmp_path / "bert.gguf", tensors())
     rng = np.random.default_rng(3)
     feeds = {

@@ -3,5 +3,5 @@
 from logitless.cli.commands import support
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_support_page_is_up_to_date() -> None:
     assert support.PAGE.read_text(encoding="utf-8") == support.page(), "run scripts/support"

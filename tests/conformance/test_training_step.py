@@ -197,7 +197,7 @@ def kernels_of(session: Session, fetches: list[Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *MADE_UP])
 def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path) -> None:
-    """In float64, along one random direction through all weights at once, and each kind of weight
+    """Slopes in float64 along one random direction through all weights; each kind of weight
     has one.
     """
     path = shared_data / "models" / f"arch-{name}.gguf"
@@ -234,7 +234,7 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-F32", "gemma4"])
-def test_gradients_through_the_cache_are_those_without_it(name: str, shared_data: Path, tmp_path: Path) -> None:
+def test_gradients_through_the_cache_match_those_without_it(name: str, shared_data: Path, tmp_path: Path) -> None:
     """A prompt written into pages and attended to there, against the same tokens as a training
     batch.
     """
@@ -261,7 +261,7 @@ def test_gradients_through_the_cache_are_those_without_it(name: str, shared_data
     trained.session.close()
 
 
-def test_adapters_get_gradients_and_frozen_weights_do_not(shared_data: Path) -> None:
+def test_adapters_get_gradients_frozen_weights_do_not(shared_data: Path) -> None:
     trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([CPUBackend(1)]))
     rng, rank = np.random.default_rng(3), 2
     values, adapters = dict(trained.values), {}
@@ -300,7 +300,7 @@ def test_adapters_get_gradients_and_frozen_weights_do_not(shared_data: Path) -> 
     trained.session.close()
 
 
-def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
+def test_training_steps_match_the_oracle(shared_data: Path) -> None:
     """Two clipped AdamW steps in one plan, against the same graph in float64; moments take twice
     the weights' bytes.
     """

@@ -77,7 +77,7 @@ def test_memory_grows_with_the_root_of_the_layers() -> None:
     assert checkpointed[64] < plain[64] / 3
 
 
-# with 18 it says 1.5 layers, and which whole number is better packing decides
+# 18 layers give 1.5, and packing decides which whole number is better
 @pytest.mark.parametrize("n", [16, 32])
 def test_chosen_segment_needs_the_least_memory(n: int) -> None:
     session = Session([CPUBackend(1)])

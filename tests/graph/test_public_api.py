@@ -1,4 +1,4 @@
-"""The public face of the graph: examples of its docstring, on every device, and errors of one line."""
+"""The public face of the graph: docstring examples, every device, errors of one line."""
 
 from __future__ import annotations
 

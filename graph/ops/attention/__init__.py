@@ -1,1 +1,1 @@
-"""Attention ops: attention scores over the paged KV cache, causal attention, MLA, attention sinks."""
+"""Attention ops: paged attention over the KV cache, causal attention, MLA, attention sinks."""

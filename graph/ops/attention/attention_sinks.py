@@ -52,14 +52,14 @@ def _(
     scale: float,
     window: int = 0,
 ) -> tuple[Shape, str]:
-    require(sinks.shape == q.shape[1:2] and sinks.dtype == "f32", "attention_sinks", "wants sinks (H,)", q, sinks)
+    require(sinks.shape == q.shape[1:2] and sinks.dtype == "f32", "attention_sinks", "expected sinks (H,)", q, sinks)
     return attention.shape_rule(q, k, v, tables, slot, pos, scale=scale, window=window)
 
 
 def _windows(
     q: Array, k: Array, start: Array, sinks: Array, length: int, scale: float, window: int
 ) -> Iterator[tuple[slice, int, int, Array, Array]]:
-    """For each window and head: rows, head, key head, attention weights (T, T), the sink's (T,)."""
+    """Rows, head, key head, attention weights (T, T) and sink weights (T,) of each window's heads."""
     at = np.arange(length)
     for i in range(0, len(q), length):
         rows = slice(i, i + length)
@@ -89,7 +89,7 @@ def causal_attention_sinks(
 def _(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, length: int, scale: float, window: int = 0
 ) -> tuple[Shape, str]:
-    require(sinks.shape == q.shape[1:2], "causal_attention_sinks", "wants sinks (H,)", q, sinks)
+    require(sinks.shape == q.shape[1:2], "causal_attention_sinks", "expected sinks (H,)", q, sinks)
     return causal_attention.shape_rule(q, k, v, start, length=length, scale=scale, window=window)
 
 

@@ -163,7 +163,7 @@ def attention(
 def visible_cells(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
 ) -> Iterator[tuple[int, int, Array, Array]]:
-    """For each token and query head: the visible keys and values of its sequence, (n, D) each."""
+    """Token, query head, visible keys and values (n, D) of its sequence, for all tokens and heads."""
     group = q.shape[1] // k.shape[1]
     for t in range(q.shape[0]):
         p = int(pos[t])

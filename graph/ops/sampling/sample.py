@@ -138,14 +138,14 @@ def _(
         (list_value, "f32", list_id.shape),
         (slot, "i32", (rows,)),
     ]
-    require((mask is None) == (mask_row is None), "sample", "wants both mask and mask_row, or none", *src)
+    require((mask is None) == (mask_row is None), "sample", "expected both mask and mask_row, or none", *src)
     if mask is not None and mask_row is not None:
         expected += [
             (mask, "u32", (mask.shape[0], -(-logits.shape[-1] // 32))),
             (mask_row, "i32", (rows,)),
         ]
     for t, dtype, shape in expected:
-        require(t.dtype == dtype and t.shape == shape, "sample", f"wants a source of {dtype}{list(shape)}", t)
+        require(t.dtype == dtype and t.shape == shape, "sample", f"expected a source of {dtype}{list(shape)}", t)
     require(n_probs >= 0, "sample", "n_probs must not be negative", *src)
     return (rows, 1 if n_probs == 0 else 3 + 2 * n_probs), "i32"
 
@@ -178,9 +178,11 @@ def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
 @log_probs.shape
 def _(logits: Tensor, ids: Tensor, targets: Tensor, n: int) -> tuple[Shape, str]:
     rows = logits.shape[0]
-    require(len(logits.shape) == 2 and logits.dtype == "f32", "log_probs", "wants logits (R, V) of f32", logits)
-    require(ids.dtype == "i32" and ids.shape[0] == rows and len(ids.shape) == 2, "log_probs", "wants ids (R, W)", ids)
-    require(targets.dtype == "i32" and targets.shape == (rows,), "log_probs", "wants targets (R,) i32", targets)
+    require(len(logits.shape) == 2 and logits.dtype == "f32", "log_probs", "expected logits (R, V) of f32", logits)
+    require(
+        ids.dtype == "i32" and ids.shape[0] == rows and len(ids.shape) == 2, "log_probs", "expected ids (R, W)", ids
+    )
+    require(targets.dtype == "i32" and targets.shape == (rows,), "log_probs", "expected targets (R,) i32", targets)
     return (rows, 1 + 2 * n), "f32"
 
 

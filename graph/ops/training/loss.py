@@ -69,7 +69,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
 @cross_entropy.shape
 def _(logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
     ok = len(logits.shape) == 2 and targets.shape == logits.shape[:1] and targets.dtype == "i32"
-    require(ok, "cross_entropy", "wants logits (R, V) and ids (R,) of i32", logits, targets)
+    require(ok, "cross_entropy", "expected logits (R, V) and ids (R,) of i32", logits, targets)
     return targets.shape, logits.dtype
 
 
@@ -88,7 +88,7 @@ def cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
 
 @cross_entropy_back.shape
 def _(g: Tensor, logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
-    require(g.shape == targets.shape, "cross_entropy_back", "wants a gradient for each row", g, logits, targets)
+    require(g.shape == targets.shape, "cross_entropy_back", "expected a gradient for each row", g, logits, targets)
     return logits.shape, logits.dtype
 
 
@@ -120,7 +120,7 @@ def soft_cross_entropy(logits: Array, targets: Array) -> Array:
 @soft_cross_entropy.shape
 def _(logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
     ok = len(logits.shape) == 2 and targets.shape == logits.shape
-    require(ok, "soft_cross_entropy", "wants logits (R, V) and targets of the same shape", logits, targets)
+    require(ok, "soft_cross_entropy", "expected logits (R, V) and targets of the same shape", logits, targets)
     return logits.shape[:1], logits.dtype
 
 
@@ -138,7 +138,7 @@ def soft_cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
 @soft_cross_entropy_back.shape
 def _(g: Tensor, logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
     ok = g.shape == logits.shape[:1] and targets.shape == logits.shape
-    require(ok, "soft_cross_entropy_back", "wants a gradient for each row", g, logits, targets)
+    require(ok, "soft_cross_entropy_back", "expected a gradient for each row", g, logits, targets)
     return logits.shape, logits.dtype
 
 

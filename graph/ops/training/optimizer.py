@@ -54,7 +54,7 @@ def _(
     w: Tensor, m: Tensor, v: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True
 ) -> tuple[Shape, str]:
     require(w.shape == m.shape == v.shape == g.shape, "adamw_step", "shapes disagree", w, m, v, g)
-    require(params.shape == (N_ADAMW,) and factor.shape == (), "adamw_step", "wants params (9,)", params, factor)
+    require(params.shape == (N_ADAMW,) and factor.shape == (), "adamw_step", "expected params (9,)", params, factor)
     return w.shape, w.dtype
 
 
@@ -83,7 +83,7 @@ def sgd_step(w: Array, g: Array, params: Array, factor: Array, *, decays: bool =
 @sgd_step.shape
 def _(w: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True) -> tuple[Shape, str]:
     require(w.shape == g.shape, "sgd_step", "shapes disagree", w, g)
-    require(params.shape == (N_SGD,) and factor.shape == (), "sgd_step", "wants params (2,)", params, factor)
+    require(params.shape == (N_SGD,) and factor.shape == (), "sgd_step", "expected params (2,)", params, factor)
     return w.shape, w.dtype
 
 
@@ -160,7 +160,7 @@ def norm_of_sums(*sums: Array) -> Array:
 
 @norm_of_sums.shape
 def _(*sums: Tensor) -> tuple[Shape, str]:
-    require(bool(sums), "norm_of_sums", "wants at least one source")
+    require(bool(sums), "norm_of_sums", "expected at least one source")
     return (), "f32"
 
 
@@ -171,7 +171,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def clip_factor(norm: Array, limit: Array) -> Array:
-    """The factor that clips a norm: limit / norm above the limit, else 1; limit ≤ 0: no clipping."""
+    """Factor that clips a norm: limit / norm above the limit, else 1; limit ≤ 0: no clipping."""
     return np.where((limit > 0) & (norm > limit), limit / norm, 1.0)
 
 

@@ -72,7 +72,7 @@ def lend() -> Iterator[Callable[..., Lender]]:
 def test_rpc_device_matches_llama_cpp_and_falls_back_when_the_server_dies(
     lend: Callable[..., Lender], shared_data: Path, n_layers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ran fails; what comes next is done by the devices that are left."""
+    """The current run fails; later ones use the remaining devices."""
     links: list[socket.socket] = []
     serve = rpc.serve
     monkeypatch.setattr(rpc, "serve", lambda sock, *rest: (links.append(sock), serve(sock, *rest))[1])
@@ -216,7 +216,7 @@ def test_bad_messages_end_the_connection(
 
 
 def test_damaged_messages_do_no_harm(lend: Callable[..., Lender]) -> None:
-    """Parts of what a client says are changed, doubled and left out; memory comes back each time."""
+    """Messages are changed, doubled and left out at random; memory is freed each time."""
     lender = lend(NumpyBackend, nbytes=MIB)
     x, rng = feed("x", (2, 3)), random.Random(4)
     y = silu(x)

@@ -212,7 +212,7 @@ def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
 
 
 def shares(t: Tensor, source: Tensor, *others: Tensor) -> bool:
-    """Whether t took over the memory of the source, where t and the others are fetched."""
+    """True when t took over the memory of the source; t and the others are fetched."""
     plan = lay_out([t, *others])[1]
     return plan.offsets[t] == plan.offsets[plan.owners[source][0]]
 

@@ -94,7 +94,7 @@ def test_one_transfer_serves_all_readers() -> None:
 
 
 def test_feeds_and_their_aliases_need_no_transfer() -> None:
-    """They are uploaded to every backend that reads them."""
+    """Feeds are uploaded to every backend that reads them."""
     pair = two("silu")
     x = feed("x", (3, 4))
     row = slice_rows(reshape(x, shape=(6, 2)), start=2, stop=4)
@@ -319,7 +319,7 @@ class Refusing:
 def test_llama_on_any_split_keeps_its_bits(
     tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend, refused: list[set[str]]
 ) -> None:
-    """The same kernels in any number of pieces give the same bits, and those are near the oracle's
+    """Kernels in any number of segments give the same bits, near the oracle's
     values.
     """
     whole = Tiny.open(tiny, [cpu]).logits()

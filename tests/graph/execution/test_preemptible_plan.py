@@ -52,7 +52,7 @@ def test_preemptible_plan_can_stop_at_every_part(make: Callable[[], Backend]) ->
 def test_parts_are_cut_by_their_duration(
     monkeypatch: pytest.MonkeyPatch, most: float, n_parts: tuple[int, int]
 ) -> None:
-    """In the middle of a node where one takes too long, to the same bits; short ones are joined."""
+    """Long nodes are cut in the middle, short ones are joined; the bits stay."""
     monkeypatch.setattr("logitless.graph.execution.preemptible_plan.MAX_PART_SECONDS", most)
     backend = CPUBackend(2)
     session = Session([backend])
@@ -78,7 +78,7 @@ def test_parts_are_cut_by_their_duration(
 
 
 def test_spare_core_leaves_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none that the backend leaves anyway; to the same bits."""
+    """One core is spared unless the pool leaves one anyway; the bits stay."""
     x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
 
     def chain() -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What nodes cost, against numbers worked by hand, and plans with a clock."""
+"""Profiled plans time every node and keep the bits."""
 
 from __future__ import annotations
 

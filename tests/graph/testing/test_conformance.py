@@ -144,7 +144,7 @@ def test_difference() -> None:
 
 
 def test_every_module_of_ops_is_registered() -> None:
-    """In a process of its own: other tests have imported ops."""
+    """A fresh process registers all ops; other tests here have imported some."""
     script = """
 import sys
 from logitless.graph.testing.conformance import register_all
