@@ -1,4 +1,4 @@
-"""Moving cells of the paged memory: values as they are, keys turned to their new positions."""
+"""Moves of token slots in the KV cache: values unchanged, keys with RoPE of their new positions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from logitless.models.hparams.hparams import Hparams
 
 
 def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) -> list[Tensor]:
-    """The caches after cells `from` have gone to `to`, `turn` positions further on (feeds (n_cells,) i32 each).
+    """The caches after token slots `from` moved to `to`, `turn` positions further on (inputs
+    (n_cells,) i32 each).
 
-    All are read before any is written. This is llama.cpp's K-shift: keys are rotated once more, in f32, and rounded to
-    the cache's type again.
+    All are read before any is written. This is llama.cpp's K-shift: keys are rotated in f32 and
+    rounded to the cache's type again.
     """
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     far, near = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)

@@ -1,4 +1,4 @@
-"""What layers keep on the device, by number: pages of 16 tokens each, found by tables, or states of sequences."""
+"""Pools on the device: KV pages of 16 tokens, found by page tables, and recurrent state rows."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from logitless.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Pool:
-    """`n` of what some layers keep; all layers have what belongs together under the same number."""
+    """`n` entries of some layers' caches; an entry has the same index in all layers."""
 
     layers: Mapping[int, list[Tensor]]  # (n, …) each
     n: int
 
     @cached_property
     def caches(self) -> list[Tensor]:
-        """Layer by layer."""
+        """Caches, layer by layer."""
         return [cache for caches in self.layers.values() for cache in caches]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of one of all layers."""
+        """Bytes of one entry in all layers."""
         return sum(size for _, size in self._parts)
 
     @cached_property
     def _parts(self) -> list[tuple[str, int]]:
-        """Of one, in the order of its bytes: states, and how many bytes they have of it."""
+        """Variable and bytes per entry of each cache, in the order of an entry's bytes."""
         return [(t.name, t.nbytes // t.shape[0]) for t in self.caches]
 
     def read(self, session: Session, i: int) -> Bytes:
-        """A copy of number i, layer by layer, as the device keeps it."""
+        """A copy of entry i, layer by layer, in the device's layout."""
         data, at = np.empty(self.nbytes, np.uint8), 0
         to = data.data
         for name, size in self._parts:
@@ -49,7 +49,7 @@ class Pool:
         return data
 
     def write(self, session: Session, i: int, data: Bytes) -> None:
-        """Overwrite number i with what `read` gave."""
+        """Overwrite entry i with bytes from `read`."""
         source, at = data.data, 0
         for name, size in self._parts:
             if (seen := session.host_view(name)) is not None:
@@ -61,11 +61,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class PagePool(Pool):
-    """Pages: of each layer keys (n, H_kv, D, 16) and values (n, H_kv, 16, D), or rows that are both. Which pages a
-    sequence has says its row of `tables`."""
+    """KV pages: keys (n, H_kv, D, 16) and values (n, H_kv, 16, D) of each layer, or MLA rows.
+    `tables` has each slot's pages."""
 
     tables: Tensor  # (S, pages per table) i32
 
     def copied(self, pairs: Tensor) -> list[Tensor]:
-        """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
+        """The caches after page copies; pairs (C, 2) i32: (from, to)."""
         return [copy_pages(cache, pairs) for cache in self.caches]

@@ -1,4 +1,4 @@
-"""A model as one request wants it: with the weights and adapters of its choice, on a session that others use too."""
+"""Adapted model: a model with the finetune and LoRA adapters of one request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from logitless.models.model import Model
 
 @dataclass(frozen=True)
 class AdaptedModel:
-    """`model(n)` is for n rows, `feeds(n)` what it wants besides their tokens; `name` tells its graphs from those of
-    other choices."""
+    """`model(n)` is the model for n rows, `feeds(n)` the inputs that it needs besides tokens;
+    `name` tells its graphs from those of other adapters."""
 
     session: Session
     model: Callable[[int], Model]

@@ -1,4 +1,4 @@
-"""Other weights for a model's own graph: whole finetunes of it, held beside it and chosen by handle."""
+"""Full finetunes beside a model: other weights for the same graph, by handle."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from logitless.models.weights.weights import Weights, check_weights, define_weig
 
 
 class FullFinetunes:
-    """Weights by handle; 0 is the model's own. Handles are never used again. What a file has byte for byte as the
-    model's is not held twice."""
+    """Finetuned weights by handle; 0 is the model's own. Handles are never reused. Tensors with
+    the same bytes as the model's are shared with it."""
 
     def __init__(self, session: Session, base: Model, gguf: GGUFFile, block: str = "") -> None:
-        """`block`: the model's file of models/gguf/mtp_file.py, for finetunes that were made before it came."""
+        """`block`: the model's MTP file (models/gguf/mtp_file.py), for finetunes without the
+        block."""
         self._session, self._base, self._gguf, self._block = session, base, gguf, block
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}  # the names are of its own states
         self._digests: dict[int, str] = {}  # of those that are here or remembered
         self._next = 1
 
     def put(self, path: str | Path) -> int:
-        """Make a file's weights known; they are read at first use. ModelFileError for one of another model."""
+        """Add a file's weights; they are read at first use. ModelFileError for one of another
+        model."""
         gguf = GGUFFile.open(path)
         try:
             digest = _digest(gguf)
@@ -64,7 +66,7 @@ class FullFinetunes:
         return replace(self._base, weights=weights, nextn=own if block is not None else None), names
 
     def digest(self, handle: int) -> str:
-        """What its weights hash to, in any process."""
+        """Digest of a finetune, the same in every process."""
         return self._digests[handle]
 
     def model(self, handle: int) -> Model:
@@ -74,7 +76,7 @@ class FullFinetunes:
         return handle in self._sets
 
     def keep(self, handles: Iterable[int], remembered: Iterable[int] = ()) -> None:
-        """Give up the memory of all weights but these; `remembered`: others whose digests somebody may ask for."""
+        """Free all weights but these; `remembered`: others whose digests are still needed."""
         for handle in self._sets.keys() - set(handles):
             gguf, _, names = self._sets.pop(handle)
             self._session.delete(names)
@@ -83,7 +85,7 @@ class FullFinetunes:
         self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}
 
     def move_to(self, session: Session, base: Model) -> None:
-        """The same weights in another session, where a device was lost."""
+        """Define the same weights in another session, after a device was lost."""
         self._session, self._base = session, base
         for handle, (gguf, _, _) in list(self._sets.items()):
             self._sets[handle] = (gguf, *self._define(handle, gguf, base.hparams))
@@ -95,7 +97,7 @@ class FullFinetunes:
 
 
 def digest_of(path: str | Path) -> str:
-    """What the weights in a file hash to. OSError and ModelFileError for one that cannot be read."""
+    """Digest of a file's weights. OSError and ModelFileError for one that cannot be read."""
     gguf = GGUFFile.open(path)
     try:
         return _digest(gguf)

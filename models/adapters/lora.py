@@ -1,9 +1,5 @@
-"""Low-rank adapters (Hu et al., 2021): W x becomes W x + scale · (alpha / r) · B (A x), in llama.cpp's GGUF format.
-
-A file holds, for a weight X of the model, `X.lora_a` (r, n_in) and `X.lora_b` (n_out, r); for the token embedding A is
-(n_vocab, r), its rows looked up, and B (n_embd, r). The vector of a norm is one row, so B is (1, r); llama.cpp loads
-such a pair and does not use it. `adapter.lora.alpha` 0 or missing stands for alpha = r.
-"""
+"""LoRA adapters (Hu et al., 2021) in llama.cpp's GGUF format: W x becomes W x + scale · (alpha /
+r) · B (A x)."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ log = logging.getLogger("logitless.lora")
 
 @dataclass(frozen=True)
 class Pair:
-    """A (r, n_in) and B (n_out, r) of one weight; of the token embedding A is (n_vocab, r)."""
+    """A (r, n_in) and B (n_out, r) of one weight; the token embedding's A is (n_vocab, r)."""
 
     a: F32
     b: F32
@@ -43,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Pairs by the *graph's* weight names: fused matrices of a file are taken apart as the weights are."""
+    """Pairs by the graph's weight names, which split a file's fused matrices."""
 
     pairs: Mapping[str, Pair]
     alpha: float = 0.0  # 0: each pair's rank
@@ -55,7 +51,7 @@ class Adapter:
 
     @property
     def digest(self) -> str:
-        """Hex digits of all its numbers: what tells two adapters apart."""
+        """Hex digest of all numbers."""
         digest = blake2b(digest_size=16)
         for name, pair in sorted(self.pairs.items()):
             digest.update(f"{name} {pair.a.shape} {pair.b.shape} {self.factor(name)!r} ".encode())
@@ -69,7 +65,7 @@ class Adapter:
 
 
 def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
-    """An adapter for this model. ModelFileError says what does not fit."""
+    """Read an adapter of this model. ModelFileError names the tensor that does not fit."""
     with GGUFFile.open(path) as gguf:
         kind = gguf.metadata.get("general.type"), gguf.metadata.get("adapter.type")
         if kind != ("adapter", "lora"):
@@ -155,7 +151,7 @@ def _taken_apart(source: str, whole: Pair, declared: Mapping[str, TensorSlice]) 
 
 
 def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams, name: str = "") -> None:
-    """In the form that llama.cpp loads."""
+    """Write an adapter that llama.cpp can load."""
     keys: dict[str, Key] = {
         "general.type": text("adapter"),
         "adapter.type": text("lora"),
@@ -174,7 +170,7 @@ def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams
 
 
 def _with_one_alpha(adapter: Adapter) -> Adapter:
-    """The same with an alpha for all ranks, as a file has it."""
+    """The adapter with one alpha for all ranks, as files have it."""
     if adapter.alpha:
         return adapter
     rank = adapter.rank
@@ -183,7 +179,8 @@ def _with_one_alpha(adapter: Adapter) -> Adapter:
 
 
 def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
-    """Pairs by the file's tensor names. The pairs of a fused matrix become one: A stacked, B in blocks."""
+    """Pairs by the file's tensor names; those of a fused matrix become one, with A stacked and B
+    block-diagonal."""
     declared = check_weights(base, h)
     groups: dict[str, list[tuple[TensorSlice, Pair]]] = {}
     for name, pair in adapter.pairs.items():

@@ -1,4 +1,4 @@
-"""A model with adapters merged into its weights: W + scale · (alpha / r) · B A."""
+"""Merge of LoRA adapters into a model file: W + scale · (alpha / r) · B A."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from logitless.models.quantization.requantize import requantized_type
 
 
 def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
-    """Write the merged model; every tensor keeps its type, but one that changed the type that it is held as, if its own
-    is only read. Returns the names of the tensors that changed.
+    """Write the merged model; returns the names of the changed tensors. Tensors keep their type; a
+    changed one of a read-only type gets the type that it is requantized to.
 
-    ModelFileError for a type that we cannot write, and for an adapter of an embedding that is the output matrix too.
+    ModelFileError for a type that cannot be written, and for an adapter of a tied embedding.
     """
     changes: dict[str, list[tuple[Pair, float]]] = {}
     for adapter, scale in adapters:

@@ -1,4 +1,5 @@
-"""LoRA adapters of one model, stacked on the device (S-LoRA, Punica), so that one plan serves every mix.
+"""LoRA adapters of one model, stacked on the device (S-LoRA, Punica), so that one plan serves every
+mix.
 
 An adapter of rank r has r columns of the stack. A row of the batch has its adapters' scales in
 their columns and 0 elsewhere. Products are summed over the columns in order, and adding zeros
@@ -26,9 +27,7 @@ LEAST_COLUMNS = 16
 
 
 class Choice(NamedTuple):
-    """What a sequence is computed with: weights (logitless.models.adapters.full_finetunes; 0: the model's own) and
-    adapters.
-    """
+    """The weights of a sequence: a full finetune (0: none) and LoRA adapters."""
 
     weights: int = 0
     mix: Mix = ()
@@ -38,7 +37,7 @@ BASE = Choice()
 
 
 class StackedLora:
-    """Adapters by handle. A handle is never used again, so whoever holds one knows exactly which weights it means."""
+    """Adapters by handle. Handles are never reused, so one always means the same weights."""
 
     def __init__(self, session: Session, declared: Mapping[str, TensorSlice]) -> None:
         self._session, self._declared = session, declared
@@ -52,8 +51,8 @@ class StackedLora:
         self._next = 1
 
     def put(self, adapter: Adapter, mix: Mix = ()) -> int:
-        """Bring an adapter to the device, so that it follows a mixture. ValueError for one with numbers that are not
-        finite."""
+        """Load an adapter into columns after those of `mix`. ValueError for one with numbers
+        that are not finite."""
         for name, given in adapter.pairs.items():
             with np.errstate(over="ignore"):
                 scaled = given.b * np.float32(adapter.factor(name))
@@ -81,23 +80,24 @@ class StackedLora:
         return handle
 
     def keep(self, handles: Iterable[int], remembered: Iterable[int] = ()) -> None:
-        """Give up the columns of all adapters but these; `remembered`: others whose digests somebody may ask for."""
+        """Free the columns of all adapters but these; `remembered`: others whose digests are
+        still needed."""
         wanted = set(handles)
         self._columns = {handle: columns for handle, columns in self._columns.items() if handle in wanted}
         known = self._columns.keys() | set(remembered)
         self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}
 
     def digests(self, mix: Mix) -> tuple[tuple[str, float], ...]:
-        """(what its numbers hash to, its scale) of each adapter of a mixture: together they say which bits it gives, in
-        any process."""
+        """(digest, scale) of each adapter of a mix, which identify its bits in any process."""
         return tuple((self._digests[handle], scale) for handle, scale in mix)
 
     def follows(self, handle: int, mix: Mix) -> bool:
-        """Whether an adapter is here, and may be added at the end of a mixture."""
+        """True if an adapter is loaded, in columns after those of `mix`."""
         return handle in self._columns and self._behind(mix) <= self._columns[handle].start
 
     def is_fragmented(self, rank: int, mix: Mix) -> bool:
-        """Whether there are columns enough for one more adapter, but none in a row behind a mixture."""
+        """True if enough columns are free for an adapter, but none of them contiguous after
+        `mix`."""
         used = sum(len(columns) for columns in self._columns.values())
         return self._room(rank, self._behind(mix)) is None and used + rank <= self.n_columns // 2
 
@@ -105,7 +105,7 @@ class StackedLora:
         return handle in self._columns
 
     def row_scales(self, rows: Sequence[Mix], n_rows: int) -> F32:
-        """(n_rows, n_columns): the rows' mixtures, and zeros after them."""
+        """LoRA scales (n_rows, n_columns) of the rows; 0 for other adapters and padding rows."""
         out = np.zeros((n_rows, self.n_columns), np.float32)
         for mix in set(rows):
             which = [i for i, row in enumerate(rows) if row == mix]
@@ -115,16 +115,16 @@ class StackedLora:
         return out
 
     def move_to(self, session: Session) -> None:
-        """The same adapters in another session, where a device was lost."""
+        """Define the same adapters in another session, after a device was lost."""
         self._session = session
         self.pairs = self._states(self._host, self.generation, {})
 
     def _behind(self, mix: Mix) -> int:
-        """The first column behind a mixture."""
+        """First column after those of a mix."""
         return self._columns[mix[-1][0]].stop if mix else 0
 
     def _room(self, n: int, first: int) -> range | None:
-        """The first n free columns in a row, from one on."""
+        """The first n contiguous free columns from `first` on."""
         used = {c for columns in self._columns.values() for c in columns}
         for start in range(first, self.n_columns - n + 1):
             if not any(c in used for c in range(start, start + n)):
@@ -132,8 +132,8 @@ class StackedLora:
         return None
 
     def _grow(self, adapter: Adapter, first: int) -> None:
-        """States for more columns or more weights. Those in use keep their columns. An error changes nothing: what runs
-        goes on with the old ones."""
+        """Define variables with more columns or more weights; loaded adapters keep their
+        columns. On an error the old ones stay."""
         last = max((columns.stop for columns in self._columns.values()), default=0)
         n_columns = max(self.n_columns, LEAST_COLUMNS)
         if self._room(adapter.rank, first) is None:
@@ -147,7 +147,7 @@ class StackedLora:
         self.generation += 1
 
     def _widened(self, name: str, n_columns: int) -> tuple[F32, F32]:
-        """What the device holds of a matrix, with zeros in the other columns."""
+        """A matrix's stacked A and B, with zeros in the new columns."""
         n_out, n_in = matrix_shape(self._declared[name].shape)
         embedding = name == EMBEDDING
         a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
@@ -161,8 +161,8 @@ class StackedLora:
     def _states(
         self, host: Mapping[str, tuple[F32, F32]], generation: int, before: Mapping[str, tuple[Tensor, Tensor]]
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """States that hold these arrays, with memory where those `before` them have theirs: all, or after an error
-        none."""
+        """Variables with these arrays, in memory beside those that they replace; on an error
+        none is left."""
         made: list[Tensor] = []
         try:
             for name, halves in host.items():

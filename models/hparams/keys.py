@@ -1,4 +1,4 @@
-"""Numbers of a GGUF file's metadata under its architecture's name, checked as they are read."""
+"""Checked reads of GGUF metadata keys under the architecture's prefix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from logitless.models.errors import ModelFileError
 
 @dataclass(frozen=True)
 class Keys:
-    """Every method takes a key without the architecture; ModelFileError names the file and the whole key."""
+    """Reads keys, given without the architecture's prefix. ModelFileError names the file and the
+    whole key."""
 
     metadata: Mapping[str, Any]
     arch: str
@@ -23,7 +24,7 @@ class Keys:
         return f"{self.arch}.{key}" in self.metadata
 
     def get(self, key: str, default: object = None) -> Any:
-        """The value as it is."""
+        """The value, unchecked."""
         return self.metadata.get(f"{self.arch}.{key}", default)
 
     def error(self, key: str, text: str) -> ModelFileError:
@@ -44,14 +45,15 @@ class Keys:
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """At least 1."""
+        """A count of at least 1."""
         value = self.number(key, default)
         if value != int(value) or not 0 < value < 1 << 31:
             raise self.error(key, f"is {value}, which is not a possible size")
         return int(value)
 
     def counts(self, key: str, n: int, default: int | None = None, *, or_none: bool = False) -> tuple[int, ...]:
-        """One for each of n layers: the file has a number, or as many. `or_none`: they may be 0."""
+        """A count for each of n layers, from one number or an array of them. `or_none`: they may
+        be 0."""
         value = self.get(key)
         if not isinstance(value, np.ndarray) or (value == value.flat[:1]).all():
             return ((self.count_or_none if or_none else self.count)(key, default),) * n
@@ -62,14 +64,14 @@ class Keys:
         return tuple(value.tolist())
 
     def count_of_some(self, key: str) -> int:
-        """One number for all layers but those that have 0."""
+        """The count that all layers have in common, but those with 0."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.any():
             return replace(self, metadata={f"{self.arch}.{key}": value[value != 0]}).count(key)
         return self.count(key)
 
     def count_or_none(self, key: str, default: int | None = 0) -> int:
-        """0, too, which is what a file without the key has if nothing else is its default."""
+        """A count that may be 0, the default of a missing key."""
         return self.count(key, default) if self.number(key, default) else 0
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -81,7 +83,7 @@ class Keys:
         return value
 
     def positive(self, key: str, default: float) -> float:
-        """As f32 has it."""
+        """A positive number, rounded to f32."""
         value = float(self.number(key, default))
         if value <= 0:
             raise self.error(key, f"is {value:g}, which is not positive")
@@ -90,12 +92,12 @@ class Keys:
         return value
 
     def at_least_0(self, key: str) -> float:
-        """0 where the file does not have it."""
+        """A number of at least 0, the default of a missing key."""
         value = float(self.number(key, 0.0))
         if value < 0:
             raise self.error(key, f"is {value:g}, which is negative")
         return value
 
     def factor(self, key: str, default: float = 1.0) -> float:
-        """0 stands for none, as in llama.cpp."""
+        """A factor; 0 stands for 1, as in llama.cpp."""
         return self.positive(key, default) if self.number(key, default) else 1.0

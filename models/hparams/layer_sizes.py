@@ -1,4 +1,4 @@
-"""What a file says of each layer's sizes: heads and widths that may differ from layer to layer."""
+"""Per-layer sizes: head counts and widths that may differ from layer to layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LayerSizes:
 
 
 def read_n_head(keys: Keys) -> int:
-    """Heads of queries, in all layers that attend; 0: none does."""
+    """Number of query heads, in all layers with attention; 0: no layer has any."""
     architecture, key = ARCHITECTURES[keys.arch], "attention.head_count"
     if not architecture.attention.enabled:
         return 0
@@ -32,11 +32,12 @@ def read_n_head(keys: Keys) -> int:
 def read_layer_sizes(
     keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], mla: MLAParams | None = None
 ) -> tuple[LayerSizes, tuple[LayerSizes, ...]]:
-    """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ. All
-    0: the model has neither attention nor feed-forward blocks.
+    """The largest sizes, with the heads of full-attention layers; and each layer's, or () if they
+    are all alike. All 0: the model has neither attention nor feed-forward blocks.
 
-    `n_ff`: where the file does not say; `is_local`: which layers have the sliding window, whose heads may have a size
-    of their own (gemma4); `latent`: then of keys there is the row that is kept. ModelFileError names the key at fault.
+    `n_ff`: default width; `is_local`: the sliding-window layers, whose heads may have their own
+    size (gemma4); `mla`: heads are the compressed KV row then. ModelFileError names the key at
+    fault.
     """
     architecture = ARCHITECTURES[keys.arch]
     if not architecture.attention.enabled:
@@ -67,7 +68,7 @@ def read_layer_sizes(
 
 
 def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
-    """Layers that keep a state instead may have none: then they count as the others."""
+    """KV heads of each layer; recurrent layers without any count as the others."""
     key = "attention.head_count_kv"
     given = keys.get(key)
     if ARCHITECTURES[keys.arch].states.kind and isinstance(given, np.ndarray) and given.shape == (n_blocks,):
@@ -79,7 +80,7 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
 
 
 def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:
-    """Elements of a head, and how many of them turn: the defaults, where the file does not say."""
+    """Head size and RoPE size, with defaults for missing keys."""
     head_dim = keys.count(f"attention.key_length{which}", size)
     if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
         raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")

@@ -1,4 +1,4 @@
-"""What a file says of multi-head latent attention, with GGUF's own names."""
+"""Sizes of multi-head latent attention (MLA), from GGUF keys."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 
 @dataclass(frozen=True, slots=True)
 class MLAParams:
-    """Sizes of models/architectures/mla.py. A head's query and key are `n_nope` elements and `n_rope`, which
-    rotary embedding
-    turns; of the former, and of values, a token's row of `rank` elements is what all heads make theirs of."""
+    """Sizes of MLA (models/architectures/mla.py). A head's query and key have `n_nope` elements
+    without RoPE and `n_rope` with it. Keys' former part and values derive from the compressed
+    row of `rank` elements."""
 
     rank: int
     q_rank: int  # of the row that queries are made of; 0: they are made of the hidden state
@@ -23,16 +23,16 @@ class MLAParams:
 
     @property
     def width(self) -> int:
-        """Of what is kept of a token."""
+        """Elements of a cached row: the RoPE part and the compressed part."""
         return self.n_rope + self.rank
 
     @property
     def size(self) -> int:
-        """Of a head's query and key."""
+        """Elements of a head's query and key."""
         return self.n_nope + self.n_rope
 
     def yarn_scale(self, scaling: RopeScaling) -> float:
-        """1/√d, and what a longer context than the trained one makes of it (llama.cpp's deepseek2.cpp)."""
+        """Attention scale: 1/√d times YaRN's magnitude (llama.cpp's deepseek2.cpp)."""
         stretch = math.log(scaling.factor) if scaling.kind is not RopeScalingType.NONE else 0.0
         turned = scaling.attn_factor
         if scaling.kind is not RopeScalingType.YARN or not scaling.log_multiplier:
@@ -42,8 +42,9 @@ class MLAParams:
 
 
 def read_mla(keys: Keys, per_head: int) -> MLAParams:
-    """`per_head`: the embedding's share of a head. Files that have the heads' weights apart call their sizes otherwise,
-    for `key_length` and `value_length` are those of the row then. ModelFileError names the key at fault."""
+    """MLA sizes; `per_head`: n_embd / n_head. Files with separate head weights use the keys
+    `…_mla`, because `key_length` and `value_length` are those of the cached row then.
+    ModelFileError names the key at fault."""
     key, value = "attention.key_length", "attention.value_length"
     if f"{key}_mla" in keys:
         key, value = f"{key}_mla", f"{value}_mla"

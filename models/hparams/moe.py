@@ -1,4 +1,4 @@
-"""What a file says of its mixtures of experts, with GGUF's own names."""
+"""Mixture-of-experts parameters, from GGUF keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Experts:
 
 
 def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
-    """None where layers have none. ModelFileError names the key at fault."""
+    """MoE parameters; None for a dense model. ModelFileError names the key at fault."""
     architecture = ARCHITECTURES[keys.arch]
     n = (
         keys.count("expert_count")

@@ -1,4 +1,4 @@
-"""Values that stand in for those of a model's file: llama.cpp's --override-kv, and its flags for rotary embedding."""
+"""Metadata overrides: llama.cpp's --override-kv and RoPE flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 
 @dataclass(frozen=True)
 class Overrides:
-    """`keys` as they are; `own` stand under the name of the file's architecture."""
+    """Overrides by whole key; those of `own` get the prefix of the file's architecture."""
 
     keys: tuple[tuple[str, Value], ...] = ()
     own: tuple[tuple[str, Value], ...] = ()
@@ -34,7 +34,7 @@ class Overrides:
         return bool(self.keys or self.own)
 
     def values(self, metadata: Mapping[str, Any]) -> dict[str, Value]:
-        """What stands in, by key. ValueError: the file has something of another kind there."""
+        """Overrides by whole key. ValueError: the file's value has another type."""
         found = dict(self.keys)
         arch = found.get("general.architecture", metadata.get("general.architecture"))
         found = {**{f"{arch}.{key}": value for key, value in self.own}, **found}
@@ -48,7 +48,7 @@ NONE = Overrides()
 
 
 def type_of(value: Value, old: tuple[ValueType, ValueType | None] | None) -> tuple[ValueType, ValueType | None]:
-    """How a file would have the value: as it has the one that it stands in for, if that can be."""
+    """GGUF type of an override: that of the value it replaces, if possible."""
     if old is None:
         return _NEW[type(value)], None
     if isinstance(value, bool | str) or old[0] in _FLOATS:

@@ -1,5 +1,4 @@
-"""What a file says of its layers that keep a state in the place of keys and values, or beside them, with GGUF's own
-names."""
+"""Sizes of recurrent layers (SSM, gated delta rule, short convolution), from GGUF keys."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from logitless.models.hparams.keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class RecurrentParams:
-    """`layers`: which ones; `attending`: which layers attend, as blocks that predict more tokens do, which come after
-    them. A convolution of `n_taps` runs over `n_columns`; heads
-    that recall, if there are any, hold `size` × `width` numbers each."""
+    """Sizes of recurrent layers. `layers` flags them, `attending` the layers with attention;
+    both include the MTP blocks, which attend. A convolution of `n_taps` runs over `n_columns`;
+    each of `n_heads` has a state of `size` × `width`."""
 
     layers: tuple[bool, ...]
     attending: tuple[bool, ...]
@@ -31,7 +30,7 @@ class RecurrentParams:
 
     @property
     def conv_shape(self) -> tuple[int, int]:
-        """Of a sequence's state: the rows before the next one."""
+        """Shape of a sequence's convolution state: the last rows."""
         return self.n_taps - 1, self.n_columns
 
     @property
@@ -40,12 +39,13 @@ class RecurrentParams:
 
     @property
     def nbytes(self) -> int:
-        """A sequence's state in all layers."""
+        """Bytes of a sequence's state in all layers."""
         return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.state_shape))
 
 
 def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> RecurrentParams | None:
-    """None where no layer keeps a state. ModelFileError names the key at fault."""
+    """Recurrent sizes; None for a model without such layers. ModelFileError names the key at
+    fault."""
     kind = ARCHITECTURES[keys.arch].states.kind
     found = _read(keys, n_layer, n_embd, kind) if kind else None
     if found is None:
@@ -82,7 +82,7 @@ def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
 
 
 def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which keep a state, and which attend."""
+    """Flags of the layers with a state, and of those with attention."""
     architecture = ARCHITECTURES[keys.arch]
     if architecture.states.every_layer:
         return (True,) * n_layer, (architecture.attention.enabled,) * n_layer
@@ -100,7 +100,7 @@ def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[boo
 
 
 def _heads(keys: Keys) -> tuple[int, int, int, int]:
-    """Taps of the convolution, heads of keys, heads, and elements of a key."""
+    """Taps of the convolution, key heads, heads, elements of a key."""
     n_key_heads, n_heads = keys.count("ssm.group_count"), keys.count("ssm.time_step_rank")
     size, n_taps = keys.count("ssm.state_size"), keys.count("ssm.conv_kernel")
     if n_heads % n_key_heads:
@@ -115,7 +115,7 @@ def _check_taps(keys: Keys, key: str, n: int) -> None:
 
 
 def _without_heads(keys: Keys, n_layer: int) -> tuple[bool, ...]:
-    """Layers that the file gives no heads of keys."""
+    """Flags of the layers with head_count_kv 0."""
     heads = keys.get("attention.head_count_kv")
     if not isinstance(heads, np.ndarray) or len(heads) < n_layer or heads.dtype.kind not in "iu":
         raise keys.error("attention.head_count_kv", f"is not a number for each of {n_layer} layers")
@@ -123,7 +123,7 @@ def _without_heads(keys: Keys, n_layer: int) -> tuple[bool, ...]:
 
 
 def _but_every(keys: Keys, n_layer: int) -> tuple[bool, ...]:
-    """All but each so many-th, or those that the file names."""
+    """Flags of recurrent layers: all but every n-th, or those that the file lists."""
     named = keys.get("attention.recurrent_layers")
     if named is not None:
         key = "attention.recurrent_layers"

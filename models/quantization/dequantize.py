@@ -11,7 +11,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def dequantized(info: TensorInfo, raw: npt.NDArray[np.uint8]) -> F32:
-    """A tensor's numbers."""
+    """A tensor's numbers as f32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

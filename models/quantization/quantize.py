@@ -1,10 +1,4 @@
-"""From float rows to GGUF blocks.
-
-gguf's own quantiser serves the types that it knows; it has none for the K types and IQ4_NL, so they are encoded here,
-simply: every sub-block's scale (and minimum) from its extremes, without ggml's search for the least squared error,
-which gains about a tenth. So is MXFP4, for which gguf's takes 64 bytes of memory a number. Layouts: ggml's
-`block_q4_K`, `block_q5_K`, `block_q6_K`, `block_iq4_nl`, `block_mxfp4` (ggml-common.h).
-"""
+"""Quantization of float rows to GGUF blocks."""
 
 from __future__ import annotations
 
@@ -31,16 +25,19 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 
 def storable_dtype(dtype: str, row: int) -> str:
-    """The type itself if rows of `row` elements are whole blocks of it, else what llama.cpp falls back to."""
+    """The type itself if rows of `row` elements are whole blocks of it, else what llama.cpp falls
+    back to."""
     if row % block_of(dtype)[0] == 0:
         return dtype
     return storable_dtype(_FALLBACK.get(dtype, "f16"), row)
 
 
 def quantize(array: NDArray[np.floating], dtype: str) -> NDArray[np.uint8]:
-    """The rows' bytes, shape (..., bytes of a row). The last dimension must be a multiple of the type's block.
+    """The rows' bytes, shape (..., bytes of a row). The last dimension must be a multiple of the
+    type's block.
 
-    Raises ValueError for an unknown type, a row that is not whole blocks, and values that are not finite.
+    Raises ValueError for an unknown type, a row that is not whole blocks, and values that are not
+    finite.
     """
     dtype = dtype.lower()
     if dtype not in DTYPES:
@@ -105,7 +102,8 @@ def _q6_k(x: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _iq4_nl(x: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """x ≈ d · one of 16 codes: the largest becomes the longer side's end, and d what fits what they all became best."""
+    """x ≈ d · one of 16 codes: the largest becomes the longer side's end, and d what fits what they
+    all became best."""
     codes = np.array(BLOCK_TYPES["iq4_nl"].codes, np.float32)
     d = _rounded(_largest(x) / codes[0])
     chosen = codes[_nearest(x * _inverse(d), codes)]
@@ -115,7 +113,8 @@ def _iq4_nl(x: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _mxfp4(x: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """x ≈ 2^(e − 128) · one of 16 codes; e as OCP says: of the codes' power of two the largest has none above it."""
+    """x ≈ 2^(e − 128) · one of 16 codes; e as OCP says: of the codes' power of two the largest has
+    none above it."""
     codes = np.array(BLOCK_TYPES["mxfp4"].codes, np.float32)
     most = np.abs(x).max(axis=1, keepdims=True)
     e = np.where(most >= 2.0**-124, np.frexp(most)[1] + 124, 0)

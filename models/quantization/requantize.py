@@ -1,17 +1,19 @@
-"""Block types of files that no kernel reads, held as another that has the same numbers, or the nearest.
+"""Block types of files that no kernel reads, held as another that has the same numbers, or the
+nearest.
 
-q3_k          as q6_k   the same: scales of 16 numbers, and quants that are fewer
-iq1_m         as q6_k   the same: quants are eighths, from -9 to 9
-tq1_0, tq2_0  as q4_0   the same: quants are -1, 0 and 1
-iq1_s         as q5_0   quants are eighths; a scale, a product of two, is rounded to f16: at most 1 in 2,048 away
-iq4_xs        as iq4_nl the same rounding; values are those of the other
+q3_k          as q6_k   the same: scales of 16 numbers, and quants that are fewer iq1_m         as
+q6_k   the same: quants are eighths, from -9 to 9 tq1_0, tq2_0  as q4_0   the same: quants are -1, 0
+and 1 iq1_s         as q5_0   quants are eighths; a scale, a product of two, is rounded to f16: at
+most 1 in 2,048 away iq4_xs        as iq4_nl the same rounding; values are those of the other
 iq2_xxs, iq3_xxs, iq3_s
               as q8_0   the same rounding; their values are bytes
 q2_k, iq2_xs, iq2_s
-              as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of 32 away, of
+              as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of
+              32 away, of
                             q2_k of the greatest that these may be
 
-Scales that are made are in f16 as a file's are: where they are below 2^-14, what is rounded is up to 2^-25 away.
+Scales that are made are in f16 as a file's are: where they are below 2^-14, what is rounded is up
+to 2^-25 away.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from logitless.models.quantization.requantize_blocks import Bytes
 NUMBERS = 1 << 19  # at once, by each thread: a few megabytes of temporaries
 
 
-# type of the file → that of the graph, numbers of a block, their bytes in either, and how they change
+# type of the file → that of the graph, numbers of a block, their bytes in either, and how they
+# change
 REQUANTIZED: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
     "q2_k": ("q8_0", 256, 84, 272, requantize_blocks.of_q2_k),
     "q3_k": ("q6_k", 256, 110, 210, requantize_blocks.of_q3_k),
@@ -45,17 +48,17 @@ REQUANTIZED: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
 
 
 def requantized_type(dtype: str) -> str:
-    """The type that weights of this one have in the graph."""
+    """Type in the graph of weights of this type in a file."""
     return REQUANTIZED[dtype][0] if dtype in REQUANTIZED else dtype
 
 
 def requantized_nbytes(dtype: str, nbytes: int) -> int:
-    """Of so many bytes of a file."""
+    """Bytes in the graph of this many bytes in a file."""
     return nbytes // REQUANTIZED[dtype][2] * REQUANTIZED[dtype][3] if dtype in REQUANTIZED else nbytes
 
 
 def requantize(raw: Bytes, dtype: str) -> Bytes:
-    """A matrix's bytes as the graph holds them. OverflowError for numbers that it cannot hold."""
+    """A matrix's bytes in its graph type. OverflowError for numbers that it cannot represent."""
     if dtype not in REQUANTIZED:
         return raw
     _, numbers, before, after, change = REQUANTIZED[dtype]

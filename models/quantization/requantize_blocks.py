@@ -1,8 +1,5 @@
-"""What a block of a file's type is as blocks of a type that kernels read: types whose quants are numbers.
-
-Layouts: ggml's `block_q2_K`, `block_q3_K`, `block_iq4_xs`, `block_tq1_0`, `block_tq2_0`, and of what is made
-`block_q4_0`, `block_iq4_nl`, `block_q5_0`, `block_q6_K`, `block_q8_0` (ggml-common.h).
-"""
+"""Requantization of block types with linear quants: a file's blocks to blocks of a type that
+kernels read."""
 
 from __future__ import annotations
 
@@ -21,7 +18,8 @@ def floats(part: Bytes) -> Floats:
 
 
 def scales_of(d: Floats) -> Bytes:
-    """(…, k) → (…, k, 2): scales as f16. OverflowError for one that f16 does not have; what is no number stays none."""
+    """(…, k) → (…, k, 2): scales as f16. OverflowError for one that f16 does not have; what is no
+    number stays none."""
     finite = np.abs(d[np.isfinite(d)])
     if (finite > F16_MOST).any():
         raise OverflowError(f"a scale of {finite.max():g}")
@@ -54,8 +52,8 @@ def q8_0(d: Floats, quants: Bytes) -> Bytes:
 
 
 def nearest_q8_0(values: Floats) -> Bytes:
-    """(n, k, 32) → (n, k · 34): the greatest of each 32 numbers is 127 or −127, or less where f16 has no scale that is
-    near. They come out changed. A block may also have fewer than 32."""
+    """(n, k, 32) → (n, k · 34): the greatest of each 32 numbers is 127 or −127, or less where f16
+    has no scale that is near. They come out changed. A block may also have fewer than 32."""
     d = np.abs(values).max(axis=-1) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         scales = scales_of(d).view(np.float16)[..., 0]
@@ -110,8 +108,8 @@ def of_iq4_xs(blocks: Bytes) -> Bytes:
 
 
 def of_q2_k(blocks: Bytes) -> Bytes:
-    """(n, 84) → (n, 8 · 34). A scale and a least number of each 16, whose quants are 0 to 3: they have four values,
-    the nearest of which are looked up as a byte of a word."""
+    """(n, 84) → (n, 8 · 34). A scale and a least number of each 16, whose quants are 0 to 3: they
+    have four values, the nearest of which are looked up as a byte of a word."""
     n, scales = len(blocks), blocks[:, :16]
     with np.errstate(invalid="ignore"):
         d, least = floats(blocks[:, 80:82]) * (scales & 15), floats(blocks[:, 82:84]) * (scales >> 4)

@@ -1,8 +1,4 @@
-"""What a block of a file's type is as blocks of a type that kernels read: types whose quants are places in a grid.
-
-Layouts: ggml's `block_iq1_s` to `block_iq3_s` (ggml-common.h). The grids, of 8 or 4 numbers a place, are the `gguf`
-package's. Numbers are taken eight at a time, as the bytes of a word.
-"""
+"""Requantization of block types with codebook grids (IQ1, IQ2, IQ3) to types that kernels read."""
 
 from __future__ import annotations
 
@@ -31,7 +27,8 @@ def _grid(name: str) -> npt.NDArray[np.int8]:
 
 @cache
 def _places(name: str, factor: int = 1, more: int = 0) -> npt.NDArray[Any]:
-    """A grid's places as words of 8 or 4 bytes: of its numbers times a factor, and something more."""
+    """A grid's places as words of 8 or 4 bytes: of its numbers times a factor, and something
+    more."""
     places = _grid(name) * np.int8(factor) + np.int8(more)
     return places.view(f"u{places.shape[1]}")[:, 0]
 
@@ -104,14 +101,16 @@ def of_iq2_xs(blocks: Bytes) -> Bytes:
 
 
 def of_iq2_s(blocks: Bytes) -> Bytes:
-    """(n, 82) → (n, 8 · 34). Of each eight: a place of 10 bits, of which two are apart; eight signs."""
+    """(n, 82) → (n, 8 · 34). Of each eight: a place of 10 bits, of which two are apart; eight
+    signs."""
     high = (blocks[:, 66:74, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 32)
     words = _signed(_words("IQ2_S", blocks[:, 2:34] | high.astype(np.uint16) << 8), _negative()[blocks[:, 34:66]])
     return _of_sixteen(_scaled(blocks, _halves(blocks[:, 74:]) * 2 + 1, 8), words)
 
 
 def of_iq3_xxs(blocks: Bytes) -> Bytes:
-    """(n, 98) → (n, 8 · 34). Of each 32: eight places of four numbers, four times seven signs and a scale."""
+    """(n, 98) → (n, 8 · 34). Of each 32: eight places of four numbers, four times seven signs and a
+    scale."""
     n = len(blocks)
     rest = np.ascontiguousarray(blocks[:, 66:]).view(np.uint32)[..., None]
     numbers = _words("IQ3_XXS", blocks[:, 2:66]).reshape(n, 8, 4)
@@ -120,7 +119,8 @@ def of_iq3_xxs(blocks: Bytes) -> Bytes:
 
 
 def of_iq3_s(blocks: Bytes) -> Bytes:
-    """(n, 110) → (n, 8 · 34). Of each four: a place of 9 bits, of which one is apart; eight signs of each eight."""
+    """(n, 110) → (n, 8 · 34). Of each four: a place of 9 bits, of which one is apart; eight signs
+    of each eight."""
     n = len(blocks)
     high = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
     numbers = _words("IQ3_S", blocks[:, 2:66] | high << 8).reshape(n, 8, 4)
@@ -129,8 +129,8 @@ def of_iq3_s(blocks: Bytes) -> Bytes:
 
 
 def of_iq1_s(blocks: Bytes) -> Bytes:
-    """(n, 50) → (n, 8 · 22). Of each eight: a place of 11 bits, of which three are apart; of each 32: a scale, and
-    whether an eighth is added to its numbers or taken away."""
+    """(n, 50) → (n, 8 · 22). Of each eight: a place of 11 bits, of which three are apart; of each
+    32: a scale, and whether an eighth is added to its numbers or taken away."""
     n = len(blocks)
     rest = np.ascontiguousarray(blocks[:, 34:]).view(np.uint16)[..., None]  # (n, 8, 1)
     places = blocks[:, 2:34].reshape(n, 8, 4) | (rest >> np.arange(0, 12, 3, dtype=np.uint16) & 7) << 8
@@ -140,8 +140,8 @@ def of_iq1_s(blocks: Bytes) -> Bytes:
 
 
 def of_iq1_m(blocks: Bytes) -> Bytes:
-    """(n, 56) → (n, 210). The same, with scales of 16 numbers and eighths of eight; the scale of all is in four
-    parts."""
+    """(n, 56) → (n, 210). The same, with scales of 16 numbers and eighths of eight; the scale of
+    all is in four parts."""
     n = len(blocks)
     rest = _halves(blocks[:, 32:48])  # (n, 32): three bits of a place, and the eighth
     places = blocks[:, :32] | (rest & 7).astype(np.uint16) << 8

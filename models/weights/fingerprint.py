@@ -1,4 +1,4 @@
-"""What tells two models apart that must not share cached keys and values."""
+"""Fingerprint of a model, for cached keys and values that no other model may use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ SAMPLE = 512  # bytes of each tensor that are looked at, in the middle of it
 
 
 def fingerprint(gguf: GGUFFile, h: Hparams, n_ctx: int) -> str:
-    """Hex digits of the hyper-parameters, the rotary frequencies (`n_ctx` of one sequence may choose among them), and
-    of every tensor's name, type, shape and some of its bytes: a model trained further differs in all of its tensors."""
+    """Hex digest of the hyper-parameters, the RoPE frequencies (which `n_ctx` of one sequence
+    may select) and every tensor's name, type, shape and some bytes: a finetuned model differs in
+    all of its tensors."""
     digest = blake2b(repr(h).encode(), digest_size=16)
     frequency, magnitude = frequencies(h, rope_factors(gguf, h, n_ctx))
     digest.update(frequency.tobytes() + repr(magnitude).encode())

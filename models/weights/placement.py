@@ -1,4 +1,5 @@
-"""Which device has which part of a model: its layers one after the other, the output as one more after the last.
+"""Which device has which part of a model: its layers one after the other, the output as one more
+after the last.
 
 The rules are llama-server's (`-ngl`, `--tensor-split`, `--override-tensor`); the result is what
 `logitless.graph.execution.partition` calls
@@ -24,10 +25,9 @@ _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?
 
 @dataclass(frozen=True)
 class Places:
-    """Backends by their index. `first` has the embedding and what all layers share, `slots` each layer and the output.
-
-    `overrides`: weights whose names a pattern is found in live where it says; the first that is found counts.
-    """
+    """Placement of layers on backends, by index. `first` has the embedding and all that layers
+    share, `slots` each layer and then the output. `overrides`: weights by pattern of their
+    names; the first match counts."""
 
     first: int
     slots: tuple[int, ...]
@@ -50,7 +50,7 @@ class Places:
 
 
 def proportional(n: int, shares: Sequence[float]) -> list[int]:
-    """n slots in a row by the devices' shares: how many each has. The arithmetic is llama.cpp's, in f32."""
+    """Slots of each device, n in all, by their shares; llama.cpp's arithmetic, in f32."""
     ends = np.cumsum(np.asarray(shares, np.float32), dtype=np.float32)
     starts = np.arange(n, dtype=np.float32) / np.float32(max(n, 1))
     of = np.searchsorted(ends / ends[-1], starts, side="right")
@@ -58,7 +58,7 @@ def proportional(n: int, shares: Sequence[float]) -> list[int]:
 
 
 def places(n_layer: int, counts: Sequence[int], devices: Sequence[int], rest: int) -> Places:
-    """The last slots in a row: `counts` of them on each of these backends, and what comes before on `rest`."""
+    """Placement of the last slots, `counts` on each of `devices`, and the rest on `rest`."""
     slots = [b for b, n in zip(devices, counts, strict=True) for _ in range(n)]
     slots = [rest] * (n_layer + 1 - len(slots)) + slots
     return Places(slots[0], tuple(slots))

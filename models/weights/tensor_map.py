@@ -1,4 +1,4 @@
-"""Which tensors a model has: the graph's names, where they lie in a file, and their shapes."""
+"""Tensor-name mapping: each tensor of the graph, its place in the file, and its shape."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts or by heads
-    (n, N, K): then of each one's."""
+    """A tensor of the graph as a slice of a tensor of the file: its rows from `start`; where the
+    file's tensor is per expert or per head (n, N, K), those rows of each."""
 
     source: str
     shape: tuple[int, ...]
@@ -37,18 +37,18 @@ class TensorSlice:
 
     @property
     def graph_shape(self) -> tuple[int, ...]:
-        """In the graph."""
+        """Shape in the graph."""
         if self.in_graph:
             return self.in_graph
         return (self.shape[0], 1, *self.shape[1:]) if self.as_f32 else self.shape
 
     @property
     def n_rows(self) -> int:
-        """Of the file; of an expert or head, where there are some."""
+        """Rows in the file; of each expert or head, where it has some."""
         return self.shape[1] if self.transposed else self.shape[0] // max(1, self.n_experts)
 
     def of(self, rows: npt.NDArray[T]) -> npt.NDArray[T]:
-        """Its rows, of all of the file's tensor: numbers, or their bytes."""
+        """The slice of the file's rows: numbers, or their bytes."""
         return self._own(rows).reshape(-1, *rows.shape[1:])
 
     def _own(self, rows: npt.NDArray[T]) -> npt.NDArray[T]:
@@ -56,12 +56,12 @@ class TensorSlice:
         return by_expert[:, self.start : self.start + self.n_rows]
 
     def gather(self, whole: npt.NDArray[T]) -> npt.NDArray[T]:
-        """Its numbers, of all numbers of the tensor."""
+        """The slice's numbers, from all numbers of the file's tensor."""
         own = self._own(self._as_rows(whole))
         return np.ascontiguousarray(own.transpose(0, 2, 1) if self.transposed else own).reshape(self.shape)
 
     def scatter(self, whole: npt.NDArray[T], values: npt.NDArray[T]) -> None:
-        """Write its numbers into those of the tensor."""
+        """Write the slice's numbers into all numbers of the file's tensor."""
         own = self._own(self._as_rows(whole))
         own = own.transpose(0, 2, 1) if self.transposed else own
         own[:] = values.reshape(own.shape)
@@ -71,7 +71,8 @@ class TensorSlice:
 
 
 def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
-    """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
+    """Every tensor that this model may have, by graph name. Fused matrices (phi3) are split by
+    rows."""
     if h.architecture.norm.post_residual:
         yield from _bert_tensors(h, present)
         return
@@ -101,7 +102,7 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
 
 
 def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
-    """Those of the first block that predicts one token more: models/architectures/mtp.py."""
+    """Tensors of the first MTP block (models/architectures/mtp.py)."""
     yield from _layer_tensors(h, h.n_layer, present)
     b = f"blk.{h.n_layer}.nextn."
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
@@ -154,7 +155,7 @@ def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, T
 
 
 def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
-    """`source`: as the file calls it, where it is not the same."""
+    """A norm's tensors; `source`: its name in the file, where it differs."""
     yield f"{name}.weight", TensorSlice(f"{source or name}.weight", (h.n_embd,), required=required)
     if h.architecture.norm.layer_norm:
         yield f"{name}.bias", TensorSlice(f"{source or name}.bias", (h.n_embd,), required=False)
@@ -331,7 +332,7 @@ def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
 
 
 def _head_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
-    """What makes vectors, or scores, of hidden states."""
+    """Tensors of embedding and classification heads."""
     yield from _norm("cls.norm", h, required=False)
     n_in = h.n_embd
     for name in ("cls", "cls.output"):
@@ -365,7 +366,8 @@ def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
 
 
 def is_unused(h: Hparams, name: str) -> bool:
-    """Whether a file has this tensor for what nobody runs, or for keys and values that a layer does not make."""
+    """True for tensors that no graph uses: further MTP blocks, K and V of layers with KV
+    sharing."""
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_nextn))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
     return name.startswith(blocks) or name.removesuffix(".weight") in shared

@@ -1,4 +1,4 @@
-"""Weights by their GGUF names, checked against what the architecture needs, as states of a session."""
+"""Weights by GGUF name, checked against the architecture, as constants of a session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by GGUF name. `linear` is the product with a weight, its bias where the file holds one, and adapters."""
+    """Weights by GGUF name, and products with them: bias, where the file has one, and LoRA
+    included."""
 
     tensors: Mapping[str, Tensor]
     prefix: str = ""
@@ -47,14 +48,14 @@ class Weights:
         return replace(self, prefix=f"{self.prefix}blk.{i}.")
 
     def apart(self, i: int) -> tuple[Weights, Weights]:
-        """Those of all other blocks, and those of block i."""
+        """The weights of all blocks but i, and those of block i."""
         b = f"{self.prefix}blk.{i}."
         own = {name: t for name, t in self.tensors.items() if name.startswith(b)}
         rest = {name: t for name, t in self.tensors.items() if name not in own}
         return replace(self, tensors=rest), Weights(own, b)
 
     def of_rows(self, ids: Tensor) -> Weights:
-        """The same weights for these rows of a batch, whose adapters they have."""
+        """The same weights with the LoRA scales of these rows."""
         return self if self.low_rank is None else replace(self, low_rank=self.low_rank.of_rows(ids))
 
     def __contains__(self, name: str) -> bool:
@@ -79,8 +80,8 @@ class Weights:
         return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
 
     def experts(self, name: str, x: Tensor, order: Tensor, n: int) -> Tensor:
-        """Each row of x (R, K) times its own of n experts' weights, and that one's bias where the file holds one;
-        graph/ops/moe.py says what `order` is."""
+        """Each row of x (R, K) times its own expert's weight, plus that expert's bias; `order`:
+        graph/ops/moe.py."""
         y = expert_linear(x, self[name], order, n=n)
         bias = self.bias(name)  # (n, N)
         if bias is None:
@@ -89,7 +90,7 @@ class Weights:
         return add(y, get_rows(bias, experts))
 
     def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
-        """x (T, n), normalised as the architecture does it; x itself where the file has no such norm."""
+        """Norm of x (T, n) by the architecture's kind; x itself where the file has no such norm."""
         if name not in self:
             return x
         if h.architecture.norm.layer_norm:
@@ -103,14 +104,14 @@ class Weights:
         )
 
     def embedding(self, tokens: Tensor) -> Tensor:
-        """The rows (T, n_embd) of these tokens."""
+        """Token embeddings (T, n_embd)."""
         x = get_rows(self["token_embd"], tokens)
         return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
 
 
 def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, TensorSlice]:
-    """The parts that the file holds, with `nextn` those of the block that predicts one token more, too. ModelFileError
-    names a tensor that is missing, unknown, or not as it must be."""
+    """The file's tensor slices by graph name; `nextn`: with the MTP block. ModelFileError names
+    a tensor that is missing, unknown, or of a wrong shape or type."""
     declared = dict(tensor_map(h, gguf.tensors))
     if nextn:
         declared |= mtp_tensors(h, gguf.tensors)
@@ -148,7 +149,7 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
 
 
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> Weights:
-    """Define every weight as a constant state. `nextn`, ModelFileError: as in `check_weights`."""
+    """Define every weight as a constant. `nextn`, ModelFileError: as in `check_weights`."""
     found = check_weights(gguf, h, nextn=nextn)
     for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & REQUANTIZED.keys()):
         _, _, before, after, _ = REQUANTIZED[dtype]
@@ -170,8 +171,9 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = 
 
 
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice, state: str = "") -> Tensor:
-    """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process; numbers
-    that cannot be held are a ModelFileError when they are read."""
+    """Define a slice as a constant, by its name or `state`. The file's pages leave the process
+    once loaded. Numbers that the graph's type cannot represent are a ModelFileError when they
+    are read."""
     info, plain = gguf.tensors[part.source], part.as_f32 or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
     dtype = "f32" if plain else requantized_type(info.dtype)
@@ -201,7 +203,7 @@ def _transposed(info: TensorInfo, raw: Bytes, part: TensorSlice, dtype: str) -> 
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """Norms and biases are f32 in the graph, whatever the file keeps."""
+    """A norm or bias as f32, whatever its type in the file."""
     if dtype == "bf16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     kind = DTYPES[dtype].numpy
