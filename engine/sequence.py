@@ -139,7 +139,8 @@ class Sequence:
     def n_schedulable(self) -> int:
         """Tokens that may be computed now; those that would fill the context wait for its shift."""
         assert self.slot is not None
-        return min(len(self.tokens), self.slot.n_computable) - self.n_computed
+        n, most = len(self.tokens), self.slot.n_computable
+        return (n if n < most else most) - self.n_computed
 
     @property
     def n_generated(self) -> int:

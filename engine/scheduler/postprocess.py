@@ -72,7 +72,8 @@ class OutputProcessor:
             states = self._cache.states
             # A row whose mask was pending is computed again; with recurrent state, from the state before it.
             seq.n_computed += n - len(draft) - late if states is None or not late else 0
-            if not seq.kv.uploaded:
+            kv = seq.kv
+            if not kv.uploaded:
                 self._cache.uploaded(seq)
             if not seq.n_generated:
                 self._prompt(seq, run)
@@ -90,7 +91,7 @@ class OutputProcessor:
                     row += 1 + len(draft)
                 else:
                     stop = Stop("limit")
-            if seq.n_computed - seq.kv.n_committed >= PAGE:
+            if seq.n_computed - kv.n_committed >= PAGE:
                 assert seq.slot is not None
                 self._cache.seal(seq, seq.slot)
             if self._cache.beside is not None:
