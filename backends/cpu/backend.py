@@ -23,8 +23,8 @@ from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the
 )
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part
+from logitless.backends.cpu.threads.phase_timer import PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
-from logitless.backends.cpu.threads.stage_timer import Clock
 from logitless.backends.host import casts_to_bf16, cores
 from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned
 from logitless.graph.backend import Backend, Bytes, Location
@@ -115,8 +115,8 @@ class CPUBackend(Backend):
                 groups[-1].append((part, program))
         return [CPUProgram.of(self.pool, group, n_threads) for group in groups]
 
-    def profile(self, programs: Sequence[CPUProgram]) -> Clock:
-        return Clock(self.pool, programs)
+    def profile(self, programs: Sequence[CPUProgram]) -> PhaseTimer:
+        return PhaseTimer(self.pool, programs)
 
     def close(self) -> None:
         self.pool.close()

@@ -1,7 +1,9 @@
 """Lowering registry: one function per op turns a node into tasks.
 
     @lower("rms_norm")
-    def _(t, at): return [Task("rms_norm", (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps)), n_units=rows)]
+    def _(t, at):
+        args = (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps))
+        return [Task("rms_norm", args, n_units=rows)]
 
 `at(tensor)` is the tensor's address when the program runs: in the arena, in an input buffer, or a
 state's (constant 2-D states are packed, see fusion/packing.py). An op without a rule, or whose rule

@@ -12,7 +12,7 @@ from logitless.backends.cpu.program import CPUProgram
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 
 
-class Clock:
+class PhaseTimer:
     """Runs programs in order and times each; `seconds` holds the times of the last run.
 
     Serial phases of two programs stay separate. A phase ends when all threads are done with it.
