@@ -1,1 +1,2 @@
-"""Training: data, training step, LoRA and full finetunes, optimizer schedule, trainer, checkpoints."""
+"""Training: data, training step, LoRA and full finetunes, optimizer schedule, trainer,
+checkpoints."""

@@ -1,7 +1,8 @@
-"""Training checkpoints as GGUF files with llama.cpp's keys: parameters, optimizer state, position in the data.
+"""Training checkpoints as GGUF files with llama.cpp's keys: parameters, optimizer state, position
+in the data.
 
-A run that is restored goes on to the same bytes. Version 0 files, which have no `training.epoch_count` and no
-optimizer version of their own, are still read.
+A run that is restored goes on to the same bytes. Version 0 files, which have no
+`training.epoch_count` and no optimizer version of their own, are still read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _RANK_KEYS = {
 
 
 def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
-    """Write everything that the rest of the run depends on. OSError when the disk is full."""
+    """Write all that the rest of the run depends on. OSError when the disk is full."""
     state, trainable = trainer.state(), trainer.trainable
     c, order, stopping = state["counters"], state["order"], state["stopping"]
     o, result = trainer.settings.optimizer, state["epoch_result"]
@@ -99,14 +100,14 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
 
 
 def _moments(trainer: Trainer, i: int) -> Iterator[F32]:
-    """The first or the second moments of all parameters, one after the other."""
+    """First or second moments of all parameters, concatenated."""
     for pair in trainer.steps.moments:
         yield from trainer.trainable.numbers(pair[i])
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read."""
+    """A checkpoint, read."""
 
     path: Path
     kind: str
@@ -117,10 +118,8 @@ class Checkpoint:
     optimizer: str
 
     def restore(self, trainer: Trainer, *, force_reshuffle: bool = False) -> bool:
-        """Put a run where the checkpoint was taken. False when the data are not the same ones, and begin anew.
-
-        TrainingError names what does not fit.
-        """
+        """Resume a run at the checkpoint. False: the data differ, and begin anew. TrainingError
+        names what does not fit."""
         trainable = trainer.trainable
         if self.kind != trainable.kind:
             raise TrainingError(f"{self.path}: is a checkpoint of {self.kind}, not of {trainable.kind}")
@@ -144,7 +143,8 @@ class Checkpoint:
 
 
 def steps_behind(path: str | Path) -> int:
-    """Optimizer steps that a checkpoint has behind it; its tensors are not read. ModelFileError as below."""
+    """Optimizer steps of a checkpoint, without reading tensors. ModelFileError as
+    `read_checkpoint`."""
     with GGUFFile.open(path) as gguf:
         steps = gguf.metadata.get("training.iteration_count")
     if not isinstance(steps, int) or isinstance(steps, bool):
@@ -153,7 +153,7 @@ def steps_behind(path: str | Path) -> int:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """ModelFileError or TrainingError says what is wrong with the file."""
+    """Read a checkpoint. ModelFileError or TrainingError names what is wrong with the file."""
     with GGUFFile.open(path) as gguf:
         m = gguf.metadata
 
@@ -213,7 +213,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _history(gguf: GGUFFile, past: F32, n_updates: int) -> tuple[float, ...]:
-    """The losses of the last steps, the oldest first."""
+    """Losses of the last steps, oldest first."""
     m = gguf.metadata
 
     def check(expected: str) -> None:

@@ -20,7 +20,8 @@ LOGITS_NBYTES = 24 << 20  # at most, at a time
 
 
 def logit_chunks(model: Model, n_rows: int) -> list[tuple[int, int]]:
-    """Bounds of equal stretches of rows; one, where rows have adapters of their own."""
+    """Row ranges of equal size for chunked cross-entropy; one range, where rows have their own
+    LoRA scales."""
     low_rank = model.weights.low_rank
     whole = low_rank is not None and low_rank.row_scales is not None
     n = 1 if whole else -(-n_rows * model.hparams.n_vocab * 4 // LOGITS_NBYTES)
@@ -29,7 +30,7 @@ def logit_chunks(model: Model, n_rows: int) -> list[tuple[int, int]]:
 
 
 def evaluation(model: Model, sequences: Sequences) -> list[Tensor]:
-    """Losses and likeliest tokens, (rows,) each, of one stretch after the other. Feeds `targets`, (rows,) of i32."""
+    """Losses and argmax tokens, (rows,) each, chunk by chunk. Inputs `targets` (rows,) i32."""
     rows = sequences.tokens.shape[0]
     x, targets = model.hidden(sequences, sequences), feed("targets", (rows,), "i32")
     outputs = []
@@ -42,15 +43,16 @@ def evaluation(model: Model, sequences: Sequences) -> list[Tensor]:
 def gradients(
     model: Model, sequences: Sequences, params: Sequence[Tensor], *, segment: int | None = 0
 ) -> tuple[dict[Tensor, Tensor], list[Tensor]]:
-    """Gradients of Σ weight · loss, and what `evaluation` tells. Feeds `targets` and `weight`, (rows,).
+    """Gradients of Σ weight · loss, and the outputs of `evaluation`. Inputs `targets` and `weight`,
+    (rows,).
 
-    `segment`: layers between two checkpoints; 0: as the formula has it; None: no checkpoints.
+    `segment`: layers between gradient checkpoints; 0: chosen by formula; None: no checkpointing.
     """
     rows = sequences.tokens.shape[0]
     x, targets, weight = model.hidden(sequences, sequences), feed("targets", (rows,), "i32"), feed("weight", (rows,))
     outputs: list[Tensor] = []
     total: dict[Tensor, Tensor] = {}
-    slopes: dict[Tensor, Tensor] = {}  # of each stretch's hidden states
+    slopes: dict[Tensor, Tensor] = {}  # gradients of each chunk's hidden states
     largest = 0
     for start, stop in logit_chunks(model, rows):
         part = slice_rows(x, start=start, stop=stop)
@@ -63,7 +65,7 @@ def gradients(
         slope = found.pop(own)
         for p, g in found.items():
             total[p] = add(total[p], g) if p in total else g
-        slopes[part] = after(slope, *total.values()) if total else slope  # then these logits are done with
+        slopes[part] = after(slope, *total.values()) if total else slope  # frees these logits before the next chunk
         largest = logits.nbytes
     for p, g in backward(slopes, params).items():
         total[p] = add(total[p], g) if p in total else g

@@ -1,6 +1,8 @@
-"""L-BFGS (Nocedal, 1980) on the host for small problems, with a line search by backtracking to the Wolfe condition.
+"""L-BFGS (Nocedal, 1980) on the host for small problems, with a line search by backtracking to the
+Wolfe condition.
 
-Defaults are llama.cpp's: six corrections, 100 iterations, 20 steps of the line search, ftol 1e-4, Wolfe 0.9.
+Defaults are llama.cpp's: six corrections, 100 iterations, 20 steps of the line search, ftol 1e-4,
+Wolfe 0.9.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def minimize(
     max_step: float = 1e20,
     pairs: Pairs = (),
 ) -> Minimum:
-    """The best point found from x. `eps` bounds ‖g‖ / max(1, ‖x‖) at the end. A search that goes on from another's `x`
-    and `pairs` does what that one would have done."""
+    """The best point found from x. `eps` bounds ‖g‖ / max(1, ‖x‖) at the end. A search that goes on
+    from another's `x` and `pairs` does what that one would have done."""
     loss, g = evaluate(x)
     best = Minimum(x.copy(), loss, first=loss)
     known = deque(pairs, maxlen=m)

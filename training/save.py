@@ -22,7 +22,7 @@ from logitless.training.trainable import LORA, Trainable
 
 
 def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hparams, dtype: str = "f32") -> None:
-    """The adapter, or the whole model: trained matrices in `dtype`, what was not trained as it was."""
+    """Write the adapter, or the model: trained matrices in `dtype`, the rest as in the file."""
     if trainable.kind == LORA:
         write_adapter(path, trainable.adapter(), gguf, h, Path(path).stem)
         return
@@ -64,12 +64,13 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
 
 
 def _stays_f32(name: str, info: TensorInfo) -> bool:
-    """What llama.cpp wants in f32: vectors (also as columns), and the matrix by which rows choose experts."""
+    """True for tensors that llama.cpp needs in f32: vectors (also as columns) and router
+    matrices."""
     return len(info.shape) == 1 or name.endswith((".bias", ".ssm_a", ".ssm_d", "_norm.weight", "ffn_gate_inp.weight"))
 
 
 def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:
-    """A tensor of a file, whose pages leave the process again."""
+    """A tensor's bytes from the file, whose pages leave the process again."""
     raw = gguf.bytes_of(name)
     yield raw.view(np.float32) if gguf.tensors[name].dtype == "f32" else raw
     gguf.release()

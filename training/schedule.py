@@ -13,10 +13,11 @@ from logitless.training.errors import TrainingError
 class Schedule:
     """The rate at a step. Names and defaults are llama.cpp's.
 
-    `cosine`: linear warm-up, then a cosine down to `cos_decay_min`. With restarts every period is `cos_decay_restart`
-    times longer than the one before, counted from the end of the warm-up; without, the cosine is counted from step 0,
-    as llama.cpp's trainer does. `min_alpha` is a floor for all of it, the warm-up too. `halving`: the rate falls from
-    `alpha` to `lr_min` over `decay_epochs`, by powers of one half, constant within an epoch. `constant`: warm-up only.
+    `cosine`: linear warm-up, then a cosine down to `cos_decay_min`. With restarts every period is
+    `cos_decay_restart` times longer than the one before, counted from the end of the warm-up;
+    without, the cosine is counted from step 0, as llama.cpp's trainer does. `min_alpha` is a floor
+    for all of it, the warm-up too. `halving`: the rate falls from `alpha` to `lr_min` over
+    `decay_epochs`, by powers of one half, constant within an epoch. `constant`: warm-up only.
     """
 
     alpha: float = 1e-3
@@ -76,7 +77,8 @@ class Schedule:
 
 @dataclass(slots=True)
 class Stopping:
-    """Rules that end a run early; a value of 0 or less disables a rule. `update` after every optimizer step."""
+    """Rules that end a run early; a value of 0 or less disables a rule. `update` after every
+    optimizer step."""
 
     past: int = 0  # compare with the loss this many steps ago
     delta: float = 1e-5  # the relative change that still counts as progress
@@ -90,7 +92,7 @@ class Stopping:
     n_updates: int = 0
 
     def update(self, loss: float) -> str | None:
-        """The reason to stop, or None."""
+        """Reason to stop after a step with this loss, or None."""
         self.n_updates += 1
         if not math.isfinite(loss):
             return "the loss is not finite"
@@ -112,7 +114,7 @@ class Stopping:
         return None
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Counters for a checkpoint."""
         return {
             "best_loss": self.best_loss,
             "previous_loss": self.previous_loss,
@@ -128,8 +130,8 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW or SGD, with the defaults of llama.cpp's trainer. `decay` is multiplied by the rate; of the
-    rest SGD has nothing."""
+    """AdamW or SGD, with the defaults of llama.cpp's trainer. `decay` is multiplied by the rate; of
+    the rest SGD has nothing."""
 
     kind: str = "adamw"  # "adamw" | "sgd"
     beta1: float = 0.9

@@ -27,7 +27,8 @@ _UNIT = 16  # windows are multiples of this long, so that few plans serve all te
 
 @dataclass(frozen=True)
 class Score:
-    """Of one text. `log_probs[i]` is of token i + 1; `loss` is the mean over the `n_counted` that are to be learned."""
+    """Score of one text. `log_probs[i]` is of token i + 1; `loss` is the mean over `n_counted`
+    labels."""
 
     log_probs: npt.NDArray[np.float32]
     loss: float
@@ -36,7 +37,8 @@ class Score:
 
 
 def score(tuned: AdaptedModel, example: Example, *, gradient: bool = False) -> Score:
-    """ValueError for a text of fewer than two tokens. `gradient`: of the mean loss, its norm over all weights."""
+    """Score a text. ValueError for fewer than two tokens. `gradient`: also the norm of the mean
+    loss's gradient by all weights."""
     n = len(example.tokens) - 1
     if n < 1:
         raise ValueError("a text needs at least two tokens to be scored")
@@ -57,7 +59,7 @@ def score(tuned: AdaptedModel, example: Example, *, gradient: bool = False) -> S
 
 
 def _norm(steps: Steps, window: Sample, more: Feeds) -> float:
-    """Of the gradient of the mean loss by all weights of the file."""
+    """Norm of the mean loss's gradient by all weights of the file."""
     tensors = steps.trainable.model.weights.tensors
     weights = [t for name, t in tensors.items() if not name.startswith("rope_")]
 

@@ -1,4 +1,5 @@
-"""New models: hyper-parameters, a vocabulary from another GGUF file, weights initialised as for GPT-2."""
+"""New models: hyper-parameters, a vocabulary from another GGUF file, weights initialised as for
+GPT-2."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ def new_model(
     name: str = "",
     chat_template: str | None = None,
 ) -> None:
-    """Write a Llama model in F32 with random weights and the vocabulary of another file (None: bytes), to be trained.
+    """Write a Llama model in F32 with random weights and the vocabulary of another file (None:
+    bytes), to be trained.
 
-    The output matrix is the embedding. Projections into the residual stream are smaller by √(2 · n_layer), as in GPT-2.
+    The output matrix is the embedding. Projections into the residual stream are smaller by √(2 ·
+    n_layer), as in GPT-2.
     """
     if vocabulary is None:
         keys, n_vocab = byte_vocabulary()
@@ -92,9 +95,11 @@ def write_model(
 
 
 def byte_vocabulary() -> tuple[dict[str, Key], int]:
-    """A vocabulary of the 256 bytes and <unk>, <s>, </s>: every text is as many tokens as it has bytes.
+    """A vocabulary of the 256 bytes and <unk>, <s>, </s>: every text is as many tokens as it has
+    bytes.
 
-    The space has a token of its own too, because SentencePiece writes it as a character of three bytes.
+    The space has a token of its own too, because SentencePiece writes it as a character of three
+    bytes.
     """
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     types = [2, 3, 3] + [6] * 256 + [1]  # gguf.TokenType: unknown, control, byte, normal

@@ -42,10 +42,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of some device run is done: the device is free for other things, such as another
-    model's step.
-
-    `following`: seconds that the next part will take, 0 where that is not known."""
+    """Event: a slice of a device run is done, and the device is free for other work, such as a
+    step of requests. `following`: expected seconds of the next slice, 0 if unknown."""
 
     following: float = 0.0
 
@@ -54,7 +52,7 @@ Slices = Generator[Slice, None, T]
 
 
 def outcome(parts: Slices[T]) -> T:
-    """What work in parts returns, all done in one go."""
+    """Run a sliced computation to its end; returns its result."""
     while True:
         try:
             next(parts)
@@ -65,7 +63,8 @@ def outcome(parts: Slices[T]) -> T:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Of one device run. `losses` (rows,) are of every label, 0 where it does not count."""
+    """Result of one device run. `losses` (rows,): one per label, 0 where the label does not
+    count."""
 
     losses: npt.NDArray[np.float32]
     n_data: int
@@ -78,11 +77,11 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that a run takes on a device.
+    """Bytes of a run on one device.
 
-    `weights`: what is read and not trained, as the device keeps it. `gradients`: sums over the
-    device runs of a step; those of one run are in the `arena`, with everything else that lives
-    within it."""
+    `weights`: frozen ones, in the device's layout. `gradients`: sums over the micro-batches of a
+    step; those of one micro-batch are in the `arena`, with all other intermediate results.
+    """
 
     device: str
     weights: int
@@ -98,8 +97,7 @@ class Footprint:
 
 
 class Steps:
-    """The plans of one run, with the states of its optimizer. `prefix` keeps runs of one session
-    apart."""
+    """Plans and optimizer state of one run. `prefix` separates the runs of one session."""
 
     def __init__(
         self,
@@ -130,20 +128,20 @@ class Steps:
         session, params = trainable.session, trainable.params
         kinds = "mv" if optimizer.kind == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
-        self._totals: list[Tensor] = []  # gradients of a logical batch, where it takes several runs
-        self._ahead: dict[str, Measurement] = {}  # of plans that are still to be made
+        self._totals: list[Tensor] = []  # gradient sums over micro-batches
+        self._ahead: dict[str, Measurement] = {}  # of plans not made yet
 
     @property
     def optimizer_nbytes(self) -> int:
         return sum(t.nbytes for pair in self.moments for t in pair)
 
     def state_names(self) -> list[str]:
-        """Every state of the run."""
+        """Names of all variables of the run."""
         own = [*self.trainable.params, *(t for pair in self.moments for t in pair), *self._totals]
         return [t.name for t in own]
 
     def forget(self) -> None:
-        """Give up the memory of the run, its parameters' too."""
+        """Free the memory of the run, its parameters included."""
         self.trainable.session.delete(self.state_names(), self._apart)
 
     # -- graphs
@@ -169,7 +167,7 @@ class Steps:
         return [*outputs, *(accumulate(total, g) for total, g in zip(self._totals, gradients, strict=True))]
 
     def _step(self) -> list[Tensor]:
-        """One run for forward, backward and the optimizer."""
+        """Forward, backward and optimizer in one device run."""
         gradients, outputs = self._gradients()
         return [*outputs, *self._update(gradients)]
 
@@ -177,10 +175,11 @@ class Steps:
         return [*self._update(self._totals), *(clear(total) for total in self._totals)]
 
     def _update(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The optimizer's steps, and the norm of all gradients.
+        """Optimizer steps, and the global gradient norm.
 
-        Clipping needs the norm first, so all gradients at once. Without it each is gone after its
-        own step. SGD is the plain formula, as llama.cpp's: no clipping, and all tensors decay."""
+        Clipping needs the norm first, so all gradients live at once; without it each is freed after
+        its own step. SGD is llama.cpp's: no clipping, and all tensors decay.
+        """
         o = self.optimizer
         sums = [square_sums(g) for g in gradients]
         norm = norm_of_sums(*sums)
@@ -202,15 +201,13 @@ class Steps:
             self._totals = [session.define(f"{self.prefix}.g.{p.name}", p.shape) for p in self.trainable.params]
 
     def everything(self) -> list[Tensor]:
-        """A graph with every kind of node that training has."""
+        """A graph with every node kind of training."""
         return self._step()
 
     def footprint(self, n_runs: int = 1, *, validates: bool = True) -> list[Footprint]:
-        """What a run takes on each device when an optimizer step is so many device runs; nothing is
-        allocated there.
-
-        What it takes of the process besides is there afterwards, as long as this object is.
-        """
+        """Bytes of a run on each device, for `n_runs` micro-batches a step. Nothing is allocated
+        on devices; memory of the process (kernels, programs) is, for as long as this object
+        lives."""
         builds = self._builds(n_runs, validates)
         needed, self._planned = self.trainable.session.planned_bytes(builds.values())
         parameters = {p.name for p in self.trainable.params}
@@ -234,8 +231,7 @@ class Steps:
         ]
 
     def _builds(self, n_runs: int, validates: bool) -> dict[str, Build]:
-        """The graphs of a run by the names of their plans, in the order in which they will be
-        made."""
+        """Graphs of the run by plan name, in the order of planning."""
         builds: dict[str, Build] = {"step": self._step}
         if n_runs > 1 or self.on_gradients is not None:
             self._define_totals()
@@ -243,8 +239,7 @@ class Steps:
         return {**builds, "evaluate": self._evaluate} if validates else builds
 
     def plan_ahead(self, n_runs: int, *, validates: bool) -> list[Tensor]:
-        """Do now, on any thread, what is most of the work of making the run's plans; the nodes of
-        all of them."""
+        """Measure the run's plans ahead, on any thread; returns the nodes of all of them."""
         session, builds = self.trainable.session, self._builds(n_runs, validates)
         self._ahead = dict(zip(builds, session.measure_all(builds.values()), strict=True))
         for p in self.trainable.params:
@@ -252,7 +247,7 @@ class Steps:
         return [t for placement, _ in self._ahead.values() for t in placement.order]
 
     def settle(self) -> Slices[None]:
-        """Bring the parameters to their devices, where plans were made ahead."""
+        """Upload the parameters to their devices, where plans were made ahead."""
         homes = {name: b for placement, _ in self._ahead.values() for name, b in placement.variable_backend.items()}
         if homes:
             for _ in self.trainable.session.upload(homes, [p.name for p in self.trainable.params]):
@@ -261,18 +256,18 @@ class Steps:
     # -- runs
 
     def evaluate(self, windows: Sequence[Sample], more: Feeds | None = None) -> BatchResult:
-        """Loss and accuracy, with nothing changed. `more`: feeds of the model itself."""
+        """Loss and accuracy without an update. `more`: inputs of the model itself."""
         return outcome(self.evaluation(windows, more))
 
     def evaluation(self, windows: Sequence[Sample], more: Feeds | None = None) -> Slices[BatchResult]:
-        """The same in parts."""
+        """`evaluate` in slices."""
         feeds = {**self.feeds(windows, 1.0), **(more or {})}
         outputs = yield from self._run("evaluate", self._evaluate, feeds, self._n_outputs)
         return self._result(windows, outputs)
 
     def step(self, batches: Sequence[Sequence[Sample]], n: int, rate: float) -> Slices[tuple[list[BatchResult], float]]:
-        """Optimizer step number n (from 1) on all micro-batches: their results, and the norm of the
-        gradient."""
+        """Optimizer step n (from 1) over all micro-batches, in slices: their results, and the
+        gradient norm."""
         total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
         if len(batches) == 1 and self.on_gradients is None:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
@@ -306,14 +301,14 @@ class Steps:
 
     @property
     def _n_outputs(self) -> int:
-        """Tensors of a batch's losses and likeliest tokens."""
+        """Number of a run's loss and argmax tensors."""
         return 2 * len(logit_chunks(self.trainable.model, self.n_batch * self.n_ctx))
 
     def _run(
         self, key: str, build: Build, feeds: Feeds, n_outputs: int, *, norm: bool = False
     ) -> Slices[list[npt.NDArray[Any]]]:
-        """Run a plan and bring back what it tells first, and the norm: parameters and moments stay
-        on the device."""
+        """Run a plan; returns the losses and the norm. Parameters and moments stay on the
+        device."""
         plan = self.trainable.session.cached_plan((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
         wanted: list[int | None] = [None] * n_outputs
         if norm:
@@ -336,7 +331,7 @@ class Steps:
         return {"optimizer": params, "clip": np.array(o.gclip, np.float32)}
 
     def feeds(self, windows: Sequence[Sample], total: float) -> Feeds:
-        """A batch; one that is not full is filled up with windows that do not count."""
+        """Inputs of a batch, padded with samples that do not count."""
         n, length = self.n_batch, self.n_ctx
         tokens, targets, pos, start = (np.zeros((n, length), np.int32) for _ in range(4))
         weight = np.zeros((n, length), np.float32)

@@ -26,14 +26,14 @@ from logitless.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
 FULL, LORA = "train_model", "finetune_lora"
-Owner = Callable[[Callable[[], Any]], Any]  # has something done by the thread that the devices belong to
+Owner = Callable[[Callable[[], Any]], Any]  # runs a call on the devices' thread
 
 
 def at_once(call: Callable[[], Any]) -> Any:
     return call()
 
 
-# flag → the tensors that it means, as in llama.cpp's finetune
+# flag → tensor names, as in llama.cpp's finetune
 RANKS = {
     "tok_embd": "token_embd.weight",
     "out": "output.weight",
@@ -48,17 +48,18 @@ RANKS = {
     "ffn_norm": "blk.*.ffn_norm.weight",
     "out_norm": "output_norm.weight",
 }
-# of layers that keep a state, which llama.cpp's finetune does not name
+# recurrent layers, which llama.cpp's finetune does not name
 _OF_STATES = tuple(f"blk.*.{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_[io]*", "shortconv.*_proj"))
-# constants, what only chooses experts, and heads that make scores or vectors: a text's loss is not theirs
+# constants, router biases, and embedding or ranking heads: the language-model loss has no gradient
 _WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_")
-# as large as the vocabulary, or not used by llama.cpp: these have a rank only where it is named
+# as large as the vocabulary, or unused by llama.cpp: trained only where a rank is given
 _BY_NAME = ("tok_embd", "out", "att_norm", "ffn_norm", "out_norm")
 
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """`ranks` overrides the rank of a kind of tensor (RANKS); 0 leaves it alone. `alpha` 0 stands for each rank."""
+    """LoRA ranks. `ranks` overrides `rank` by tensor kind (RANKS), 0 skips it; `alpha` 0: each
+    pair's rank."""
 
     rank: int = 4
     alpha: float = 0.0
@@ -74,9 +75,8 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class Trainable:
-    """A model, its parameters in a fixed order (states of the session), and how they are named in files.
-
-    `owner`: reads from another thread go through it."""
+    """A model with its trained parameters (variables of the session) in a fixed order, and their
+    names in files. `owner`: runs a call on the thread that owns the devices."""
 
     kind: str  # FULL | LORA
     session: Session
@@ -91,7 +91,7 @@ class Trainable:
         return sum(p.nbytes // 4 for p in self.params)
 
     def read(self) -> dict[str, F32]:
-        """The parameters' numbers by their names in files."""
+        """Parameters by file name."""
         return {name: self.owner(partial(self.session.read, p.name)) for name, p in self._named}
 
     @property
@@ -99,11 +99,11 @@ class Trainable:
         return zip(self.names, self.params, strict=True)
 
     def pieces(self, name: str) -> Iterator[F32]:
-        """A parameter by its name in files, some rows at a time."""
+        """A parameter by file name, a block of rows at a time."""
         return self.numbers(self.params[self.names.index(name)])
 
     def numbers(self, t: Tensor) -> Iterator[F32]:
-        """The numbers of an f32 state, some rows at a time, so that no copy of it is ever there as a whole."""
+        """An f32 variable, a block of rows at a time, never copied as a whole."""
         row = t.nbytes // t.shape[0]
         step = max(1, UPLOAD_NBYTES // row) * row
         for start in range(0, t.nbytes, step):
@@ -119,7 +119,7 @@ class Trainable:
             self.session.write(p.name, np.ascontiguousarray(given, np.float32))
 
     def adapter(self) -> Adapter:
-        """The adapter as it stands."""
+        """The current adapter."""
         assert self.lora is not None
         values = self.read()
         weights = [name.removesuffix(".lora_a") for name in self.names if name.endswith(".lora_a")]
@@ -127,7 +127,7 @@ class Trainable:
 
 
 def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "train") -> Trainable:
-    """Adapters whose product is zero at first: A is drawn with a deviation of 1/√n_in, B is 0."""
+    """LoRA parameters with product 0: A is normal with deviation 1/√n_in, B is 0."""
     rng = np.random.default_rng([options.seed, 4])
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     factors: dict[str, float] = {}
@@ -154,7 +154,8 @@ def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "tr
 def full(
     session: Session, model: Model, gguf: GGUFFile, h: Hparams, patterns: Sequence[str] = ("*",), prefix: str = "train"
 ) -> Trainable:
-    """Every weight whose name matches one of the patterns, in f32; the others stay as they are in the file."""
+    """Full finetuning: weights whose name matches a pattern, in f32; the others stay as in the
+    file."""
     tensors = dict(model.weights.tensors)
     params, names = [], []
     for name, part in check_weights(gguf, h).items():

@@ -1,4 +1,5 @@
-"""The training loop: optimizer steps over shuffled windows, validation after each epoch, saving, stopping.
+"""The training loop: optimizer steps over shuffled windows, validation after each epoch, saving,
+stopping.
 
 `Trainer.work` is a generator that makes one device run, or (`apart`) a part of one, at a time, so
 that whoever owns the device can do other things in between. `fit` runs it to the end."""
@@ -21,8 +22,8 @@ from logitless.training.trainable import Trainable
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run. A logical batch is `n_batch` windows times `grad_acc` device runs. 0 or less
-    means no limit."""
+    """Settings of one run. A logical batch is `n_batch` samples times `grad_acc` micro-batches.
+    0 or less means no limit."""
 
     n_ctx: int = 128
     n_batch: int = 8
@@ -30,7 +31,7 @@ class Settings:
     n_epochs: float = 0
     max_steps: int = 256
     save_every: int = 0  # optimizer steps
-    checkpointing: bool = True  # of gradients: less memory, the same bits, a second forward pass
+    checkpointing: bool = True  # gradient checkpointing: less memory, same bits, a second forward pass
     validate_every: int = 0  # optimizer steps; 0: after each epoch
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -73,20 +74,20 @@ class Counters:
     """Exact counts of steps, samples, tokens and epochs done."""
 
     iterations: int = 0  # optimizer steps
-    samples: int = 0  # windows
+    samples: int = 0  # packed ones
     tokens: int = 0
     epochs: int = 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step is done. `result` adds up this epoch's steps so far, as measured before
-    each of them."""
+    """Event: an optimizer step is done. `result` sums up this epoch's steps, measured before
+    each update."""
 
     iteration: int
     n_steps: int  # of the whole run; 0: not known
     epoch: int
-    sample: int  # windows of this epoch so far
+    sample: int  # samples of this epoch so far
     n_samples: int
     loss: float
     accuracy: float
@@ -99,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Validating:
-    """One device run of validation is done."""
+    """Event: one validation batch is done."""
 
     sample: int
     n_samples: int
@@ -115,7 +116,7 @@ class Validated:
 
 @dataclass(frozen=True)
 class Save:
-    """Now is the time to write a checkpoint; `last`: the run is over."""
+    """Event: time to write a checkpoint; `last`: the run is over."""
 
     iteration: int
     last: bool = False
@@ -123,8 +124,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Settled:
-    """All that belongs to the steps so far is done, so `Trainer.state` says everything that the
-    rest depends on."""
+    """Event: between two steps; `Trainer.state` now describes the run completely."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ Event = Slice | Step | Validating | Validated | Save | Settled | Finished
 
 @dataclass
 class Control:
-    """What a callback may change before an optimizer step: its rate, and whether to go on."""
+    """Settings of the next optimizer step that a callback may change."""
 
     iteration: int
     epoch: int
@@ -197,7 +197,8 @@ class Trainer:
         return min(limits)
 
     def work(self) -> Generator[Event, None, None]:
-        """Run to the end; closing the generator ends it between two device runs."""
+        """Run to the end, one event at a time; closing the generator ends the run between two
+        slices."""
         yield from self.steps.settle()
         reason, cancelled = "", False
         while not reason:
@@ -220,10 +221,10 @@ class Trainer:
         yield Save(self.counters.iterations, last=True)
         yield Finished(reason, cancelled)
 
-    _validated = -1  # the iteration of the last validation
+    _validated = -1  # iteration of the last validation
 
     def fit(self, on_event: Callable[[Event], None] | None = None) -> Finished:
-        """`work` in one go."""
+        """Run to the end."""
         last: Event = Finished("")
         for last in self.work():
             if on_event is not None:
@@ -295,7 +296,7 @@ class Trainer:
     # -- state
 
     def state(self) -> dict[str, Any]:
-        """Everything but the tensors."""
+        """State of the run without tensors."""
         r = self.epoch_result
         return {
             "counters": replace(self.counters),
@@ -306,7 +307,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:
-        """Go on from a state. False when the data are not the same, and their order begins anew."""
+        """Resume from a state. False: the data differ, and their order begins anew."""
         self.counters = replace(state["counters"])
         self.stopping.restore(state["stopping"])
         self.epoch_result = state["epoch_result"]

@@ -1,4 +1,5 @@
-"""Rows of JSONL training files: `text`, `prompt` with `completion`, or chat `messages`, checked line by line."""
+"""Rows of JSONL training files: `text`, `prompt` with `completion`, or chat `messages`, checked
+line by line."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MAX_LINE = 16 << 20  # bytes
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One row: texts in order, each with whether the model is to learn it, or a conversation for the chat template."""
+    """One row: texts with a flag each for those that are learned, or a conversation for the chat
+    template."""
 
     line: int
     parts: tuple[tuple[str, bool], ...] = ()
@@ -25,7 +27,7 @@ class DatasetRow:
 
 
 def read_rows(file: BinaryIO, name: str) -> Iterator[DatasetRow]:
-    """Every row of a JSONL file, of which no more than a line is held. TrainingError names the file, the line, and the
+    """Rows of a JSONL file, read line by line. TrainingError names the file, the line and the
     field at fault."""
     number = n_rows = 0
     while line := file.readline(MAX_LINE + len(BOM_UTF8) + 2):  # more than the longest line has with what is around it
@@ -61,7 +63,7 @@ def _row(line: bytes, number: int, where: str) -> DatasetRow:
 
 
 def parse_row(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
-    """A row that is an object already; TrainingError begins with `where`."""
+    """A row from a JSON object; TrainingError begins with `where`."""
     kinds = [key for key in ("messages", "prompt", "text") if row.get(key) is not None]
     if len(kinds) != 1:
         raise TrainingError(f"{where}: must have one of 'text', 'prompt' with 'completion', and 'messages'")
@@ -83,7 +85,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 class _KeyTwice(ValueError):
-    """A JSON object has this key twice."""
+    """Duplicate key of a JSON object."""
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Loading training files: a text or JSONL rows become datasets by the model's vocabulary and chat template."""
+"""Loading training files: a text or JSONL rows become datasets by the model's vocabulary and chat
+template."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from logitless.training.errors import TrainingError
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How a file becomes windows of `n_ctx` tokens. `sample_start` None: windows every `stride`
-    tokens (0: n_ctx/2)."""
+    """Splitting of a file into samples of `n_ctx` tokens. `sample_start` None: one every
+    `stride` tokens (0: n_ctx/2)."""
 
     n_ctx: int = 128
     stride: int = 0
@@ -39,8 +40,7 @@ class DataOptions:
 
 
 def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions) -> Dataset:
-    """The windows of a file; `.jsonl` files are rows, all others one text. TrainingError says what
-    is wrong with it."""
+    """Samples of a file: rows of .jsonl files, else one text. TrainingError names what is wrong."""
     path = Path(path)
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return jsonl_dataset(path, str(path), tokenizer, template, o)
@@ -54,8 +54,7 @@ def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate 
 def jsonl_dataset(
     path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
 ) -> PackedExamples:
-    """`name`: what messages call the file. It is read line by line; the tokens are what is kept of
-    it."""
+    """Packed samples of a JSONL file, read line by line; `name` stands for it in messages."""
     with path.open("rb") as file:
         return packed_rows(read_rows(file, name), name, tokenizer, template, o)
 
@@ -63,7 +62,7 @@ def jsonl_dataset(
 def rows_dataset(
     rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
 ) -> PackedExamples:
-    """The same rows as objects, numbered from 1 in messages."""
+    """Packed samples of rows given as objects, numbered from 1 in messages."""
     name = "rows"
     records = (parse_row(row, i, f"{name}: line {i}") for i, row in enumerate(rows, 1))
     return packed_rows(records, name, tokenizer, template, o)

@@ -18,7 +18,8 @@ from logitless.training.errors import TrainingError
 
 @dataclass(frozen=True)
 class Sample:
-    """T tokens of one or several sequences. `starts` are where a sequence begins; they do not see each other."""
+    """T tokens of one or several sequences, which do not see each other. `starts`: where each
+    begins."""
 
     tokens: I32  # (T,)
     labels: I32  # (T,): the token after each
@@ -27,7 +28,8 @@ class Sample:
 
 
 class Dataset(Protocol):
-    """Windows by number. `window(i, rng)` may draw from rng (random offsets); the same draws give the same window."""
+    """Samples by index. `window(i, rng)` may draw from rng (random offsets); equal draws give
+    equal samples."""
 
     n_window: int  # T
 
@@ -43,12 +45,13 @@ class Dataset(Protocol):
 
     @property
     def ends(self) -> I32:
-        """Where the tokens end that a window may learn from; windows that end before another begins share none."""
+        """Where the tokens of each sample end; samples that end before another begins share
+        none."""
         ...
 
 
 class TextWindows:
-    """Windows of T tokens of one long text, a new one every `stride`; the label is the next token of the text."""
+    """Samples of T tokens of one long text, one every `stride`; a label is the next token."""
 
     def __init__(self, tokens: I32, n_window: int, stride: int = 0, name: str = "the text") -> None:
         stride = stride or max(1, n_window // 2)
@@ -73,18 +76,19 @@ class TextWindows:
 
 
 class PackedExamples:
-    """Examples in windows of T tokens, several in one where they fit, in the order given; longer ones are cut.
+    """Packed samples: several examples in T tokens where they fit, in their order; longer ones are
+    cut.
 
-    The sequences of a window do not see each other, so a packed example has the loss that it has alone. Five bytes a
-    token are kept, and each example only for as long as it is packed.
+    The sequences of a sample do not see each other, so a packed example has the loss that it has
+    alone. The dataset takes five bytes a token; an example is kept only until it is packed.
     """
 
     def __init__(
         self, examples: Iterable[Example], n_window: int, *, pack: bool = True, name: str = "the data"
     ) -> None:
         self.n_window = n_window
-        tokens, learn = array("i"), bytearray()  # of all pieces
-        bounds, rows = array("q", [0]), array("q")  # where each piece begins; the first piece of each window
+        tokens, learn = array("i"), bytearray()  # of all sequences
+        bounds, rows = array("q", [0]), array("q")  # start of each sequence; first sequence of each sample
         room = 0
         for example in examples:
             for a in range(0, max(1, len(example.tokens) - 1), n_window):
@@ -119,7 +123,7 @@ class PackedExamples:
         return self.begins + self.sizes
 
     def joined(self, other: PackedExamples) -> PackedExamples:
-        """These windows, then the other's."""
+        """These samples, then the other dataset's."""
         both = copy(self)
         both._tokens = np.concatenate([self._tokens, other._tokens])
         both._learn = np.concatenate([self._learn, other._learn])
@@ -141,13 +145,13 @@ class PackedExamples:
             starts.append(at)
             at += n
         if at < self.n_window:
-            starts.append(at)  # what fills it up is a sequence of its own
+            starts.append(at)  # padding is its own sequence
         return Sample(tokens, labels, weights, tuple(starts))
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """How samples of a text fill windows."""
+    """Padding and separators of text samples."""
 
     fill_with_next: bool = False
     separate_with_eos: bool = False
@@ -156,7 +160,8 @@ class SampleOptions:
 
 
 class TextSamples:
-    """One window a sample of a text: BOS, then the sample's tokens, then end tokens or the samples that follow it."""
+    """Samples of a text, one of T tokens each: BOS, the sample, then EOS padding or the samples
+    after it."""
 
     def __init__(
         self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_window: int, bos: int, eos: int,
@@ -201,9 +206,9 @@ class TextSamples:
 def find_samples(
     text: str, start: str, n_window: int, *, include_start: bool = False, overlapping: bool = False
 ) -> list[tuple[int, int]]:
-    """(begin, end) in characters of every sample: what follows each occurrence of `start`.
+    """(begin, end) in characters of every sample: the text after each occurrence of `start`.
 
-    A sample ends where the next begins; `overlapping` ones go on for as long as the longest of them, or the window. A
+    A sample ends where the next begins; `overlapping` ones have the length of the longest, or T. A
     text without the pattern is one sample.
     """
     found = []

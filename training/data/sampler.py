@@ -1,4 +1,5 @@
-"""Sampler: the order of windows, shuffled anew each epoch, resumed exactly from three numbers and a state."""
+"""Sampler: the order of windows, shuffled anew each epoch, resumed exactly from three numbers and a
+state."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from logitless.training.errors import TrainingError
 
 
 def identity(name: str, begins: I32, sizes: I32) -> int:
-    """A 64-bit hash of what the samples are: the file's name, their number, where they begin and how long they are."""
+    """64-bit hash of a dataset: the file's name, the number, starts and lengths of its samples."""
     h = hashlib.sha256(f"{name}\0{len(begins)}\0".encode())
     h.update(np.ascontiguousarray(begins, np.int32).tobytes())
     h.update(np.ascontiguousarray(sizes, np.int32).tobytes())
@@ -24,7 +25,8 @@ def identity(name: str, begins: I32, sizes: I32) -> int:
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
-    """Training and validation indices of n samples: all are shuffled once, then the last `fraction` validates."""
+    """Training and validation indices of n samples: shuffled once, the last `fraction`
+    validates."""
     if not 0 <= fraction < 1:
         raise TrainingError(f"the validation split must be at least 0 and below 1, not {fraction}")
     order = np.random.default_rng([seed, 1]).permutation(n)
@@ -35,8 +37,8 @@ def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
 
 
 def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I32]:
-    """The same of windows, so that no token is learned that validates: where windows overlap they are not shuffled, the
-    last of the text validate, and those that reach into them are left out."""
+    """Training and validation indices without shared tokens. Overlapping samples are not
+    shuffled: the last of the text validate, and those that overlap them are left out."""
     training, held_out = split(len(dataset), fraction, seed)
     begins, ends = dataset.begins, dataset.ends
     if not len(held_out) or (ends[:-1] <= begins[1:]).all():
@@ -44,7 +46,7 @@ def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I3
     first, last = len(training), int((begins + dataset.sizes).max())
     n_apart = int((np.maximum.accumulate(ends) <= begins[first]).sum())
     held_out = np.arange(first, len(dataset), dtype=np.int32)
-    held_out = held_out[ends[first:] <= last]  # what the end of the text has no room for begins it again
+    held_out = held_out[ends[first:] <= last]  # drop samples that wrap around the end of the text
     if not n_apart or not len(held_out):
         raise TrainingError(
             f"a validation split of {fraction} of {len(dataset)} samples that overlap leaves none apart"
@@ -54,10 +56,9 @@ def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I3
 
 @dataclass
 class Sampler:
-    """Endless windows of a dataset's training part, epoch by epoch. `state` and `restore` continue it elsewhere.
-
-    Each epoch shuffles the original order, so that it depends on the generator's state alone.
-    """
+    """Endless samples of a dataset's training part, reshuffled each epoch. `state` and `restore`
+    resume it elsewhere. Each epoch shuffles the original order, so it depends on the generator's
+    state alone."""
 
     dataset: Dataset
     indices: I32  # into the dataset
@@ -67,7 +68,7 @@ class Sampler:
     epoch: int = 0
     next: int = 0  # position in this epoch's order
     _rng: np.random.Generator = field(init=False)
-    _begun: dict[str, Any] = field(init=False)  # the generator's state before it shuffled this epoch
+    _begun: dict[str, Any] = field(init=False)  # the generator's state before this epoch's shuffle
     _order: I32 = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class Sampler:
         return len(self.indices)
 
     def take(self, n: int) -> list[Sample]:
-        """The next n windows; a batch may span two epochs."""
+        """The next n samples; a batch may span two epochs."""
         return [self._take() for _ in range(n)]
 
     def _take(self) -> Sample:
@@ -109,7 +110,7 @@ class Sampler:
         }
 
     def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:
-        """Continue where `state` was taken. False, and a fresh order, when the samples are not the same ones."""
+        """Resume at `state`. False, and a fresh order, if the samples are not the same."""
         if force_reshuffle or state["samples_hash"] != self.hash or state["sample_count"] != len(self.indices):
             self.epoch = int(state["epoch"])
             return False
@@ -120,7 +121,7 @@ class Sampler:
 
 
 def validation(dataset: Dataset, indices: I32, n_batch: int) -> Iterator[list[Sample]]:
-    """The validation windows in batches of n, always the same."""
+    """Validation samples in batches of n, always the same."""
     rng = np.random.default_rng(0)
     for a in range(0, len(indices), n_batch):
         yield [dataset.window(int(i), rng) for i in indices[a : a + n_batch]]

@@ -15,12 +15,12 @@ from logitless.training.errors import TrainingError
 
 I32 = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
-Part = tuple[str, bool]  # a text, and whether it is to be learned
+Part = tuple[str, bool]  # text, and is it learned?
 
 
 @dataclass(frozen=True)
 class Example:
-    """`learn[i]`: the loss counts how well token i is predicted from those before it."""
+    """Tokens of one example. `learn[i]`: the loss includes the prediction of token i."""
 
     tokens: I32  # (n,)
     learn: Mask  # (n,)
@@ -30,10 +30,8 @@ class Example:
 def examples_of(
     records: Iterable[DatasetRow], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
 ) -> Iterator[Example]:
-    """One example a record; a conversation whose template rewrites earlier turns becomes one per turn of the assistant.
-
-    TrainingError names the line whose conversation the template refuses.
-    """
+    """Examples of rows, one each; a conversation whose template rewrites earlier turns becomes
+    one per assistant turn. TrainingError names the line that the template refuses."""
     for record, parts in row_texts(records, template, name):
         where, chat = f"{name}: line {record.line}", bool(record.messages)
         yield _example(_without_bos(parts, tokenizer) if chat else parts, tokenizer, where, end=not chat)
@@ -42,7 +40,7 @@ def examples_of(
 def row_texts(
     records: Iterable[DatasetRow], template: ChatTemplate | None, name: str = ""
 ) -> Iterator[tuple[DatasetRow, Sequence[Part]]]:
-    """The texts of each example, which is all that can be wrong with it; errors as `examples_of`."""
+    """Texts of each example, without tokenizing; errors as `examples_of`."""
     for record in records:
         turns = _turns(record, template, f"{name}: line {record.line}") if record.messages else [record.parts]
         for parts in turns:
@@ -50,22 +48,21 @@ def row_texts(
 
 
 def _example(parts: Sequence[Part], tokenizer: Tokenizer, where: str, *, end: bool) -> Example:
-    """`end`: the text is whole, so the model is to learn that it ends there."""
+    """Tokenized example; `end`: the text is whole, so its EOS is learned."""
     tokens, learn = encode_parts(parts, tokenizer, chat=not end)
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         tokens, learn = [tokenizer.bos_id, *tokens], [False, *learn]
     if end and tokenizer.eos_id is not None:
         tokens, learn = [*tokens, tokenizer.eos_id], [*learn, True]
     if learn:
-        learn[0] = False  # nothing precedes it
+        learn[0] = False  # has no context
     return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where)
 
 
 def encode_parts(parts: Sequence[Part], tokenizer: Tokenizer, *, chat: bool = True) -> tuple[list[int], list[bool]]:
-    """The ids of the joined text, as a prompt would be tokenized, and which of them begin inside a part to be learned.
-
-    A token that straddles the border to a learned part is not learned: at the border the model is given another token.
-    """
+    """Ids of the joined text, tokenized as a prompt would be, and a flag for those that start in
+    a learned part. A token across the border to a learned part is not learned, because inference
+    has another token there."""
     ids = tokenizer.encode("".join(text for text, _ in parts), add_special=False, parse_special=chat)
     starts = _starts(b"".join(text.encode() for text, _ in parts), [tokenizer.piece(id) for id in ids])
     if starts is None:  # the tokenizer changes texts (lower case, accents): no token may straddle a border then
@@ -78,8 +75,8 @@ def encode_parts(parts: Sequence[Part], tokenizer: Tokenizer, *, chat: bool = Tr
 
 
 def _starts(text: bytes, pieces: Sequence[bytes]) -> list[int] | None:
-    """Where each piece begins in the text; None where they do not spell it. A tokenizer may add spaces, or drop some
-    beside its special tokens."""
+    """Byte offset of each piece in the text; None if the pieces do not spell it. A tokenizer may
+    add spaces, or drop some beside special tokens."""
     starts, at = [], 0
     for piece in pieces:
         while at < len(text) and not text.startswith(piece, at) and text[at : at + 1].isspace():

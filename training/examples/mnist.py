@@ -1,4 +1,5 @@
-"""Handwritten digits from the IDX files: a fully connected network (784 → 500 → 10) and a convolutional one."""
+"""Handwritten digits from the IDX files: a fully connected network (784 → 500 → 10) and a
+convolutional one."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ EPOCHS = {"mnist-fc": 30, "mnist-cnn": 8}  # of `train`, with the batches that e
 
 
 def load(folder: str | Path) -> dict[str, tuple[F32, I32]]:
-    """`train` and `test`: images (n, 784) from 0 to 1 and labels (n,). TrainingError names a file that is not right."""
+    """`train` and `test`: images (n, 784) from 0 to 1 and labels (n,). TrainingError names a file
+    that is not right."""
     folder = Path(folder)
     return {
         name: (
@@ -99,7 +101,8 @@ def train(
     seed: int = 0,
     on_epoch: Callable[[int, Result, Result], None] | None = None,
 ) -> Result:
-    """Epochs over 95 % of the training images, validated on the rest; the result of the test images."""
+    """Epochs over 95 % of the training images, validated on the rest; the result of the test
+    images."""
     digits, test = (network.table(name, *data[name]) for name in ("train", "test"))
     indices, held_out = split(len(digits.labels), 0.05, seed)
     rng = np.random.default_rng([seed, 6])

@@ -69,7 +69,8 @@ class Network:
         self.n_steps = 0
 
     def table(self, name: str, x: F32, y: I32) -> Table:
-        """Put examples where the network is: x (n, inputs), y (n,). A batch is then a list of their numbers."""
+        """Put examples where the network is: x (n, inputs), y (n,). A batch is then a list of their
+        numbers."""
         if x.shape != (len(y), self._n_inputs):
             raise TrainingError(f"inputs of shape {x.shape} for {len(y)} labels and {self._n_inputs} inputs")
         return Table(_state(self.session, name, x), y)
@@ -115,7 +116,8 @@ class Network:
         return result
 
     def evaluate(self, data: Table, chosen: I32 | None = None) -> Result:
-        """Loss and accuracy of these rows, or of all; the last batch is filled up with rows that do not count."""
+        """Loss and accuracy of these rows, or of all; the last batch is filled up with rows that do
+        not count."""
         result, n = Result(), self.batches.physical
         chosen = np.arange(len(data.labels), dtype=np.int32) if chosen is None else chosen
         plan = self.session.cached_plan(("evaluate", data.inputs.name), partial(self._evaluate, data))

@@ -1,10 +1,11 @@
 """The sine toy: a one-layer llama that predicts the next of eight heights.
 
-After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 256 examples, each a batch of 8
-waves with 16 iterations of L-BFGS; the targets are logits of −1, and +1 for the next token, and the loss their squared
-error. So many iterations fit a batch better than other waves, and what is left at the end is the mean of the last
-examples' parameters: of seven seeds all draw a sine, without the mean four.
-Cross entropy, AdamW and matrices of a low rank are there to be compared with these.
+After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 256 examples,
+each a batch of 8 waves with 16 iterations of L-BFGS; the targets are logits of −1, and +1 for the
+next token, and the loss their squared error. So many iterations fit a batch better than other
+waves, and what is left at the end is the mean of the last examples' parameters: of seven seeds all
+draw a sine, without the mean four. Cross entropy, AdamW and matrices of a low rank are there to be
+compared with these.
 """
 
 from __future__ import annotations
@@ -174,7 +175,8 @@ class Sine:
 
 
 def low_rank(whole: Trainable, rank: int, seed: int) -> Trainable:
-    """The same with B · A in the place of every matrix but the embedding, as llama.cpp's low-rank-only baby-llama."""
+    """The same with B · A in the place of every matrix but the embedding, as llama.cpp's
+    low-rank-only baby-llama."""
     rng = np.random.default_rng([seed, 11])
     session, tensors = whole.session, dict(whole.model.weights.tensors)
     params: dict[str, Tensor] = {}

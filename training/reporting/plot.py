@@ -37,7 +37,7 @@ class _Word:
 
 
 def refusal(path: str) -> str:
-    """Why no picture can be written under this name; empty if it can."""
+    """Why no picture can be written under this name; "" if it can."""
     if not path.lower().endswith(SUFFIXES):
         return f"{path!r} does not end in {' or '.join(SUFFIXES)}"
     if path.lower().endswith(".png") and importlib.util.find_spec("PIL") is None:
@@ -46,7 +46,7 @@ def refusal(path: str) -> str:
 
 
 def plot(path: str | Path, curves: Mapping[str, Points], title: str = "", x_name: str = "optimizer step") -> None:
-    """Write the picture; points that are not finite are left out. ValueError as `refusal` has it."""
+    """Write the picture; points that are not finite are left out. ValueError: see `refusal`."""
     if reason := refusal(str(path)):
         raise ValueError(reason)
     with unfinished(path) as part:

@@ -24,7 +24,7 @@ def bar(done: float, total: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """1:02:03, or 2:03 below an hour; -:-- where nobody knows."""
+    """1:02:03, or 2:03 below an hour; -:-- if unknown."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, s = divmod(round(seconds), 60)
@@ -33,14 +33,15 @@ def clock(seconds: float) -> str:
 
 
 def uncertain(value: float, uncertainty: float, digits: int) -> str:
-    """1.234±0.005; without the second part where it is not known."""
+    """1.234±0.005; without the second part if unknown."""
     if math.isnan(uncertainty):
         return f"{value:.{digits}f}"
     return f"{value:.{digits}f}±{uncertainty:.{digits}f}"
 
 
 def status(name: str, done: int, total: int, result: Result, elapsed: float, eta: float, speed: float = 0.0) -> str:
-    """One line of at most 80 columns. Where it is short of room, digits of the loss go first, then the time so far."""
+    """One line of at most 80 columns. If it is too long, digits of the loss go first, then the
+    elapsed time."""
     acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty, 1)
     for digits, has_time in ((4, True), (3, True), (4, False), (3, False), (2, False)):
         parts = [
@@ -60,7 +61,8 @@ def status(name: str, done: int, total: int, result: Result, elapsed: float, eta
 
 
 class Reporter:
-    """Turns a run's events into lines: `write(text, final)`; what is not final is to be overwritten."""
+    """Text lines of a run's events: `write(text, final)`; lines that are not final may be
+    overwritten."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Reporter:
             self.write(status("val", n, n, event.result, spent, 0.0), True)
 
     def outside(self, seconds: float) -> None:
-        """Time that was spent on saving or validating: no part of a step's."""
+        """Exclude seconds of saving or validating from the time of a step."""
         self._saving += seconds
 
     def _step(self, e: Step) -> None:

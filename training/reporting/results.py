@@ -1,4 +1,5 @@
-"""Loss and accuracy of an evaluation with the uncertainties of their means (llama.cpp's ggml_opt_result)."""
+"""Loss and accuracy of an evaluation with the uncertainties of their means (llama.cpp's
+ggml_opt_result)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Result:
-    """Adds up batches. `loss` is the mean over tokens that count; its uncertainty comes from the batches' spread."""
+    """Adds up batches. `loss` is the mean over tokens that count; its uncertainty comes from the
+    batches' spread."""
 
     n_data: int = 0  # tokens (labels) that count
     n_correct: int = 0
