@@ -58,7 +58,7 @@ def score(tuned: AdaptedModel, example: Example, *, gradient: bool = False) -> S
     return Score(-losses, loss, len(chosen), norm)
 
 
-def _norm(steps: Steps, window: Sample, more: Feeds) -> float:
+def _norm(steps: Steps, sample: Sample, more: Feeds) -> float:
     """Norm of the mean loss's gradient by all weights of the file."""
     tensors = steps.trainable.model.weights.tensors
     weights = [t for name, t in tensors.items() if not name.startswith("rope_")]
@@ -67,6 +67,6 @@ def _norm(steps: Steps, window: Sample, more: Feeds) -> float:
         found, _ = gradients(steps.trainable.model, Sequences.feeds(1, steps.n_ctx), weights, segment=None)
         return [global_norm(list(found.values()))]
 
-    feeds = {**steps.feeds([window], float(window.weights.sum())), **more}
+    feeds = {**steps.feeds([sample], float(sample.weights.sum())), **more}
     (norm,) = steps.trainable.session.run((steps.prefix, "gradient"), build, feeds)
     return float(norm)

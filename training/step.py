@@ -117,7 +117,7 @@ class Steps:
         `on_gradients`: called with the gradients of each step before the optimizer uses them; they
         take memory as large as the parameters, and a trip to the host."""
         if n_batch < 1 or n_ctx < 1:
-            raise TrainingError(f"a batch of {n_batch} windows of {n_ctx} tokens cannot be trained on")
+            raise TrainingError(f"a batch of {n_batch} samples of {n_ctx} tokens cannot be trained on")
         self.trainable, self.optimizer = trainable, optimizer
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
         self._apart = prefix if apart else ""
@@ -255,29 +255,29 @@ class Steps:
 
     # -- runs
 
-    def evaluate(self, windows: Sequence[Sample], more: Feeds | None = None) -> BatchResult:
+    def evaluate(self, samples: Sequence[Sample], more: Feeds | None = None) -> BatchResult:
         """Loss and accuracy without an update. `more`: inputs of the model itself."""
-        return outcome(self.evaluation(windows, more))
+        return outcome(self.evaluation(samples, more))
 
-    def evaluation(self, windows: Sequence[Sample], more: Feeds | None = None) -> Slices[BatchResult]:
+    def evaluation(self, samples: Sequence[Sample], more: Feeds | None = None) -> Slices[BatchResult]:
         """`evaluate` in slices."""
-        feeds = {**self.feeds(windows, 1.0), **(more or {})}
+        feeds = {**self.feeds(samples, 1.0), **(more or {})}
         outputs = yield from self._run("evaluate", self._evaluate, feeds, self._n_outputs)
-        return self._result(windows, outputs)
+        return self._result(samples, outputs)
 
     def step(self, batches: Sequence[Sequence[Sample]], n: int, rate: float) -> Slices[tuple[list[BatchResult], float]]:
         """Optimizer step n (from 1) over all micro-batches, in slices: their results, and the
         gradient norm."""
-        total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
+        total = sum(float(w.weights.sum()) for samples in batches for w in samples) or 1.0
         if len(batches) == 1 and self.on_gradients is None:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
             *outputs, norm = yield from self._run("step", self._step, feeds, self._n_outputs, norm=True)
             return [self._result(batches[0], outputs)], float(norm)
         self._define_totals()
         results = []
-        for windows in batches:
-            outputs = yield from self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_outputs)
-            results.append(self._result(windows, outputs))
+        for samples in batches:
+            outputs = yield from self._run("accumulate", self._accumulate, self.feeds(samples, total), self._n_outputs)
+            results.append(self._result(samples, outputs))
             yield Slice()
         if self.on_gradients is not None:
             self._call_hook(self.on_gradients)
@@ -330,13 +330,13 @@ class Steps:
             params = sgd_params(rate, decay=o.decay)
         return {"optimizer": params, "clip": np.array(o.gclip, np.float32)}
 
-    def feeds(self, windows: Sequence[Sample], total: float) -> Feeds:
+    def feeds(self, samples: Sequence[Sample], total: float) -> Feeds:
         """Inputs of a batch, padded with samples that do not count."""
         n, length = self.n_batch, self.n_ctx
         tokens, targets, pos, start = (np.zeros((n, length), np.int32) for _ in range(4))
         weight = np.zeros((n, length), np.float32)
         targets[:] = -1
-        for i, w in enumerate(windows):
+        for i, w in enumerate(samples):
             tokens[i] = w.tokens
             targets[i] = np.where(w.weights > 0, w.labels, -1)
             weight[i] = w.weights / total
@@ -348,8 +348,8 @@ class Steps:
         feeds: Feeds = {name: array.reshape(-1) for name, array in flat.items()}
         return feeds
 
-    def _result(self, windows: Sequence[Sample], outputs: Sequence[npt.NDArray[Any]]) -> BatchResult:
-        labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in windows])
+    def _result(self, samples: Sequence[Sample], outputs: Sequence[npt.NDArray[Any]]) -> BatchResult:
+        labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in samples])
         counted = labels >= 0
         losses, best = (np.concatenate(outputs[i::2])[: len(labels)] for i in (0, 1))
         correct = int((best[counted] == labels[counted]).sum())

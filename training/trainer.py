@@ -286,10 +286,10 @@ class Trainer:
             return
         result = Result()
         n, done = len(self.validation_indices), 0
-        for windows in validation(self.order.dataset, self.validation_indices, self.settings.n_batch):
-            outputs = yield from self.steps.evaluation(windows)
+        for samples in validation(self.order.dataset, self.validation_indices, self.settings.n_batch):
+            outputs = yield from self.steps.evaluation(samples)
             result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)
-            done += len(windows)
+            done += len(samples)
             yield Validating(done, n, result)
         yield Validated(self.counters.iterations, self.counters.epochs, result)
 

@@ -22,7 +22,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
-from logitless.training.data.packing import TextWindows
+from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.examples import mnist
 from logitless.training.examples.network import Batches
@@ -62,7 +62,7 @@ def start(model: Path, cpu: Backend) -> Iterator[Start]:
             base = define_model(session, gguf, h, 64)
             options = LoraOptions(rank=3, alpha=6.0)
             trainable = lora(session, base, options) if kind == LORA else full(session, base, gguf, h)
-            data = TextWindows(TEXT, N_CTX)
+            data = StridedSamples(TEXT, N_CTX)
             schedule = Schedule(alpha=1e-2, kind="constant", warmup=0)
             default = {"n_ctx": N_CTX, "n_batch": N_BATCH, "max_steps": N_STEPS, "schedule": schedule}
             indices = np.arange(len(data), dtype=np.int32)

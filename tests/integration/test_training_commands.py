@@ -268,7 +268,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M -o O --file T --pattern-fn-it out --fn-latest m", "-o: m.gguf is the file of -m, and would"),
         ("synth --shape tiny -o PIPE", "PIPE: is not a regular file"),
         ("finetune -m M --lora-out L --file NONE", "NONE: No such file or directory"),
-        ("finetune -m M --lora-out L --file T -c 100000", "fewer than the 100001 that one window of 100000 needs"),
+        ("finetune -m M --lora-out L --file T -c 100000", "fewer than the 100001 that one sample of 100000 needs"),
         ("finetune -m M --lora-out L --file T --plot x.gif", "--plot: 'x.gif' does not end in .svg or .png"),
         ("finetune -m M --lora-out L --file T --lora-r 0", "--lora-r: '0' is not a whole number from 1"),
         ("finetune -m M --lora-out L --only-write-lora", "needs --checkpoint-in FILE"),

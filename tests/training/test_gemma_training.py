@@ -13,7 +13,7 @@ from logitless.models.adapters.lora import read_adapter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.dequantize import dequantized
-from logitless.training.data.packing import TextWindows
+from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.save import save_result
 from logitless.training.schedule import Schedule
@@ -28,7 +28,7 @@ TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.u
 
 def trained(trainable: Trainable) -> list[float]:
     """The losses of some steps, with checkpoints of gradients after every second layer."""
-    data = TextWindows(TEXT, 16)
+    data = StridedSamples(TEXT, 16)
     schedule = Schedule(alpha=1e-2, kind="constant", warmup=0)
     settings = Settings(n_ctx=16, n_batch=4, max_steps=6, schedule=schedule)
     found: list[float] = []

@@ -23,7 +23,7 @@ from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.training import head
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
-from logitless.training.data.packing import PackedExamples, TextWindows
+from logitless.training.data.packing import PackedExamples, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.errors import TrainingError
@@ -73,7 +73,7 @@ def start(model: Path) -> Iterator[Open]:
             trainable = lora(sessions[-1], base, LoraOptions(rank=3, alpha=6.0, ranks=ranks or {}))
         else:
             trainable = full(sessions[-1], base, gguf, h, patterns)
-        data = TextWindows(TEXT, 16)
+        data = StridedSamples(TEXT, 16)
         optimizer = OptimizerSettings(kind="sgd" if sgd else "adamw")
         default = {"n_ctx": 16, "n_batch": 4, "max_steps": 6, "schedule": SCHEDULE, "optimizer": optimizer}
         settings = Settings(**(default | changes))  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_the_footprint_is_what_a_run_allocates(model: Path, kind: str, changes: 
         base = define_model(session, gguf, h, 64)
         trainable = lora(session, base, LoraOptions(3)) if kind == LORA else full(session, base, gguf, h)
         settings = Settings(**({"n_ctx": 16, "n_batch": 4, "max_steps": 2} | changes))  # type: ignore[arg-type]
-        data = TextWindows(TEXT, 16)
+        data = StridedSamples(TEXT, 16)
         order = Sampler(data, np.arange(len(data) - 4, dtype=np.int32), "text", 5)
         trainer = Trainer(trainable, settings, order, np.arange(4, dtype=np.int32) + len(order))
         (planned,) = trainer.steps.footprint(settings.grad_acc)
@@ -353,8 +353,8 @@ def test_a_packed_example_has_the_loss_that_it_has_alone(start: Open) -> None:
     alone, packed = PackedExamples(pieces, 16, pack=False), PackedExamples(pieces, 16)
     assert (len(alone), len(packed)) == (3, 2)
     rng = np.random.default_rng(0)
-    one = [trainer.steps.evaluate([alone.window(i, rng)]).losses[: len(p.tokens) - 1] for i, p in enumerate(pieces)]
-    together = trainer.steps.evaluate([packed.window(i, rng) for i in range(2)]).losses
+    one = [trainer.steps.evaluate([alone.sample(i, rng)]).losses[: len(p.tokens) - 1] for i, p in enumerate(pieces)]
+    together = trainer.steps.evaluate([packed.sample(i, rng) for i in range(2)]).losses
     np.testing.assert_array_equal(np.concatenate([together[:14], together[16:27]]), np.concatenate(one))
 
 

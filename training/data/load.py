@@ -17,8 +17,8 @@ from logitless.training.data.packing import (
     Dataset,
     PackedExamples,
     SampleOptions,
+    StridedSamples,
     TextSamples,
-    TextWindows,
     find_samples,
 )
 from logitless.training.data.tokenize_rows import examples_of
@@ -80,7 +80,7 @@ def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> 
     if not text:
         raise TrainingError(f"{name}: is empty")
     if o.sample_start is None:
-        return TextWindows(np.array(tokenizer.encode(text), np.int32), o.n_ctx, o.stride, name)
+        return StridedSamples(np.array(tokenizer.encode(text), np.int32), o.n_ctx, o.stride, name)
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     if bos is None or eos is None:
         raise TrainingError(f"{name}: --sample-start needs a vocabulary with BOS and EOS tokens")

@@ -1,4 +1,4 @@
-"""Packing: fixed-length windows of tokens with labels, and which labels count."""
+"""Packing: fixed-length samples of tokens with labels, and the weight of each label."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Dataset(Protocol):
     """Samples by index. `window(i, rng)` may draw from rng (random offsets); equal draws give
     equal samples."""
 
-    n_window: int  # T
+    n_tokens: int  # T
 
     def __len__(self) -> int: ...
 
-    def window(self, i: int, rng: np.random.Generator) -> Sample: ...
+    def sample(self, i: int, rng: np.random.Generator) -> Sample: ...
 
     @property
     def begins(self) -> I32: ...
@@ -50,18 +50,18 @@ class Dataset(Protocol):
         ...
 
 
-class TextWindows:
+class StridedSamples:
     """Samples of T tokens of one long text, one every `stride`; a label is the next token."""
 
-    def __init__(self, tokens: I32, n_window: int, stride: int = 0, name: str = "the text") -> None:
-        stride = stride or max(1, n_window // 2)
-        if len(tokens) < n_window + 1:
+    def __init__(self, tokens: I32, n_tokens: int, stride: int = 0, name: str = "the text") -> None:
+        stride = stride or max(1, n_tokens // 2)
+        if len(tokens) < n_tokens + 1:
             raise TrainingError(
-                f"{name}: has {len(tokens)} tokens, fewer than the {n_window + 1} that one window of {n_window} needs"
+                f"{name}: has {len(tokens)} tokens, fewer than the {n_tokens + 1} that one sample of {n_tokens} needs"
             )
-        self.tokens, self.n_window = tokens, n_window
-        self.begins = np.arange(0, len(tokens) - n_window, stride, dtype=np.int32)
-        self.sizes = np.full(len(self.begins), n_window, np.int32)
+        self.tokens, self.n_tokens = tokens, n_tokens
+        self.begins = np.arange(0, len(tokens) - n_tokens, stride, dtype=np.int32)
+        self.sizes = np.full(len(self.begins), n_tokens, np.int32)
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -70,8 +70,8 @@ class TextWindows:
     def ends(self) -> I32:
         return self.begins + self.sizes
 
-    def window(self, i: int, rng: np.random.Generator) -> Sample:
-        a, n = int(self.begins[i]), self.n_window
+    def sample(self, i: int, rng: np.random.Generator) -> Sample:
+        a, n = int(self.begins[i]), self.n_tokens
         return Sample(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
 
 
@@ -84,21 +84,21 @@ class PackedExamples:
     """
 
     def __init__(
-        self, examples: Iterable[Example], n_window: int, *, pack: bool = True, name: str = "the data"
+        self, examples: Iterable[Example], n_tokens: int, *, pack: bool = True, name: str = "the data"
     ) -> None:
-        self.n_window = n_window
+        self.n_tokens = n_tokens
         tokens, learn = array("i"), bytearray()  # of all sequences
         bounds, rows = array("q", [0]), array("q")  # start of each sequence; first sequence of each sample
         room = 0
         for example in examples:
-            for a in range(0, max(1, len(example.tokens) - 1), n_window):
-                piece, learned = example.tokens[a : a + n_window + 1], example.learn[a : a + n_window + 1]
+            for a in range(0, max(1, len(example.tokens) - 1), n_tokens):
+                piece, learned = example.tokens[a : a + n_tokens + 1], example.learn[a : a + n_tokens + 1]
                 if len(piece) < 2 or not learned[1:].any():
                     continue
                 n = len(piece) - 1
                 if n > room or not pack:
                     rows.append(len(bounds) - 1)
-                    room = n_window
+                    room = n_tokens
                 room -= n
                 tokens.frombytes(piece.tobytes())
                 learn += learned.tobytes()
@@ -134,9 +134,9 @@ class PackedExamples:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def window(self, i: int, rng: np.random.Generator) -> Sample:
-        tokens, labels = np.zeros(self.n_window, np.int32), np.zeros(self.n_window, np.int32)
-        weights = np.zeros(self.n_window, np.float32)
+    def sample(self, i: int, rng: np.random.Generator) -> Sample:
+        tokens, labels = np.zeros(self.n_tokens, np.int32), np.zeros(self.n_tokens, np.int32)
+        weights = np.zeros(self.n_tokens, np.float32)
         starts, at = [], 0
         for a, b in pairwise(self._bounds[self._rows[i] : self._rows[i + 1] + 1].tolist()):
             n = b - a - 1
@@ -144,7 +144,7 @@ class PackedExamples:
             weights[at : at + n] = self._learn[a + 1 : b]
             starts.append(at)
             at += n
-        if at < self.n_window:
+        if at < self.n_tokens:
             starts.append(at)  # padding is its own sequence
         return Sample(tokens, labels, weights, tuple(starts))
 
@@ -164,12 +164,12 @@ class TextSamples:
     after it."""
 
     def __init__(
-        self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_window: int, bos: int, eos: int,
+        self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_tokens: int, bos: int, eos: int,
         options: SampleOptions | None = None,
     ) -> None:  # fmt: skip
         if not len(begins):
             raise TrainingError("the text has no sample")
-        self.tokens, self.n_window, self.bos, self.eos = tokens, n_window, bos, eos
+        self.tokens, self.n_tokens, self.bos, self.eos = tokens, n_tokens, bos, eos
         self.begins, self.sizes = np.array(begins, np.int32), np.array(sizes, np.int32)
         self.options = options or SampleOptions()
 
@@ -178,10 +178,10 @@ class TextSamples:
 
     @property
     def ends(self) -> I32:
-        return self.begins + self.sizes + (self.n_window if self.options.fill_with_next else 0)
+        return self.begins + self.sizes + (self.n_tokens if self.options.fill_with_next else 0)
 
-    def window(self, i: int, rng: np.random.Generator) -> Sample:
-        o, n = self.options, self.n_window
+    def sample(self, i: int, rng: np.random.Generator) -> Sample:
+        o, n = self.options, self.n_tokens
         labels = np.empty(n, np.int32)
         offset = int(rng.integers(0, max(1, int(self.sizes[i])))) if o.random_offsets else 0
         eos_due, bos_due = o.separate_with_eos, o.separate_with_bos
@@ -204,7 +204,7 @@ class TextSamples:
 
 
 def find_samples(
-    text: str, start: str, n_window: int, *, include_start: bool = False, overlapping: bool = False
+    text: str, start: str, n_tokens: int, *, include_start: bool = False, overlapping: bool = False
 ) -> list[tuple[int, int]]:
     """(begin, end) in characters of every sample: the text after each occurrence of `start`.
 
@@ -221,6 +221,6 @@ def find_samples(
     begins = [at if include_start else at + len(start) for at in found]
     ends = [*found[1:], len(text)]
     if overlapping:
-        longest = max(n_window, *(end - begin for begin, end in zip(begins, ends, strict=True)))
+        longest = max(n_tokens, *(end - begin for begin, end in zip(begins, ends, strict=True)))
         ends = [min(len(text), begin + longest) for begin in begins]
     return [(begin, end) for begin, end in zip(begins, ends, strict=True) if end > begin]

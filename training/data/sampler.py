@@ -94,7 +94,7 @@ class Sampler:
             self._shuffle()
         at = self.next
         self.next += 1
-        return self.dataset.window(int(self._order[at]), np.random.default_rng([self.seed, 3, self.epoch, at]))
+        return self.dataset.sample(int(self._order[at]), np.random.default_rng([self.seed, 3, self.epoch, at]))
 
     @property
     def hash(self) -> int:
@@ -124,4 +124,4 @@ def validation(dataset: Dataset, indices: I32, n_batch: int) -> Iterator[list[Sa
     """Validation samples in batches of n, always the same."""
     rng = np.random.default_rng(0)
     for a in range(0, len(indices), n_batch):
-        yield [dataset.window(int(i), rng) for i in indices[a : a + n_batch]]
+        yield [dataset.sample(int(i), rng) for i in indices[a : a + n_batch]]

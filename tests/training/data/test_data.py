@@ -16,7 +16,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.data.dataset_rows import MAX_LINE, DatasetRow, read_rows
 from logitless.training.data.load import DataOptions, load_dataset, text_dataset
-from logitless.training.data.packing import PackedExamples, SampleOptions, TextSamples, TextWindows, find_samples
+from logitless.training.data.packing import PackedExamples, SampleOptions, StridedSamples, TextSamples, find_samples
 from logitless.training.data.sampler import Sampler, split, split_samples
 from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of
 from logitless.training.errors import TrainingError
@@ -45,14 +45,14 @@ def test_every_text_is_its_bytes() -> None:
 
 
 def test_windows_of_a_text() -> None:
-    windows = TextWindows(np.arange(20, dtype=np.int32), 8)
+    windows = StridedSamples(np.arange(20, dtype=np.int32), 8)
     assert windows.begins.tolist() == [0, 4, 8]
-    w = windows.window(1, RNG)
+    w = windows.sample(1, RNG)
     assert w.tokens.tolist() == list(range(4, 12))
     assert w.labels.tolist() == list(range(5, 13))
-    assert len(TextWindows(np.arange(9, dtype=np.int32), 8)) == 1
-    with pytest.raises(TrainingError, match="short: has 8 tokens, fewer than the 9 that one window of 8 needs"):
-        TextWindows(np.arange(8, dtype=np.int32), 8, name="short")
+    assert len(StridedSamples(np.arange(9, dtype=np.int32), 8)) == 1
+    with pytest.raises(TrainingError, match="short: has 8 tokens, fewer than the 9 that one sample of 8 needs"):
+        StridedSamples(np.arange(8, dtype=np.int32), 8, name="short")
 
 
 SAMPLES = "abcdABCD0123"
@@ -63,7 +63,7 @@ def filled(offset: int, **options: bool) -> str:
     tokens = np.frombuffer(SAMPLES.encode(), np.uint8).astype(np.int32)
     samples = TextSamples(tokens, [0, 4, 8], [4, 4, 4], 8, BOS, EOS, SampleOptions(random_offsets=True, **options))
     fixed = SimpleNamespace(integers=lambda low, high: offset)
-    window = samples.window(0, fixed)  # type: ignore[arg-type]
+    window = samples.sample(0, fixed)  # type: ignore[arg-type]
     assert window.tokens.tolist() == [BOS, *window.labels[:-1].tolist()]
     return "".join({BOS: "<", EOS: ">"}.get(t, chr(t)) for t in window.labels)
 
@@ -88,7 +88,7 @@ def test_where_samples_begin() -> None:
 def test_every_token_begins_a_sample() -> None:
     dataset = text_dataset("abcdef", "t", bytes_vocabulary(), DataOptions(n_ctx=4, sample_start=""))
     assert dataset.begins.tolist() == [0, 1, 2]
-    assert [chr(t - 3) for t in dataset.window(1, RNG).labels] == ["b", "c", "d", "e"]
+    assert [chr(t - 3) for t in dataset.sample(1, RNG).labels] == ["b", "c", "d", "e"]
 
 
 def example(n: int, first: int, learned: int = 0) -> Example:
@@ -100,20 +100,20 @@ def example(n: int, first: int, learned: int = 0) -> Example:
 def test_packed_examples_do_not_see_each_other() -> None:
     packed = PackedExamples([example(4, 10), example(3, 20), example(13, 30, learned=6)], 8)
     assert packed.sizes.tolist() == [5, 8, 4]
-    w = packed.window(0, RNG)
+    w = packed.sample(0, RNG)
     assert w.tokens.tolist() == [10, 11, 12, 20, 21, 0, 0, 0]
     assert w.labels.tolist() == [11, 12, 13, 21, 22, 0, 0, 0]
     assert w.weights.tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
     assert w.starts == (0, 3, 5)
-    assert packed.window(1, RNG).weights.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert packed.window(2, RNG).tokens[:4].tolist() == [38, 39, 40, 41]
+    assert packed.sample(1, RNG).weights.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert packed.sample(2, RNG).tokens[:4].tolist() == [38, 39, 40, 41]
     single = PackedExamples([example(4, 10), example(3, 20)], 8, pack=False)
     assert len(single) == 2
     both = single.joined(packed)
     assert (both.sizes.tolist(), both.begins.tolist()) == ([3, 2, 5, 8, 4], [0, 3, 5, 10, 18])
-    for i, same in ((1, single.window(1, RNG)), (2, w), (4, packed.window(2, RNG))):
+    for i, same in ((1, single.sample(1, RNG)), (2, w), (4, packed.sample(2, RNG))):
         for name in ("tokens", "labels", "weights", "starts"):
-            assert np.array_equal(getattr(both.window(i, RNG), name), getattr(same, name))
+            assert np.array_equal(getattr(both.sample(i, RNG), name), getattr(same, name))
     with pytest.raises(TrainingError, match="data: has no token to learn"):
         PackedExamples([example(4, 0, learned=9)], 8, name="data")
 
@@ -124,9 +124,9 @@ def test_what_validates_is_never_learned() -> None:
     filled = DataOptions(n_ctx=16, sample_start="ab", samples=SampleOptions(fill_with_next=True))
     letters = "".join(chr(0x21 + i % 90) for i in range(200)).replace("!", "ab")
     for data in (
-        TextWindows(text, 16),
-        TextWindows(text, 16, stride=16),
-        TextWindows(text, 16, stride=3),
+        StridedSamples(text, 16),
+        StridedSamples(text, 16, stride=16),
+        StridedSamples(text, 16, stride=3),
         text_dataset(letters, "t", bytes_vocabulary(), every),
         text_dataset("".join(f"ab{i:04} {i * i:07}" for i in range(40)), "t", bytes_vocabulary(), filled),
         PackedExamples([example(2 + i % 9, 7 * i) for i in range(60)], 16),
@@ -137,15 +137,15 @@ def test_what_validates_is_never_learned() -> None:
         at = [set(range(data.begins[i], data.ends[i])) for i in range(len(data))]
         learned = {p for i in training for p in at[i]}
         assert not any(learned & at[i] for i in held_out)
-    labels = [set(TextWindows(text, 16).window(int(i), RNG).labels.tolist()) for i in range(23)]
-    training, held_out = split_samples(TextWindows(text, 16), 0.2, 1)
+    labels = [set(StridedSamples(text, 16).sample(int(i), RNG).labels.tolist()) for i in range(23)]
+    training, held_out = split_samples(StridedSamples(text, 16), 0.2, 1)
     assert not set().union(*(labels[i] for i in training)) & set().union(*(labels[i] for i in held_out))
     with pytest.raises(TrainingError, match="leaves none apart"):
-        split_samples(TextWindows(text[:50], 30), 0.5, 1)
+        split_samples(StridedSamples(text[:50], 30), 0.5, 1)
 
 
 def test_order_is_resumed_exactly() -> None:
-    data = TextWindows(np.arange(400, dtype=np.int32), 8)
+    data = StridedSamples(np.arange(400, dtype=np.int32), 8)
     train, val = split(len(data), 0.1, 7)
     assert not set(train.tolist()) & set(val.tolist())
     assert sorted([*train.tolist(), *val.tolist()]) == list(range(len(data)))
@@ -258,9 +258,9 @@ def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("To be, or not to be\0\0")
     windows = load_dataset(tmp_path / "a.txt", v, None, DataOptions(n_ctx=6, stride=6))
     assert len(windows) == 3
-    assert windows.window(0, RNG).tokens[0] == v.bos_id
+    assert windows.sample(0, RNG).tokens[0] == v.bos_id
     (tmp_path / "b.jsonl").write_text('{"text": "ab"}\n')
-    assert load_dataset(tmp_path / "b.jsonl", v, None, DataOptions(n_ctx=6)).window(0, RNG).labels[:3].tolist() == [
+    assert load_dataset(tmp_path / "b.jsonl", v, None, DataOptions(n_ctx=6)).sample(0, RNG).labels[:3].tolist() == [
         *v.encode("ab", add_special=False),
         v.eos_id,
     ]
