@@ -1,4 +1,4 @@
-"""What can be wrong with a model file, as one exception."""
+"""ModelFileError: a model file that cannot be used."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ _ONE_LINE = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85, 0x2028, 
 
 
 class ModelFileError(ValueError):
-    """A model file that cannot be used: missing, not a GGUF, corrupt, truncated, or of a kind that we do not support.
+    """A model file that cannot be used: missing, not a GGUF, corrupt, truncated, or of a kind that
+    we do not support.
 
-    The text is always one line, `<file>: <what is wrong>`, and `problem` names the key, tensor or byte offset at fault.
+    The text is always one line, `<file>: <what is wrong>`, and `problem` names the key, tensor or
+    byte offset at fault.
     """
 
     def __init__(self, path: str | PathLike[str], problem: str) -> None:
@@ -23,6 +25,7 @@ class ModelFileError(ValueError):
 
 
 def shown(name: str | bytes) -> str:
-    """A name from a file as an error message quotes it: escaped, and cut when it is absurdly long."""
+    """A name from a file as an error message quotes it: escaped, and cut when it is absurdly
+    long."""
     text = repr(name)
     return text if len(text) <= 100 else text[:96] + "...'"

@@ -22,7 +22,7 @@ Pairs = tuple[tuple[F64, F64, float], ...]  # s, y, 1 / s·y
 
 @dataclass
 class Minimum:
-    """Where the search ended, and why."""
+    """End point of a search, and its reason to stop."""
 
     x: F64
     loss: float

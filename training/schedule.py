@@ -40,7 +40,8 @@ class Schedule:
             raise TrainingError(f"cos-decay-restart must be at least 1, not {self.cos_decay_restart}")
 
     def factor(self, step: int, epoch: int = 0, n_epochs: float = 1) -> float:
-        """In [0, 1], for optimizer step `step` (from 0) of this epoch (from 0)."""
+        """Factor of the peak rate, in [0, 1], at optimizer step `step` (from 0) of epoch `epoch`
+        (from 0)."""
         if self.kind == "halving":
             return self._halved(epoch, n_epochs)
         s = 1.0

@@ -46,7 +46,7 @@ def new_model(
 def write_model(
     path: str | Path, vocabulary: dict[str, Key], n_vocab: int, shape: Shape, seed: int = 0, name: str = ""
 ) -> None:
-    """The same with the vocabulary's keys as they are to be written."""
+    """`new_model` with the vocabulary's keys given."""
     if shape.n_embd % shape.n_head or shape.n_head % shape.n_head_kv or shape.head_dim % 2:
         raise TrainingError(
             f"a width of {shape.n_embd} with {shape.n_head} heads ({shape.n_head_kv} KV) is not possible: "

@@ -1,4 +1,5 @@
-"""LoRA in the graph: adapters of matrices, the embedding and norms, with scales per row or for all."""
+"""LoRA in the graph: adapters of matrices, the embedding and norms, with scales per row or for
+all."""
 
 from __future__ import annotations
 

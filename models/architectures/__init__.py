@@ -1,1 +1,2 @@
-"""Architectures: the decoder's layers (attention, RoPE, feed-forward, MoE, MLA, SSM) and their registry."""
+"""Architectures: the decoder's layers (attention, RoPE, feed-forward, MoE, MLA, SSM) and their
+registry."""

@@ -1,4 +1,5 @@
-"""Architecture traits: how models of one architecture differ from a plain pre-norm decoder, by part of the model."""
+"""Architecture traits: how models of one architecture differ from a plain pre-norm decoder, by part
+of the model."""
 
 from __future__ import annotations
 

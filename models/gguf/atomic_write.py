@@ -1,4 +1,5 @@
-"""Files that are there whole or not at all: written beside their name, brought to the disk, then renamed."""
+"""Files that are there whole or not at all: written beside their name, brought to the disk, then
+renamed."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ ABANDONED = 3600  # seconds in which nobody has written to an unfinished file: i
 
 @contextmanager
 def unfinished(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what lies there when the block ends takes the name in one step. A link stays
-    one, and its file is written.
+    """A path beside `path` to write to; what lies there when the block ends takes the name in one
+    step. A link stays one, and its file is written.
 
-    What processes that were killed have left of this file goes first. OSError names `path`: nobody knows the other.
+    What processes that were killed have left of this file goes first. OSError names `path`: nobody
+    knows the other.
     """
     file = Path(os.path.realpath(path))
     parts = file.parent.glob(f"{glob.escape(file.name)}.*.part")
@@ -37,7 +39,7 @@ def unfinished(path: str | Path) -> Iterator[Path]:
 
 
 def part_of(path: str | Path) -> Path:
-    """Where this process writes what is to become this file."""
+    """Temporary path of this process beside a file that it writes."""
     file = Path(os.path.realpath(path))
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 
@@ -58,7 +60,8 @@ def sweep(parts: Iterable[Path]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk, so that what is renamed is there after a power failure."""
+    """Bring a file or a folder's entries to the disk, so that what is renamed is there after a
+    power failure."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)

@@ -1,7 +1,8 @@
 """A GGUF model as one memory-mapped view: its metadata, its tensors' table, and their bytes.
 
-Opening reads the header only and decodes no vocabulary. A split model (`...-00001-of-00004.gguf`) is opened by its
-first part and looks like one file. Files must not be truncated while they are mapped: the system then kills the reader.
+Opening reads the header only and decodes no vocabulary. A split model (`...-00001-of-00004.gguf`)
+is opened by its first part and looks like one file. Files must not be truncated while they are
+mapped: the system then kills the reader.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path, overrides: Overrides = NONE, *, block: str = "") -> GGUFFile:
-        """Map a model and read its header; `block`: the file of models/gguf/mtp_file.py, for one that has no block
-        itself.
-        Raises ModelFileError for whatever is wrong with the files, and for overrides that do not suit them."""
+        """Map a model and read its header; `block`: the file of models/gguf/mtp_file.py, for one
+        that has no block itself. Raises ModelFileError for whatever is wrong with the files, and
+        for overrides that do not suit them."""
         path = Path(path)
         parts = [read_part(path)]
         try:
@@ -85,7 +86,8 @@ class GGUFFile:
         return sum(prod(info.shape) for info in self.tensors.values())
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes: a read-only view of the mapping, which stays mapped while any view of it lives."""
+        """The tensor's bytes: a read-only view of the mapping, which stays mapped while any view of
+        it lives."""
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(self.path, f"has no tensor {name!r}")
@@ -97,8 +99,9 @@ class GGUFFile:
     def release(self) -> None:
         """Take the files' pages out of this process's memory.
 
-        For tensors that have been repacked into memory of their own. All bytes stay readable: a later access reads them
-        from the page cache or the disk again. Does nothing on a system without madvise.
+        For tensors that have been repacked into memory of their own. All bytes stay readable: a
+        later access reads them from the page cache or the disk again. Does nothing on a system
+        without madvise.
         """
         advice = getattr(mmap, "MADV_DONTNEED", None)
         for part in self._parts:
@@ -106,14 +109,16 @@ class GGUFFile:
                 part.buffer.madvise(advice)
 
     def check_unchanged(self) -> None:
-        """ModelFileError: a file was written to since it was opened. One that was replaced stays mapped as it was."""
+        """ModelFileError: a file was written to since it was opened. One that was replaced stays
+        mapped as it was."""
         for part, before in zip(self._parts, self._versions, strict=True):
             now = _version(part.path)
             if now[:2] == before[:2] and now != before:
                 raise ModelFileError(part.path, "has changed since it was loaded; start again")
 
     def close(self) -> None:
-        """Unmap the files now, or, where views are still held, when the last of them goes. May be called twice."""
+        """Unmap the files now, or, where views are still held, when the last of them goes. May be
+        called twice."""
         for part in self._parts:
             close_buffer(part.buffer)
 
@@ -139,7 +144,8 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def _other_parts(first: Part) -> list[Path]:
-    """The paths of parts 2, 3 ... of the split model whose first part this is; none for a model in one file."""
+    """The paths of parts 2, 3 ... of the split model whose first part this is; none for a model in
+    one file."""
     count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
     for key, value in (("split.count", count), ("split.no", number)):
         if type(value) is not int or not 0 <= value <= _MAX_PARTS:

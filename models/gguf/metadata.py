@@ -1,4 +1,5 @@
-"""A GGUF file's keys and values; the arrays (vocabularies) stay in the file until somebody asks for them."""
+"""A GGUF file's keys and values; the arrays (vocabularies) stay in the file until somebody asks for
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from logitless.models.hparams.overrides import Overrides, type_of
 
 @dataclass(frozen=True)
 class LazyArray:
-    """An array not yet decoded: numbers of `dtype`, or strings (`dtype` None) whose prefixes lie at `starts`."""
+    """An array not yet decoded: numbers of `dtype`, or strings (`dtype` None) whose prefixes lie at
+    `starts`."""
 
     begin: int
     count: int
@@ -29,11 +31,12 @@ class LazyArray:
 
 
 class Metadata(Mapping[str, Any]):
-    """Key → value in file order; scalars as int, float, bool or str, arrays decoded on first access and kept.
+    """Key → value in file order; scalars as int, float, bool or str, arrays decoded on first access
+    and kept.
 
-    An array of numbers becomes a read-only numpy array, an array of strings a `list[bytes]`. In scalar strings, bytes
-    that are not UTF-8 have been replaced: a badly encoded description is no reason to refuse a model.
-    `types`: how the file has each value, and the items of an array.
+    An array of numbers becomes a read-only numpy array, an array of strings a `list[bytes]`. In
+    scalar strings, bytes that are not UTF-8 have been replaced: a badly encoded description is no
+    reason to refuse a model. `types`: how the file has each value, and the items of an array.
     """
 
     def __init__(
@@ -68,13 +71,13 @@ class Metadata(Mapping[str, Any]):
         return len(value) if isinstance(value, (list, np.ndarray)) else None
 
     def replaced(self, overrides: Overrides) -> Metadata:
-        """The same with other values; ValueError: one is of another kind."""
+        """Copy with other values. ValueError: one has another type than the file's."""
         new = overrides.values(self)
         types = {**self.types, **{key: type_of(value, self.types.get(key)) for key, value in new.items()}}
         return Metadata(self._path, self._buffer, {**self._values, **new}, types)
 
     def joined(self, other: Metadata, keys: Iterable[str]) -> Metadata:
-        """The same with values of another file."""
+        """Copy with the values of another file added."""
         values, types = {**self._values}, {**self.types}
         for key in keys:
             values[key], types[key] = other[key], other.types[key]

@@ -1,6 +1,6 @@
-"""A file with the block that guesses (models/architectures/mtp.py) and no layers, as llama.cpp's converter makes one
-beside that of
-a model (`mtp-….gguf`). Files with layers and block do as well."""
+"""A file with the block that guesses (models/architectures/mtp.py) and no layers, as llama.cpp's
+converter makes one beside that of a model (`mtp-….gguf`). Files with layers and block do as
+well."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ COUNTS = ("block_count", "nextn_predict_layers")
 
 
 def read_block(path: Path, index: int, model: Part) -> tuple[Part, Metadata]:
-    """Part `index` of a model that has no block, with the block's tensors and no others; and the model's metadata with
-    what tells of the block. ModelFileError where the file is another model's, or has none."""
+    """Part `index` of a model that has no block, with the block's tensors and no others; and the
+    model's metadata with what tells of the block. ModelFileError where the file is another model's,
+    or has none."""
     part = read_part(path, index)
     try:
         return _checked(part, model)

@@ -1,7 +1,9 @@
-"""One GGUF file's header: metadata, tensor table, and every check that makes the rest of the program safe.
+"""One GGUF file's header: metadata, tensor table, and every check that makes the rest of the
+program safe.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian. Nothing in the file
-is believed before it is checked against the file's size, so a corrupt file costs a `ModelFileError` and no memory.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
+Nothing in the file is believed before it is checked against the file's size, so a corrupt file
+costs a `ModelFileError` and no memory.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _STRUCTS: dict[int, struct.Struct] = {  # value type → how a scalar of it is s
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what it is."""
+    """Name, shape, type and place of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # numpy order, rows first: GGUF's own order reversed

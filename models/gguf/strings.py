@@ -1,10 +1,11 @@
 """Finding where each string of a GGUF string array begins, fast.
 
-Strings are length-prefixed, so the n-th is found only after the n-1 before it; a Python loop over the 400,000 strings
-of a 128k BPE vocabulary (tokens and merges) takes 100-160 ms. Nearly all lengths are below 256, so a prefix is nearly
-always one byte followed by seven zeros, which text hardly ever contains: numpy finds those places for a whole block at
-once (20 ms in all), and they are accepted only as far as they form a chain in which each string ends where the next
-begins. Where the chain breaks (a long or an empty string, a NUL in a string), an exact loop steps over the place.
+Strings are length-prefixed, so the n-th is found only after the n-1 before it; a Python loop over
+the 400,000 strings of a 128k BPE vocabulary (tokens and merges) takes 100-160 ms. Nearly all
+lengths are below 256, so a prefix is nearly always one byte followed by seven zeros, which text
+hardly ever contains: numpy finds those places for a whole block at once (20 ms in all), and they
+are accepted only as far as they form a chain in which each string ends where the next begins. Where
+the chain breaks (a long or an empty string, a NUL in a string), an exact loop steps over the place.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ _MOST_STEPS = 1 << 16
 
 
 def scan_strings(buffer: mmap.mmap, begin: int, count: int) -> tuple[NDArray[np.int64], int]:
-    """Offsets of the length prefixes of `count` strings from byte `begin` on, and the offset after the last one.
+    """Offsets of the length prefixes of `count` strings from byte `begin` on, and the offset after
+    the last one.
 
-    Fewer offsets than `count` mean that the string after them does not end inside the file; the offset is then its own.
-    Time and memory are linear in the strings found, whatever `count` claims.
+    Fewer offsets than `count` mean that the string after them does not end inside the file; the
+    offset is then its own. Time and memory are linear in the strings found, whatever `count`
+    claims.
     """
     data = np.frombuffer(buffer, np.uint8)
     found: list[NDArray[np.int64]] = []
@@ -49,9 +52,11 @@ def scan_strings(buffer: mmap.mmap, begin: int, count: int) -> tuple[NDArray[np.
 
 
 def _chain(data: NDArray[np.uint8], pos: int, wanted: int) -> tuple[NDArray[np.int64], int, bool]:
-    """Up to `wanted` strings shorter than 256 bytes that follow one another from `pos` in one block.
+    """Up to `wanted` strings shorter than 256 bytes that follow one another from `pos` in one
+    block.
 
-    Also where the last of them ends, and whether the chain went on to the end of the block (or of what was wanted).
+    Also where the last of them ends, and whether the chain went on to the end of the block (or of
+    what was wanted).
     """
     zero = data[pos + 1 : pos + _BLOCK] == 0
     if len(zero) < 7:
@@ -71,7 +76,8 @@ def _chain(data: NDArray[np.uint8], pos: int, wanted: int) -> tuple[NDArray[np.i
 
 
 def _walk(buffer: mmap.mmap, pos: int, n: int) -> tuple[NDArray[np.int64], int]:
-    """The next `n` strings from `pos`, of any length, as far as they end inside the file; and where the last ends."""
+    """The next `n` strings from `pos`, of any length, as far as they end inside the file; and where
+    the last ends."""
     starts, size = [], len(buffer)
     for _ in range(n):
         after = pos + 8 + int.from_bytes(buffer[pos : pos + 8], "little")

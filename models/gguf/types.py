@@ -1,4 +1,5 @@
-"""GGUF's numbers and what they stand for. The `gguf` package has them too, but takes 0.1 s to import."""
+"""GGUF's numbers and what they stand for. The `gguf` package has them too, but takes 0.1 s to
+import."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import NamedTuple
 
 
 class ValueType(IntEnum):
-    """Of a metadata value."""
+    """GGUF type number of a metadata value."""
 
     UINT8 = 0
     INT8 = 1
@@ -25,7 +26,7 @@ class ValueType(IntEnum):
 
 
 class TensorType(NamedTuple):
-    """Of a tensor's elements: `block` of them take `nbytes` bytes."""
+    """Tensor element type: a block of `block` elements takes `nbytes` bytes."""
 
     name: str
     block: int

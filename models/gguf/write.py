@@ -52,9 +52,11 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Data:
-    """A tensor's bytes: `raw` (..., bytes of a row) uint8 for block types, or the numbers themselves (f32).
+    """A tensor's bytes: `raw` (..., bytes of a row) uint8 for block types, or the numbers
+    themselves (f32).
 
-    Instead of an array: what gives its rows in pieces when they are written, so that they are never there as a whole.
+    Instead of an array: what gives its rows in pieces when they are written, so that they are never
+    there as a whole.
     """
 
     array: Numbers | Callable[[], Iterable[Numbers]]
@@ -79,7 +81,8 @@ def tensor(array: npt.NDArray[Any]) -> Data:
 
 
 def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: Iterable[tuple[str, Data]]) -> None:
-    """The same arguments give the same bytes. OSError when the disk is full; then nothing has changed under `path`."""
+    """Write a GGUF file; equal arguments give equal bytes. OSError when the disk is full: then
+    the file under `path` is unchanged."""
     from gguf import GGUFWriter
     from gguf.constants import GGMLQuantizationType, GGUFValueType
 

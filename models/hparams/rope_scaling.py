@@ -17,7 +17,7 @@ class RopeScalingType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How positions beyond the training context are handled (`rope.scaling.*`)."""
+    """RoPE scaling for positions beyond the training context (`rope.scaling.*`)."""
 
     kind: RopeScalingType = RopeScalingType.NONE  # per-frequency factors are tensors, whatever the type
     factor: float = 1.0

@@ -34,21 +34,21 @@ def _places(name: str, factor: int = 1, more: int = 0) -> npt.NDArray[Any]:
 
 
 def _words(name: str, places: npt.NDArray[Any]) -> Words:
-    """Of places of a grid, eight numbers each."""
+    """Grid entries, eight numbers each, as words."""
     words: Words = np.take(_places(name), places).view(np.uint64)
     return words
 
 
 @cache
 def _negative() -> Words:
-    """By eight signs: 255 where a number is negative, else 0."""
+    """Sign mask of eight sign bits: 255 where a number is negative, else 0."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return (bits * np.uint8(255)).view(np.uint64)[:, 0]
 
 
 @cache
 def _negative_of_seven() -> Words:
-    """By seven signs; the eighth makes their number even."""
+    """Sign mask of seven sign bits; the eighth makes the number of signs even."""
     signs = np.arange(128)
     odd = np.array([int(s).bit_count() & 1 for s in signs])
     return np.take(_negative(), signs | odd << 7)

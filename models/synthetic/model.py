@@ -1,8 +1,9 @@
-"""Models with random weights, written as GGUF files: any size and type for benchmarks and tests, without a download.
+"""Models with random weights, written as GGUF files: any size and type for benchmarks and tests,
+without a download.
 
-The files are complete Llama models with a working vocabulary, so they load in llama.cpp as well. Quantising a billion
-numbers would take minutes, so a large tensor is put together from a pool of a million quantised ones: each of its rows
-is a random sequence of blocks of the pool.
+The files are complete Llama models with a working vocabulary, so they load in llama.cpp as well.
+Quantising a billion numbers would take minutes, so a large tensor is put together from a pool of a
+million quantised ones: each of its rows is a random sequence of blocks of the pool.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _LOGIT_STD = 4.0  # of the logits: about what a trained model has, neither unifo
 
 @dataclass(frozen=True)
 class Shape:
-    """The hyper-parameters of a Llama model, under their GGUF names. The output matrix is the embedding's."""
+    """The hyper-parameters of a Llama model, under their GGUF names. The output matrix is the
+    embedding's."""
 
     n_embd: int
     n_layer: int
@@ -78,10 +80,12 @@ class _Tensor:
 
 
 def parse_dtype(name: str) -> tuple[str, str]:
-    """The types of the matrices and of the token embedding that a file type's name means, in lower case.
+    """The types of the matrices and of the token embedding that a file type's name means, in lower
+    case.
 
-    `Q4_K_M`, `Q4_K_S`, `Q5_K_M` and `Q5_K_S` mean Q4_K or Q5_K with the embedding (the output too, here) in Q6_K; any
-    other name means itself for both. Raises ValueError for a type that we cannot write.
+    `Q4_K_M`, `Q4_K_S`, `Q5_K_M` and `Q5_K_S` mean Q4_K or Q5_K with the embedding (the output too,
+    here) in Q6_K; any other name means itself for both. Raises ValueError for a type that we cannot
+    write.
     """
     dtype = name.lower()
     if dtype in ("q4_k_m", "q4_k_s", "q5_k_m", "q5_k_s"):
@@ -102,10 +106,11 @@ def synthesize(
 ) -> None:
     """Write a model with random weights. The same arguments give the same bytes.
 
-    `shape` is a name of SHAPES or a Shape, `dtype` a type's name in any case (see parse_dtype); matrices whose rows are
-    not whole blocks of it get the type that llama.cpp would fall back to, and norms are always F32. `progress` is told
-    the bytes of weights written so far and in all. The file appears under its name only when it is complete. Raises
-    ValueError for a shape, type or architecture that is not known.
+    `shape` is a name of SHAPES or a Shape, `dtype` a type's name in any case (see parse_dtype);
+    matrices whose rows are not whole blocks of it get the type that llama.cpp would fall back to,
+    and norms are always F32. `progress` is told the bytes of weights written so far and in all. The
+    file appears under its name only when it is complete. Raises ValueError for a shape, type or
+    architecture that is not known.
     """
     if arch != "llama":
         raise ValueError(f"unknown architecture {arch!r}; only 'llama' can be synthesized")

@@ -1,7 +1,9 @@
-"""A made-up SentencePiece vocabulary of any size: every text round-trips through it, and random ids read as words.
+"""A made-up SentencePiece vocabulary of any size: every text round-trips through it, and random ids
+read as words.
 
-Three control tokens, 256 byte tokens and the printable ASCII characters make it complete; the rest are syllables and
-words, each preceded by all of its own prefixes, so that merging from the left reaches every piece.
+Three control tokens, 256 byte tokens and the printable ASCII characters make it complete; the rest
+are syllables and words, each preceded by all of its own prefixes, so that merging from the left
+reaches every piece.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def _pieces() -> Iterator[str]:
 
 
 def vocabulary(n_vocab: int) -> tuple[list[bytes], list[float], list[int]]:
-    """Pieces, scores and token types of a vocabulary of that size. Raises ValueError below SMALLEST (354) pieces."""
+    """Pieces, scores and token types of a vocabulary of that size. Raises ValueError below SMALLEST
+    (354) pieces."""
     if n_vocab < SMALLEST:
         raise ValueError(f"a vocabulary of {n_vocab} pieces is too small; the least is {SMALLEST}")
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -21,8 +21,8 @@ __all__ = ["BPE", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "fr
 def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "the model file") -> Tokenizer:
     """The tokenizer of a GGUF file, from its metadata; `path` is for error messages only.
 
-    Raises ModelFileError, naming the key, for a kind of tokenizer that is not supported and for a vocabulary that
-    is broken.
+    Raises ModelFileError, naming the key, for a kind of tokenizer that is not supported and for a
+    vocabulary that is broken.
     """
     try:
         vocab = load_vocab(metadata)

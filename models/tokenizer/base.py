@@ -1,4 +1,4 @@
-"""What every tokenizer shares: special tokens cut out of the text first, pieces, and detokenisation."""
+"""Base of all tokenizers: special tokens split from the text first, pieces, detokenization."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SPECIAL = _SILENT | int(Attr.USER_DEFINED)
 class Tokenizer(ABC):
     """Text to token ids and back, with exactly llama.cpp's results.
 
-    Ids of special tokens are None where the vocabulary has none. Instances are immutable for their users and may be
-    shared by threads.
+    Ids of special tokens are None where the vocabulary has none. Instances are immutable for their
+    users and may be shared by threads.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -55,9 +55,9 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a text.
 
-        `add_special` adds the BOS, EOS, CLS and SEP that the vocabulary asks for. `parse_special` turns the text of
-        control tokens into their ids; user-defined tokens are always recognised. Lone surrogates, which have no
-        UTF-8, count as U+FFFD.
+        `add_special` adds the BOS, EOS, CLS and SEP that the vocabulary asks for. `parse_special`
+        turns the text of control tokens into their ids; user-defined tokens are always recognised.
+        Lone surrogates, which have no UTF-8, count as U+FFFD.
         """
         fragments = self._partition(_without_lone_surrogates(text), parse_special)
         ids = self._encode_fragments(fragments)
@@ -96,7 +96,8 @@ class Tokenizer(ABC):
         return dict(groups)
 
     def _partition(self, text: str, parse_special: bool) -> list[str | int]:
-        """Cut special tokens out of a text: the longest wherever it occurs, then the next longest in what is left."""
+        """Cut special tokens out of a text: the longest wherever it occurs, then the next longest
+        in what is left."""
         tokens, attrs = self.vocab.tokens, self.vocab.attrs
         ignored = 0 if parse_special else _SILENT
         present = [
@@ -155,15 +156,17 @@ class Tokenizer(ABC):
         return text.replace("▁", " ").encode("utf-8", "surrogateescape")
 
     def pieces(self, ids: Iterable[int], *, special: bool = True) -> bytes:
-        """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in generated texts."""
+        """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in
+        generated texts."""
         made = self._pieces if special else {}
         return b"".join([made.get(id) or self.piece(id, special=special) for id in ids])
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes:
-        """The bytes of a text that starts with these tokens: the pieces without the space that `encode` put in front.
+        """The bytes of a text that starts with these tokens: the pieces without the space that
+        `encode` put in front.
 
-        As llama_detokenize without its clean-up of spaces before punctuation, which loses what the tokens say. The
-        space is taken from the first token only, so after a BOS it stays, as there.
+        As llama_detokenize without its clean-up of spaces before punctuation, which loses what the
+        tokens say. The space is taken from the first token only, so after a BOS it stays, as there.
         """
         first, *rest = [self.piece(id, special=special) for id in ids] or [b""]
         return b"".join([first.removeprefix(b" ") if self.add_space_prefix else first, *rest])
@@ -179,15 +182,15 @@ class Tokenizer(ABC):
         return self.vocab.ids.get(text)
 
     def attr(self, id: int) -> Attr:
-        """What kind of token this is."""
+        """Attributes of a token."""
         return Attr(self.vocab.attrs[id])
 
     def is_control(self, id: int) -> bool:
-        """Whether the token steers and has no text of its own."""
+        """True for a control token, which has no text of its own."""
         return bool(self.vocab.attrs[id] & Attr.CONTROL)
 
     def is_eog(self, id: int) -> bool:
-        """Whether the token ends a generation."""
+        """True for an end-of-generation token."""
         return id in self.eog_ids
 
 

@@ -1,4 +1,5 @@
-"""Byte-pair vocabularies (`tokenizer.ggml.model` = gpt2, gemma4), merged by the `tokenizers` package."""
+"""Byte-pair vocabularies (`tokenizer.ggml.model` = gpt2, gemma4), merged by the `tokenizers`
+package."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from logitless.models.tokenizer.vocab import Vocab, is_unicode
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: visible Latin-1 characters mean their own byte, the rest are U+0100 and up."""
+    """GPT-2's printable stand-ins: visible Latin-1 characters mean their own byte, the rest are
+    U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
@@ -30,9 +32,9 @@ class BpeTokenizer(Tokenizer):
         self.vocab, pre = vocab, vocab.pre
         # tokens that are not UTF-8 are in no text
         ids = dict(vocab.ids) if is_unicode(vocab.ids) else {t: id for t, id in vocab.ids.items() if is_unicode([t])}
-        # Symbols that are no tokens may still merge and stand between others. `tokenizers` knows no such symbols,
-        # so they get ids past the vocabulary, which then become what llama.cpp makes of them: the ids of those of
-        # their bytes that are tokens.
+        # Symbols that are no tokens may still merge and stand between others. `tokenizers` knows no
+        # such symbols, so they get ids past the vocabulary, which then become what llama.cpp makes
+        # of them: the ids of those of their bytes that are tokens.
         self._extra: list[list[int]] = []
         self._add_symbols(ids, set(_BYTE_OF_CHAR) if pre.byte_level else set())
         try:

@@ -1,10 +1,12 @@
-"""The pre-tokenizers that `tokenizer.ggml.pre` names: how a text is cut into words before byte-pair merging.
+"""The pre-tokenizers that `tokenizer.ggml.pre` names: how a text is cut into words before byte-pair
+merging.
 
 The facts (names, expressions, which names ignore merges or add a BOS) are those of llama.cpp's
-`src/llama-vocab.cpp` and of the hand-written matchers in its `src/unicode.cpp`; where those simplify the original
-tokenizer.json (kimi-k2 and tiny_aya do not tell upper from lower case, for instance) the simplification is kept,
-because ids must equal llama.cpp's. Expressions are in Oniguruma's syntax. Each one in turn isolates its matches
-inside the pieces that the one before it left, and what lies between two matches is a piece too.
+`src/llama-vocab.cpp` and of the hand-written matchers in its `src/unicode.cpp`; where those
+simplify the original tokenizer.json (kimi-k2 and tiny_aya do not tell upper from lower case, for
+instance) the simplification is kept, because ids must equal llama.cpp's. Expressions are in
+Oniguruma's syntax. Each one in turn isolates its matches inside the pieces that the one before it
+left, and what lies between two matches is a piece too.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ _HAN = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf9
 # Cased words, as llama.cpp approximates them: only a-z and A-Z have a case.
 _UPPER, _LOWER = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
 _UPPER_M, _LOWER_M = r"[\p{L}\p{M}&&[^a-z]]", r"[\p{L}\p{M}&&[^A-Z]]"
-# Groups of three from the right, in three linear steps: the run of digits, its first one or two, then threes. (The
-# one-step form of the originals, [0-9]{1,3}(?=(?:[0-9]{3})*\b), looks ahead over the whole run at every group.)
+# Groups of three from the right, in three linear steps: the run of digits, its first one or two,
+# then threes. (The one-step form of the originals, [0-9]{1,3}(?=(?:[0-9]{3})*\b), looks ahead over
+# the whole run at every group.)
 _THREES = (r"\A[0-9]{1,2}(?=(?:[0-9]{3})*\z)", "[0-9]{3}")
 
 
@@ -60,8 +63,8 @@ _JAIS2 = (
 _DEEPSEEK_WORD = rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+"
 _DEEPSEEK3 = rf"{_DEEPSEEK_WORD}[\r\n]*|{_SPACES}"
 _SPARK = rf"{_DEEPSEEK_WORD}|[\r\n]|\s+(?!\S)|\s+"
-# deepseek-llm lists the cased letters of its time one by one. (Its last punctuation range began at U+3000, a space,
-# which llama.cpp never matches.)
+# deepseek-llm lists the cased letters of its time one by one. (Its last punctuation range began at
+# U+3000, a space, which llama.cpp never matches.)
 _DEEPSEEK_LETTERS = (
     "[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
     "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"

@@ -1,9 +1,10 @@
-"""SentencePiece vocabularies (`tokenizer.ggml.model` = llama): the best-scored pair merges first, with byte fallback.
+"""SentencePiece vocabularies (`tokenizer.ggml.model` = llama): the best-scored pair merges first,
+with byte fallback.
 
-Not the sentencepiece package, for three reasons. It refuses what GGUF files have: repeated or empty pieces, an
-incomplete set of byte tokens, no <unk>. It never merges into control, unknown or byte pieces, while llama.cpp
-merges into any token. And a cache of words beats it on text: the merges of a word do not depend on its neighbours
-where no token spans the gap.
+Not the sentencepiece package, for three reasons. It refuses what GGUF files have: repeated or empty
+pieces, an incomplete set of byte tokens, no <unk>. It never merges into control, unknown or byte
+pieces, while llama.cpp merges into any token. And a cache of words beats it on text: the merges of
+a word do not depend on its neighbours where no token spans the gap.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class SpmTokenizer(Tokenizer):
         return ids
 
     def _encode_word(self, word: str) -> list[int]:
-        """Merge the adjacent pair whose union scores highest, the leftmost of equals, until no union is a token."""
+        """Merge the adjacent pair whose union scores highest, the leftmost of equals, until no
+        union is a token."""
         whole, score = self.vocab.ids, self._score
         n = len(word)
         end = list(range(1, n + 1))  # of the symbol that starts here

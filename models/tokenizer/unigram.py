@@ -1,7 +1,9 @@
-"""Unigram vocabularies (Kudo, 2018; `tokenizer.ggml.model` = t5): the likeliest pieces of a normalised text.
+"""Unigram vocabularies (Kudo, 2018; `tokenizer.ggml.model` = t5): the likeliest pieces of a
+normalised text.
 
-Of T5, XLM-RoBERTa and the models for vectors that are made of it. Not the sentencepiece package, which wants its own
-file of the vocabulary, nor the one of tokenizers, whose normalisation differs from llama.cpp's on combined characters.
+Of T5, XLM-RoBERTa and the models for vectors that are made of it. Not the sentencepiece package,
+which wants its own file of the vocabulary, nor the one of tokenizers, whose normalisation differs
+from llama.cpp's on combined characters.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ _MATCHED = int(Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED)
 
 
 class UgmTokenizer(Tokenizer):
-    """llama.cpp's UGM tokenizer. Words are told apart where no token reaches over the gap; that two ways to spell one
-    are equally likely to the last bit is decided within it. llama.cpp also leaves text as it is that only begins like a
-    token that a user has defined; here it is normalised, as sentencepiece does."""
+    """llama.cpp's UGM tokenizer. Words are told apart where no token reaches over the gap; that two
+    ways to spell one are equally likely to the last bit is decided within it. llama.cpp also leaves
+    text as it is that only begins like a token that a user has defined; here it is normalised, as
+    sentencepiece does."""
 
     def __init__(self, vocab: Vocab) -> None:
         kinds = list(zip(vocab.tokens, vocab.attrs, strict=True))
@@ -53,7 +56,7 @@ class UgmTokenizer(Tokenizer):
         return ids
 
     def _normalised(self, text: str) -> str:
-        """With ▁ for spaces, several of which may be one, and one more in front."""
+        """Text with ▁ for spaces, several of which may become one, and one ▁ in front."""
         out: list[str] = []
         in_word = prepended = False
         merged = self.vocab.merge_spaces
@@ -72,7 +75,7 @@ class UgmTokenizer(Tokenizer):
         return "".join(out)
 
     def _parts(self, text: str) -> Iterator[str]:
-        """What the text's characters become, but for those that belong to a token that a user has defined."""
+        """Normalised characters of the text, except those of user-defined tokens."""
         at = 0
         while at < len(text):
             if self._given and (match := self._given.match(text, at)):
@@ -84,7 +87,8 @@ class UgmTokenizer(Tokenizer):
                 at += n or 1
 
     def _encode_word(self, word: str) -> list[int]:
-        """The pieces whose scores have the greatest sum (Viterbi, 1967); neighbours that no token has are one <unk>."""
+        """The pieces whose scores have the greatest sum (Viterbi, 1967); neighbours that no token
+        has are one <unk>."""
         best = [0.0] + [-np.inf] * len(word)  # of the text up to there
         begin = [0] * (len(word) + 1)  # of the piece that ends there
         known = [False] * (len(word) + 1)
@@ -121,9 +125,10 @@ def _longest_of(texts: Iterator[str]) -> re.Pattern[str] | None:
 class Charsmap:
     """Sentencepiece's table of normalisations: beginnings of texts, and what they become.
 
-    A length, a trie as a double array of that many bytes (Aoe, 1989; 32 bits a node: the character that leads here, a
-    flag whether a beginning ends here, and an offset to the children, which is taken by exclusive or), then the new
-    texts, each ended by a 0. Empty: there is none. VocabError for one that is cut off.
+    A length, a trie as a double array of that many bytes (Aoe, 1989; 32 bits a node: the character
+    that leads here, a flag whether a beginning ends here, and an offset to the children, which is
+    taken by exclusive or), then the new texts, each ended by a 0. Empty: there is none. VocabError
+    for one that is cut off.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -135,7 +140,8 @@ class Charsmap:
         self._new: dict[int, str] = {}
 
     def longest(self, text: str, at: int) -> tuple[int, str]:
-        """The most characters from there on that are such a beginning, 0 if none are, and what they become."""
+        """The most characters from there on that are such a beginning, 0 if none are, and what they
+        become."""
         nodes, found, value = self._nodes, 0, 0
         if not nodes:
             return 0, ""

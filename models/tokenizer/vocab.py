@@ -1,4 +1,5 @@
-"""The vocabulary of a GGUF file: tokens, scores, attributes and special ids, as llama.cpp's loader determines them."""
+"""The vocabulary of a GGUF file: tokens, scores, attributes and special ids, as llama.cpp's loader
+determines them."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ _ID_KEYS = (  # (name, key); a later key overrides an earlier one
     ("fim_suf", "suffix_token_id"),
     ("fim_mid", "middle_token_id"),
 )
-# Special ids that the file does not name are found by their text. llama.cpp takes whichever its hash table lists
-# first; here the order counts.
+# Special ids that the file does not name are found by their text. llama.cpp takes whichever its
+# hash table lists first; here the order counts.
 _TEXTS: dict[str, str] = {
     "eot": "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT] "
     "<｜end▁of▁sentence｜> <end_of_utterance>",
@@ -66,11 +67,11 @@ _HARMONY_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  #
 
 
 class VocabError(ValueError):
-    """What is wrong with a vocabulary, in one line that names the key."""
+    """A vocabulary that cannot be used; one line that names the key."""
 
 
 class Attr(IntFlag):
-    """What a token is: llama.cpp's token attributes."""
+    """Token attributes, as llama.cpp's."""
 
     UNDEFINED = 0
     UNKNOWN = 1
@@ -91,7 +92,8 @@ _ATTR_OF_TYPE = np.array(
 
 @dataclass
 class Vocab:
-    """Tokens and their meaning. `tokens` are text whose bytes that are not UTF-8 are surrogate-escaped."""
+    """Tokens and their meaning. `tokens` are text whose bytes that are not UTF-8 are
+    surrogate-escaped."""
 
     model: str
     vocab_type: int
@@ -118,7 +120,8 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
     Unlike llama.cpp a token that occurs twice is accepted: the first id encodes, both decode.
 
-    Raises VocabError for a tokenizer or pre-tokenizer that is not supported, and for missing or broken arrays.
+    Raises VocabError for a tokenizer or pre-tokenizer that is not supported, and for missing or
+    broken arrays.
     """
     model = _get(metadata, "model", str, None)
     if model is None:
@@ -170,7 +173,8 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
 
 def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The merges in order of rank, without repetitions. Raises VocabError where there are none (kimi-k2 needs none)."""
+    """The merges in order of rank, without repetitions. Raises VocabError where there are none
+    (kimi-k2 needs none)."""
     if f"{_KEY}merges" not in metadata and _get(metadata, "pre", str, "") == "kimi-k2":
         return []
     merges = dict.fromkeys(_texts(metadata, "merges"))
@@ -179,7 +183,7 @@ def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def is_unicode(texts: Iterable[str]) -> bool:
-    """Whether all are proper Unicode, without bytes that are not UTF-8."""
+    """True if all strings are valid Unicode, without bytes that are not UTF-8."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -295,7 +299,8 @@ def _suppressed(metadata: Mapping[str, Any], n_vocab: int) -> tuple[int, ...]:
 
 
 def _set_strips(metadata: Mapping[str, Any], ids: Mapping[str, int], attrs: list[int]) -> None:
-    """White space that special tokens swallow; GGUF does not say, so it goes by model name as in llama.cpp."""
+    """White space that special tokens swallow; GGUF does not say, so it goes by model name as in
+    llama.cpp."""
     pre, arch = _get(metadata, "pre", str, ""), str(metadata.get("general.architecture", ""))
     name = str(metadata.get("general.name", "")).lower()
     jina = any(x in pre for x in ("jina-v2-de", "jina-v2-es", "jina-v2-code"))

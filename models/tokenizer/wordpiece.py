@@ -1,4 +1,5 @@
-"""WordPiece vocabularies (`tokenizer.ggml.model` = bert): greedy longest match inside normalised words."""
+"""WordPiece vocabularies (`tokenizer.ggml.model` = bert): greedy longest match inside normalised
+words."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class WpmTokenizer(Tokenizer):
         return ids
 
     def _normalise(self, char: str) -> str:
-        """What a character becomes: a space, itself with spaces around if it is a word of its own, or nothing."""
+        """A character as normalised: a space, the character with spaces around if it is its own
+        word, or ""."""
         if self.vocab.strip_accents:
             char = unicodedata.normalize("NFD", char)[0]  # the base; llama.cpp's table has no more, even for Hangul
         category = unicodedata.category(char)

@@ -1,4 +1,5 @@
-"""The ids of words that were seen before: text repeats its words, and their merges do not depend on what is around."""
+"""The ids of words that were seen before: text repeats its words, and their merges do not depend on
+what is around."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ class KnownWords(dict[str, list[int]]):
 
 
 def gaps(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Where a text of these tokens can be cut: before a ▁, but for characters that some token has before an inner ▁."""
+    """Positions where a text may be split: before a ▁, except after characters that a token has
+    before an inner ▁."""
     before_space = set(re.findall("([^▁\0])▁", "\0".join(tokens))) | {"▁"}
     return re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")

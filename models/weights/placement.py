@@ -1,9 +1,9 @@
-"""Which device has which part of a model: its layers one after the other, the output as one more
-after the last.
+"""Placement of layers on devices: contiguous ranges of layers, the output counted as one more after
+the last.
 
-The rules are llama-server's (`-ngl`, `--tensor-split`, `--override-tensor`); the result is what
-`logitless.graph.execution.partition` calls
-a `prefer`: it says where a weight or a layer's cache is wanted, and the ops that read it follow.
+The rules are llama-server's (`-ngl`, `--tensor-split`, `--override-tensor`); the result is a
+`prefer` of `logitless.graph.execution.partition`: it names the device of each weight or cache, and
+the ops that read it follow.
 """
 
 from __future__ import annotations

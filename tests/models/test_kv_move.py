@@ -53,8 +53,8 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek2", "hunyuan-dense"])
 def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> None:
-    """In the first layer, whose keys do not depend on others: also where a row of all heads is kept, of which a part is
-    turned, and where keys are normalised when they are turned."""
+    """In the first layer, whose keys do not depend on others: also where a row of all heads is
+    kept, of which a part is turned, and where keys are normalised when they are turned."""
     path = tmp_path / "m.gguf"
     write(path, PLAIN[name])
     with opened(path) as (session, model, memory):
@@ -75,7 +75,8 @@ def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> N
 
 
 def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
-    """What was moved is what would have been written there; layers that keep nothing are not moved."""
+    """What was moved is what would have been written there; layers that keep nothing are not
+    moved."""
     write(path := tmp_path / "m.gguf", SMALL)
     with opened(path) as (session, model, memory):
         h = model.hparams

@@ -42,7 +42,7 @@ def test_lbfgs_finds_known_minima() -> None:
 
 
 def drawn_wrong(toy: Sine) -> float:
-    """How far the drawn heights are from the sine's, at worst of all phases: the mean of three periods."""
+    """Error of the drawn heights: the mean over three periods, at the worst phase."""
     phases = [i * 2 * np.pi / 16 + 0.1 for i in range(16)]
     return max(float(np.abs(np.array(toy.draw(48, phase)) - wave(phase, 8 + 48)[8:]).mean()) for phase in phases)
 
@@ -68,7 +68,8 @@ def test_the_command_draws_what_the_toy_has_learned(capsys: pytest.CaptureFixtur
 
 
 def test_lbfgs_beats_adamw_at_equal_evaluations(session: Session, tmp_path: Path) -> None:
-    """For one batch: AdamW without line search and curvature overtakes after some fifty evaluations."""
+    """For one batch: AdamW without line search and curvature overtakes after some fifty
+    evaluations."""
     rng = np.random.default_rng(5)
     heights = np.stack([wave(rng.uniform(0, 6), 9) for _ in range(8)])
     tokens, labels = heights[:, :-1], heights[:, 1:]

@@ -1,4 +1,5 @@
-"""Runs on Gemma 4, whose layers share keys and values and whose experts have gate and up in one tensor."""
+"""Runs on Gemma 4, whose layers share keys and values and whose experts have gate and up in one
+tensor."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Sine:
         return losses
 
     def learn(self, tokens: I32, labels: I32, i: int) -> float:
-        """What is to be done with batch i (from 0); its loss before that."""
+        """Train on batch i (from 0); returns its loss before the update."""
         return self._lbfgs(tokens, labels) if self.optimizer == "lbfgs" else self._adamw(tokens, labels, i * N_STEPS)
 
     def _lbfgs(self, tokens: I32, labels: I32) -> float:
@@ -175,8 +175,8 @@ class Sine:
 
 
 def low_rank(whole: Trainable, rank: int, seed: int) -> Trainable:
-    """The same with B · A in the place of every matrix but the embedding, as llama.cpp's
-    low-rank-only baby-llama."""
+    """The network with B · A for every matrix but the embedding, as llama.cpp's low-rank-only
+    baby-llama."""
     rng = np.random.default_rng([seed, 11])
     session, tensors = whole.session, dict(whole.model.weights.tensors)
     params: dict[str, Tensor] = {}

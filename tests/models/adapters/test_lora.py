@@ -1,4 +1,5 @@
-"""Adapter files, mixtures by row, and merging: against each other and against W + scale · alpha / r · B A."""
+"""Adapter files, mixtures by row, and merging: against each other and against W + scale · alpha / r
+· B A."""
 
 from __future__ import annotations
 
@@ -197,7 +198,8 @@ def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> No
 
 
 def refusals(adapter: Path, base: Path) -> list[str]:
-    """What llama.cpp's loader would refuse, check by check in its order (llama-adapter.cpp, 2026); shapes as ggml's."""
+    """Refusals of llama.cpp's loader, check by check in its order (llama-adapter.cpp, 2026);
+    shapes as ggml's."""
     file, model = GGUFReader(adapter), GGUFReader(base)
     told = [
         f"{key} is not {value!r} but {file.fields[key].contents()!r}"
@@ -280,7 +282,8 @@ def test_norms_as_a_whole_are_passed_over(shared_data: Path, tmp_path: Path, cap
 def test_pairs_of_matrices_that_nobody_uses_are_passed_over(
     shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gemma 4's checkpoints have keys and values of layers that see those of others; so may adapters of them."""
+    """Gemma 4's checkpoints have keys and values of layers that see those of others; so may
+    adapters of them."""
     write(path := tmp_path / "m.gguf", replace(SMALL, traits=("unused",)))
     with GGUFFile.open(path) as base:
         h = hparams_of(base)

@@ -1,4 +1,5 @@
-"""Vectors of BERT models (and of the others) against a forward pass in float64 that knows nothing of ours."""
+"""Vectors of BERT models (and of the others) against a forward pass in float64 that knows nothing
+of ours."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def test_the_first_layer_of_three_sees_all(tmp_path: Path) -> None:
 
 
 def test_texts_that_are_seen_as_far_as_a_window_reaches(tmp_path: Path) -> None:
-    """EmbeddingGemma: five layers of six see what is near, on both sides; two matrices make the vector of the mean."""
+    """EmbeddingGemma: five layers of six see what is near, on both sides; two matrices make the
+    vector of the mean."""
     t = write_spec(path := tmp_path / "m.gguf", GEMMA)
     session, embedder = opened(path)
     local = [i % 6 != 5 for i in range(7)]
@@ -209,7 +211,8 @@ def test_broken_files(tmp_path: Path) -> None:
 
 
 def test_a_decoder_s_last_state_gives_its_logits(shared_data: Path) -> None:
-    """The hidden state of stories260K times its embedding matrix: the recorded greedy token is the largest."""
+    """The hidden state of stories260K times its embedding matrix: the recorded greedy token is the
+    largest."""
     expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
     path = shared_data / "models" / "stories260K.gguf"
     session, embedder = opened(path)

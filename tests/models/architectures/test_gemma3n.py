@@ -1,4 +1,5 @@
-"""Gemma 3n and 4: layers differ in heads and widths, share keys and values, and have inputs of their own."""
+"""Gemma 3n and 4: layers differ in heads and widths, share keys and values, and have inputs of
+their own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In the last layer that keeps keys and values, and after it, only rows whose logits are wanted ask; where none are
-wanted it only remembers, and nothing runs after it."""
+"""Last layer with its own KV cache: only rows whose logits are needed have queries from there
+on; a prefill-only batch ends with its cache writes."""
 
 from __future__ import annotations
 

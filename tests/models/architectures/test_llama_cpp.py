@@ -1,6 +1,6 @@
-"""llama.cpp itself as the oracle of adapters, architectures and types of weights: what we write is loaded there, what
-its converter writes is loaded here, and both give the same tokens and log-probabilities. It runs in a process of its
-own, which it may end."""
+"""llama.cpp itself as the oracle of adapters, architectures and types of weights: what we write is
+loaded there, what its converter writes is loaded here, and both give the same tokens and
+log-probabilities. It runs in a process of its own, which it may end."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def converted(path: Path, adapter: Adapter, base: GGUFFile) -> None:
 
 
 def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
-    """Several ranks and alphas, the embedding and the output, both writers, merged; fused matrices, quantised ones."""
+    """Several ranks and alphas, the embedding and the output, both writers, merged; fused matrices,
+    quantised ones."""
     cases: list[Case] = []
     for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0", "gemma4", "falcon-h1"):
         path = shared_data / "models" / f"{name}.gguf"
@@ -255,7 +256,8 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
 
 
 def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
-    """BERT with pieces of words and with unigrams (bge-m3), nomic-bert, EmbeddingGemma; vectors have a length of 1."""
+    """BERT with pieces of words and with unigrams (bge-m3), nomic-bert, EmbeddingGemma; vectors
+    have a length of 1."""
     xlmr = bert_model.tensors(head=False)
     xlmr["token_embd.weight"] = xlmr["token_embd.weight"][: len(TOKENS)]
     texts = ["the cat sat on the mat", "a dog ran, and the moon", "ab the\u00a0\ufb01ne  日本", "sun", "a cat and " * 7]
@@ -286,7 +288,8 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
 
 
 def test_scores_of_pairs_are_llama_cpps(tmp_path: Path) -> None:
-    """Qwen3's reranker, whose head says the chances of yes and no and whose file has a template; ModernBERT's."""
+    """Qwen3's reranker, whose head says the chances of yes and no and whose file has a template;
+    ModernBERT's."""
     labels = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
     specs = {"qwen3": replace(PLAIN["qwen3"], keys=labels), "modern-bert": MODERN}
     query, documents, asked = "ta ne", ["so ta", "nu mo li", "ta ne ta ne"], []
@@ -331,6 +334,7 @@ def test_types_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         (values,) = ours(case)
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
-        # activations are rounded: either is some 0.1 from the exact value, but where random bytes make small numbers
+        # activations are rounded: either is some 0.1 from the exact value, but where random bytes
+        # make small numbers
         most = 0.02 if case.model.stem in ("q2_k", "tq2_0") else 0.2
         assert _rms(np.subtract(*np.transpose(pairs))) < most, case.model.name

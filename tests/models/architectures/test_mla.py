@@ -1,4 +1,4 @@
-"""What is kept of a token in multi-head latent attention, and what its first files leave unsaid."""
+"""MLA: the cached row of each token, and keys that the first files lack."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_rows_of_all_heads_in_caches(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek2", "deepseek2 together", "minicpm3", "plm"])
 def test_a_row_is_kept_of_a_token_and_nothing_else(name: str, tmp_path: Path) -> None:
-    """32 elements and 8 that are turned in each layer, whether the file has heads' weights apart or not."""
+    """32 elements and 8 that are turned in each layer, whether the file has heads' weights apart or
+    not."""
     write(path := tmp_path / "m.gguf", LATENT[name])
     session = Session([CPUBackend(1)])
     with GGUFFile.open(path) as gguf:
@@ -77,7 +78,8 @@ def test_the_first_files_of_glm_4_7_flash_do_not_say_how_experts_are_chosen(
 
 @pytest.mark.parametrize("patterns", [("*",), ("*.attn_v_b.weight",)])
 def test_a_matrix_of_keys_and_values_is_saved_as_it_was(patterns: tuple[str, ...], tmp_path: Path) -> None:
-    """In the graph it is two, of which one has columns as rows. What was trained of it comes back where it was."""
+    """In the graph it is two, of which one has columns as rows. What was trained of it comes back
+    where it was."""
     write(path := tmp_path / "m.gguf", LATENT["deepseek2 together"])
     session, name = Session([CPUBackend(1)]), "blk.1.attn_kv_b.weight"
     with GGUFFile.open(path) as gguf:

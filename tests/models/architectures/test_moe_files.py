@@ -1,4 +1,5 @@
-"""Models with experts, beside what they compute (test_architectures.py): files, adapters, finetunes, memory."""
+"""Models with experts, beside what they compute (test_architectures.py): files, adapters,
+finetunes, memory."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def test_blocks_that_predict_more_tokens_at_once_are_left_alone(tmp_path: Path) 
 
 
 def test_an_adapter_of_a_norm_that_has_another_name_in_the_file(tmp_path: Path) -> None:
-    """gpt-oss's norm before its experts stands as post_attention_norm in files. A bias may have no adapter."""
+    """gpt-oss's norm before its experts stands as post_attention_norm in files. A bias may have no
+    adapter."""
     write(path := tmp_path / "m.gguf", GPT_OSS)
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 96), (1, 2)))

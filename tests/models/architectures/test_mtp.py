@@ -1,5 +1,5 @@
-"""The block that predicts one token more, against a forward pass in float64 that knows nothing of ours;
-test_nextn_llama_cpp.py asks llama.cpp itself."""
+"""The block that predicts one token more, against a forward pass in float64 that knows nothing of
+ours; test_nextn_llama_cpp.py asks llama.cpp itself."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Tokens = tuple[int, Array, range]  # a sequence, all of its tokens, and which of
 
 
 class Guessing:
-    """A model and the block behind it on the CPU, with two sequences in its pages; `n_near`: so many are of layers with
-    a window."""
+    """A model and the block behind it on the CPU, with two sequences in its pages; `n_near`: so
+    many are of layers with a window."""
 
     def __init__(self, path: Path, types: tuple[str, str] = ("f32", "f32"), n_near: int = 0) -> None:
         self.session, self.gguf = Session([CPUBackend(1)]), GGUFFile.open(path)
@@ -75,7 +75,8 @@ class Guessing:
         return self._run(nodes, feeds)[-1]
 
     def guess(self, *parts: Tokens) -> Array:
-        """Logits of the tokens after these. What the block says of them is there for guesses that follow."""
+        """Logits of the tokens after these. What the block says of them is there for guesses that
+        follow."""
         feeds = self._feeds(parts)
         feeds |= self._to(parts)
 
@@ -120,8 +121,8 @@ def tokens(s: Spec, seed: int = 3) -> Array:
 
 
 def check(path: Path, s: Spec, bound: float) -> None:
-    """Of each position of a text, from what the model said of the token before; and of some tokens more, each from what
-    the block said itself."""
+    """Draft logits of each position of a text, from the model's hidden state before it; and of
+    some tokens more, each from the block's own."""
     t, ids = write(path, s), tokens(s)
     run, start = Guessing(path), 0
     for n in (7, 1, 20, 11):
@@ -155,8 +156,8 @@ def test_guesses_of_other_types(tmp_path: Path, name: str, dtype: str, bound: fl
 @pytest.mark.parametrize("name", ["qwen35", "deepseek2", "deepseek2 together", "cohere2moe", "nemotron_h_moe"])
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
 def test_what_is_kept_has_the_same_bits(tmp_path: Path, name: str, dtype: str) -> None:
-    """However a prompt is cut, whoever is in the batch, whatever was guessed meanwhile, whether layers with a window
-    have pages of their own."""
+    """However a prompt is cut, whoever is in the batch, whatever was guessed meanwhile, whether
+    layers with a window have pages of their own."""
     s = replace(NEXTN[name], dtype=dtype, types={"ffn_gate_inp": "f32"})
     write(path := tmp_path / "m.gguf", s)
     ids, others, found = tokens(s), tokens(s, seed=5), []

@@ -1,5 +1,5 @@
-"""llama.cpp itself as the oracle of guesses: by the same block it guesses the same tokens, of which as many come
-true."""
+"""llama.cpp itself as the oracle of guesses: by the same block it guesses the same tokens, of which
+as many come true."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ Told = tuple[str, int, int]  # a text, and how many tokens were guessed and came
 
 
 class Resting(NextnDrafter):
-    """Does not guess after a wrong guess: llama.cpp, which cannot go back to an earlier state of Qwen3-Next, computes
-    again what came true, and what came instead, in a step without guesses. By and by its guesses are others, for in
-    such a step it takes what was said of the wrong guess for what was said of the token before."""
+    """Does not guess after a wrong guess: llama.cpp, which cannot go back to an earlier state of
+    Qwen3-Next, computes again what came true, and what came instead, in a step without guesses. By
+    and by its guesses are others, for in such a step it takes what was said of the wrong guess for
+    what was said of the token before."""
 
     n_wrong = 0
 

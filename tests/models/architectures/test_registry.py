@@ -1,4 +1,5 @@
-"""Logits of every architecture on made-up models, against a forward pass in float64 that knows nothing of ours."""
+"""Logits of every architecture on made-up models, against a forward pass in float64 that knows
+nothing of ours."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def compute(
 
 
 def goes_on(n: int, chunk: int) -> dict[str, Array]:
-    """From what the chunk before has kept."""
+    """State rows that continue from the chunk before."""
     begin, end = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
     begin[0], end[-1] = chunk and 1 + (chunk - 1) % 2, 1 + chunk % 2
     return {"begin": begin, "end": end}
@@ -147,7 +148,8 @@ def test_rope_of_yarn_takes_the_training_context_where_no_other_is_named(tmp_pat
 
 @pytest.mark.parametrize("in_file", [{}, {"rope.scaling.type": "linear", "rope.scaling.factor": 7.0}])
 def test_what_stands_in_for_the_files_keys(tmp_path: Path, in_file: dict[str, Any]) -> None:
-    """As if the file had said so: llama.cpp's --override-kv and --rope-..., which count for the file's architecture."""
+    """As if the file had said so: llama.cpp's --override-kv and --rope-..., which count for the
+    file's architecture."""
     path = tmp_path / "m.gguf"
     s = Spec("qwen2", n_embd=128, keys=in_file, n_ctx_train=256)
     t = write(path, s)
@@ -170,7 +172,8 @@ def test_rope_factors_of_llama_3(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [None, "longrope"])
 @pytest.mark.parametrize(("n_ctx", "top"), [(32, 2.0), (33, 12.0)])
 def test_long_rope_factors(tmp_path: Path, kind: str | None, n_ctx: int, top: float) -> None:
-    """Phi-3.5 and Phi-4-mini: llama.cpp's converter writes both tensors and the magnitude, but no scaling type."""
+    """Phi-3.5 and Phi-4-mini: llama.cpp's converter writes both tensors and the magnitude, but no
+    scaling type."""
     s = Spec(
         "phi3",
         fused=True,
@@ -309,7 +312,8 @@ def test_other_architectures_give_the_same_bits_however_a_prompt_is_cut(tmp_path
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0", "q4_k"])
 def test_a_rows_experts_give_the_same_bits_in_any_company(tmp_path: Path, dtype: str) -> None:
-    """However a prompt is cut: how many rows an expert has, and so the form of its product, differs between cuts."""
+    """However a prompt is cut: how many rows an expert has, and so the form of its product, differs
+    between cuts."""
     sizes = {"n_embd": 256, "n_ff": 256} if dtype == "q4_k" else {}
     s = Spec(**sizes, n_expert=5, n_expert_used=2, dtype=dtype, types={"ffn_gate_inp": "f32"})  # type: ignore[arg-type]
     path = tmp_path / "m.gguf"
@@ -327,7 +331,8 @@ KV = ("f32", "f16", "q8_0")
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
 @pytest.mark.parametrize("types", [(k, v) for k in KV for v in KV])
 def test_cache_types_and_chunks(tmp_path: Path, arch: str, types: tuple[str, str]) -> None:
-    """However a prompt is cut, the bits are the same; the cache's type costs what its rounding costs."""
+    """However a prompt is cut, the bits are the same; the cache's type costs what its rounding
+    costs."""
     window = 8 if arch == "gemma2" else 0
     s = Spec(arch, n_embd=64, n_head=4, head_dim=32, keys={"attention.sliding_window": 8} if window else {})
     path = tmp_path / "m.gguf"

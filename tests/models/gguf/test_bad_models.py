@@ -1,4 +1,5 @@
-"""Files that are sound GGUF but no usable model: one line that names the culprit, before anything is computed."""
+"""Files that are sound GGUF but no usable model: one line that names the culprit, before anything
+is computed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rewrite(good: Path, tmp_path: Path) -> Rewrite:
-    """Write the good model again with other keys (under llama.) and tensors; GONE leaves one out."""
+    """Write the good model again with other keys (under llama.) and tensors; GONE leaves one
+    out."""
 
     def run(keys: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None, arch: str = "llama") -> Path:
         path, reader = tmp_path / "bad.gguf", GGUFReader(good)
@@ -164,7 +166,8 @@ def test_as_many_tokens_as_embeddings(rewrite: Rewrite) -> None:
     assert "500 rows" in line
 
 
-# type numbers of ggml that are read as files but not as weights; of some, tiny's rows are not whole blocks
+# type numbers of ggml that are read as files but not as weights; of some, tiny's rows are not whole
+# blocks
 @pytest.mark.parametrize("number", [10, 11, 16, 23, 34, 35, 40, 99, 2**32 - 1])
 def test_unsupported_types(good: Path, tmp_path: Path, number: int) -> None:
     data = bytearray(good.read_bytes())

@@ -118,7 +118,8 @@ def test_reads_every_shared_model(shared_data: Path) -> None:
 
 
 def naive_strings(data: bytes, name: bytes) -> list[bytes]:
-    """The string array under a key, read one by one: gguf's reader takes ten seconds for a large vocabulary."""
+    """The string array under a key, read one by one: gguf's reader takes ten seconds for a large
+    vocabulary."""
     pos = data.index(string(name) + struct.pack("<II", 9, 8)) + 8 + len(name) + 8
     (count,) = struct.unpack_from("<Q", data, pos)
     pos += 8
@@ -399,7 +400,8 @@ EDITS: list[st.SearchStrategy[Any]] = [
 def test_corrupt_files_never_crash(tmp_path: Path, model: bytes, edits: list[tuple[str, int, Any]], head: bool) -> None:
     data = bytearray(model)
     for kind, where, what in edits:
-        # most of the file is one long string and tensor data: aim at the structures before and after it
+        # most of the file is one long string and tensor data: aim at the structures before and
+        # after it
         at = where % len(data) if not head else (where % 400 if where % 2 else len(data) - 1 - where % 2000) % len(data)
         if kind == "byte":
             data[at] = what
@@ -420,7 +422,8 @@ def test_corrupt_files_never_crash(tmp_path: Path, model: bytes, edits: list[tup
 
 def test_absurd_numbers_take_no_memory(tmp_path: Path, model: bytes) -> None:
     path = tmp_path / "absurd.gguf"
-    # every eight bytes of the header, and of the table after the strings, claim something absurd in turn
+    # every eight bytes of the header, and of the table after the strings, claim something absurd in
+    # turn
     places = itertools.chain(range(4, 300, 3), range(len(model) - 2300, len(model) - 1900, 3))
     tracemalloc.start()
     try:

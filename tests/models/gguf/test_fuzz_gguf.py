@@ -1,4 +1,5 @@
-"""Damaged model files: each is refused in one line or loads, in bounded memory, and nothing crashes."""
+"""Damaged model files: each is refused in one line or loads, in bounded memory, and nothing
+crashes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ MOST_GROWTH = 400 << 20  # bytes of memory over what the process had
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list[int]]:
-    """A sound file, and where interesting things lie in it: what looks like a count, a type or a key."""
+    """A sound file, and where interesting things lie in it: what looks like a count, a type or a
+    key."""
     path = tmp_path_factory.mktemp("fuzz") / "good.gguf"
     synthesize(path, "tiny", "Q8_0")
     data = path.read_bytes()

@@ -23,14 +23,15 @@ BLOCKS = ["qwen35", "deepseek2 balanced, no norm behind", "glm4moe", "cohere2moe
 
 
 def layers_of(s: Spec) -> Spec:
-    """The same model without its block, as its converter writes it."""
+    """The same model without its MTP block, as its converter writes it."""
     n = s.n_layer + s.n_nextn
     keys = {k: v[: s.n_layer] if isinstance(v, list) and len(v) == n else v for k, v in s.keys.items()}
     return replace(s, n_nextn=0, keys=keys)
 
 
 def three_files(folder: Path, s: Spec) -> tuple[Path, Path, Path]:
-    """With both, with the layers, and with the block and what llama.cpp's converter gives it besides."""
+    """Files with both, with the layers, and with the block and what llama.cpp's converter adds
+    to it."""
     both, layers = folder / "both.gguf", folder / "layers.gguf"
     tensors = write(both, s)
     write(layers, layers_of(s))

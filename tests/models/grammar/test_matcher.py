@@ -28,7 +28,7 @@ def allowed(matcher: Matcher) -> set[str]:
 
 
 def ends(node: Node, rules: dict[str, Node], text: str) -> dict[int, set[int]]:
-    """Where a match of the node can end, by where it begins; the least solution, found by trying again."""
+    """End positions of matches of a node, by start; the least fixed point, found by iteration."""
     names = {name: {i: set[int]() for i in range(len(text) + 1)} for name in rules}
 
     def match(node: Node, at: int) -> set[int]:

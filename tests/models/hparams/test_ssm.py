@@ -1,4 +1,4 @@
-"""What files of models whose layers keep states may say."""
+"""Keys of models with recurrent layers."""
 
 from __future__ import annotations
 

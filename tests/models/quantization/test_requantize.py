@@ -1,4 +1,4 @@
-"""Types that are held as others have the numbers that gguf's own dequantiser finds in the file's bytes."""
+"""Requantized types have the numbers of gguf's own dequantizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def blocks_of(dtype: str, n: int, scales: tuple[float, float] = ORDINARY) -> np.
 
 
 def greatest_of_q2_k(blocks: np.ndarray) -> np.ndarray:
-    """What the numbers could be at most: the same scales, with quants that are all 0, and all 3."""
+    """Largest possible numbers: the same scales, with all quants 0 and all 3."""
     found = []
     for quants in (0, 255):
         same = blocks.copy()

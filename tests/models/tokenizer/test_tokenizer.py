@@ -1,4 +1,5 @@
-"""Tokenizers against llama.cpp's ids, and what no reference covers: specials, odd vocabularies, streams, speed."""
+"""Tokenizers against llama.cpp's ids, and what no reference covers: specials, odd vocabularies,
+streams, speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Unigram vocabularies: llama.cpp's ids, the likeliest of all ways to spell a word, and broken tables."""
+"""Unigram vocabularies: llama.cpp's ids, the likeliest of all ways to spell a word, and broken
+tables."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def unigram(**more: Any) -> Tokenizer:
     return from_metadata({f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None})
 
 
-# text → ids: with a space in front and several as one; with neither. All by llama-server's /tokenize.
+# text → ids: with a space in front and several as one; with neither. All by llama-server's
+# /tokenize.
 RECORDED: dict[str, tuple[list[int], list[int]]] = {
     "ab": ([6, 9], [9]),
     " a  b\tab": ([10, 6, 8, 6, 9], [10, 6, 6, 8, 6, 9]),
@@ -71,7 +73,8 @@ def test_text_comes_back() -> None:
 
 
 def spellings(word: str) -> list[tuple[float, list[int]]]:
-    """All ways to cut a word: the sum of scores, and the ids, in which unknown neighbours are one."""
+    """All ways to cut a word: the sum of scores, and the ids, in which unknown neighbours are
+    one."""
     ids = {text: id for id, (text, _, kind) in enumerate(TOKENS) if kind in (NORMAL, UNUSED)}
     least = min(score for _, score, kind in TOKENS if kind == NORMAL)
     if not word:

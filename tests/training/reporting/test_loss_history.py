@@ -18,7 +18,7 @@ EXACT = "training.past_losses"
 
 
 def history(path: Path, values: Any, n_steps: int, **more: Key) -> tuple[float, ...]:
-    """What a checkpoint with these values, in a run with --opt-past 4, remembers."""
+    """Loss history of a checkpoint with these values, in a run with --opt-past 4."""
     keys = {
         "training.type": text("train_model"),
         "training.file_version": u32(0),

@@ -33,7 +33,8 @@ def test_png_shows_the_curves_where_the_svg_has_them(tmp_path: Path) -> None:
         pixels = np.asarray(picture)
     blue = np.argwhere((pixels == (0x44, 0x77, 0xAA)).all(-1))
     assert pixels.shape == (840, 1440, 3)
-    # from the top left of the plane to the middle of its bottom; the word above it is where no curve goes
+    # from the top left of the plane to the middle of its bottom; the word above it is where no
+    # curve goes
     word, curve = blue[blue[:, 0] < 100], blue[blue[:, 0] >= 100]
     assert len(word) > 0
     assert curve[curve[:, 1].argmin()][0] < 120
