@@ -187,6 +187,7 @@ class VulkanProgram:
         for d in work:
             self._launch(d)
         self.recording.finish()
+        del self._place, self._places  # they refer to the graph and the session
 
     def _arguments(self, d: Dispatch) -> tuple[list[int], list[Range], list[Range]]:
         """A kernel's buffer addresses, and the ranges that it reads and writes."""

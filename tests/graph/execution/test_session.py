@@ -16,6 +16,7 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul, scale, silu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, const, feed, variable
 from tests.helpers.numpy_backend import NumpyBackend
 from tests.helpers.random_graphs import overwritten
@@ -223,6 +224,18 @@ def test_dropped_plan_is_freed_at_once(make: Callable[[], Backend]) -> None:
     finally:
         gc.enable()
         session.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl:0", "vulkan:0"])
+def test_plan_lets_go_of_its_graph(device: str, open_device: Callable[[str], Backend]) -> None:
+    """Hundreds of plans are kept; their graphs would take ten times their memory."""
+    session = Session([open_device(device)])
+    plan = session.plan(lambda: [silu(scale(feed("x", (2, 64)), factor=2.0, name="inner"))])
+    toposort([feed("y", (1,))])  # the order of the last graph is remembered
+    gc.collect()
+    assert [t for t in gc.get_objects() if isinstance(t, Tensor) and t.name == "inner"] == []
+    assert plan.run({"x": np.zeros((2, 64))})[0].shape == (2, 64)
+    session.release()
 
 
 def test_plans_share_one_arena() -> None:
