@@ -209,7 +209,7 @@ class AsyncLLM:
         """
         served = await self._ready()
         embedder = served.embedder
-        kind = pooling or self.config.pooling or (embedder.default if embedder is not None else "")
+        kind = pooling or self.config.pooling or (embedder.for_texts if embedder is not None else "")
         if embedder is None or kind not in ("mean", "cls", "last"):
             raise RequestError(f"pooling: {kind!r} gives no embeddings; mean, cls and last do")
         with public_errors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,18 @@ class Embedder:
         self.ranks = tuned(BASE).model(0).ranks
         self._tuned = tuned  # called for each run, for the model moves when a device is lost
         self._n_ubatch = n_ubatch
+
+    @property
+    def for_texts(self) -> str:
+        """Pooling to one vector a text: the model's, else the last token of causal models, the mean of others."""
+        if self.default != "none":
+            return self.default
+        return "last" if self.causal else "mean"
+
+    @cached_property
+    def n_embd(self) -> int:
+        """Numbers of an embedding."""
+        return self.graph(1, bucket(1), "mean").shape[-1]
 
     def groups(self, texts: Sequence[Tokens]) -> Iterator[list[int]]:
         """Yield batches of text indices: a power of two of texts in one length bucket."""

@@ -33,7 +33,9 @@ class EmbeddingBody(Embedded, frozen=True, kw_only=True):
     input: Annotated[Any, Param("a text, token ids, or an array of these")] = None
     content: Annotated[Any, Param("llama-server's name of input")] = None
     encoding_format: Annotated[str, Param("of the vectors", choices=("float", "base64"))] = "float"
-    dimensions: Annotated[Any, Param("not supported: the vectors have one size")] = None
+    dimensions: Annotated[
+        int | None, Param("numbers of a vector: the first ones, normalized", 1, INT_MAX, hard=True)
+    ] = None
     embd_normalize: Annotated[
         int, Param("-1: none; 0: the largest is 32760; p: the p-norm is 1", -1, 2**15, hard=True)
     ] = 2
@@ -70,6 +72,7 @@ class EmbeddingJob:
     base64: bool = False
     lora: Lora | None = None
     model: str = ""  # the finetune that was asked for by name
+    dimensions: int | None = None  # leading numbers of each vector; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,11 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     texts = tuple(parser.tokens(prompt, name) for prompt in prompts)
     for ids in texts:
         _fits(ids, embedder)
-    if asked.dimensions is not None:
-        refuse("dimensions", "the model's vectors have one size only")
+    if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
+        refuse("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
-    return EmbeddingJob(texts, pooling, asked.embd_normalize, asked.encoding_format == "base64", lora, model)
+    base64 = asked.encoding_format == "base64"
+    return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions)
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from logitless.server.protocol.embeddings import (
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
 
+log = logging.getLogger("logitless.http")
 _LARGE = 1 << 14  # numbers of a reply whose writing would hold up the streams of others
 
 
@@ -33,10 +36,13 @@ async def openai_embeddings(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
     if pooling == "none":
-        raise InvalidRequest(
-            "pooling type 'none' gives a vector for each token, which this endpoint cannot tell: start the server "
-            "with another --pooling, or use /embedding"
-        )
+        if context.config.pooling:
+            raise InvalidRequest(
+                "pooling type 'none' gives a vector for each token, which this endpoint cannot tell: start the "
+                "server with another --pooling, or use /embedding"
+            )
+        pooling = embedder.for_texts
+        _log_pooling(pooling)
     parser = context.parser
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
     vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
@@ -45,7 +51,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
 
     def reply() -> web.Response:
         data = [
-            {"object": "embedding", "index": i, "embedding": _shown(normalized(v, job.normalize), job.base64)}
+            {"object": "embedding", "index": i, "embedding": _shown(_sized(v, job), job.base64)}
             for i, v in enumerate(vectors)
         ]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
@@ -118,8 +124,19 @@ async def _vectors(
 
 def _rows(vector: F32, job: EmbeddingJob) -> list[Any]:
     if job.pooling == "none":
-        return [_shown(row, job.base64) for row in vector]
-    return [_shown(vector if job.pooling == "rank" else normalized(vector, job.normalize), job.base64)]
+        return [_shown(row[: job.dimensions], job.base64) for row in vector]
+    return [_shown(vector if job.pooling == "rank" else _sized(vector, job), job.base64)]
+
+
+def _sized(vector: F32, job: EmbeddingJob) -> F32:
+    """The leading numbers of a vector that the request asks for, normalized."""
+    return normalized(vector[: job.dimensions], job.normalize)
+
+
+@functools.cache
+def _log_pooling(pooling: str) -> None:
+    """Say once that the server chose the pooling."""
+    log.info("the model's file names no pooling of embeddings: it is %s (--pooling chooses another)", pooling)
 
 
 def _shown(vector: F32, as_base64: bool) -> list[float] | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from logitless.models import tokenizer
 from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
+from logitless.server.api.openai.embeddings import _log_pooling
 from logitless.server.protocol.embeddings import normalized
 from tests.helpers.bert_model import N_CTX, N_EMBD, TOKENS, forward, score, tensors, write
 from tests.helpers.http_fakes import Running, running
@@ -140,6 +142,33 @@ async def test_rerank(bert: Model):
             assert f"'{named}'" in body["error"]["message"]
 
 
+async def test_dimensions_are_the_first_ones_normalized(server: Running):
+    x = forward(tensors(), [CLS, CAT, SEP]).mean(0)
+    for n in (1, 4, N_EMBD):
+        reply = await server.openai.embeddings.create(model="m", input="cat", dimensions=n)
+        np.testing.assert_allclose(reply.data[0].embedding, x[:n] / np.sqrt((x[:n] ** 2).sum()), atol=1e-5)
+        _, native = await server.post("/embedding", {"input": "cat", "dimensions": n})
+        np.testing.assert_allclose(native[0]["embedding"][0], reply.data[0].embedding)
+
+
+async def test_a_model_that_names_no_pooling_has_one(bert: Model, caplog: pytest.LogCaptureFixture):
+    embedder, tokens = bert
+    chosen, embedder.default = embedder.default, "none"
+    caplog.set_level(logging.INFO, "logitless.http")
+    _log_pooling.cache_clear()
+    try:
+        async with running(tokenizer=tokens, embedder=embedder) as started:
+            for _ in range(2):
+                reply = await started.openai.embeddings.create(model="m", input="cat")
+                np.testing.assert_allclose(reply.data[0].embedding, wanted([CLS, CAT, SEP]), atol=1e-5)
+        assert caplog.text.count("names no pooling of embeddings: it is mean") == 1
+        async with running(tokenizer=tokens, embedder=embedder, pooling="none") as started:
+            with pytest.raises(openai.BadRequestError, match="pooling type 'none'"):
+                await started.openai.embeddings.create(model="m", input="cat")
+    finally:
+        embedder.default = chosen
+
+
 BAD: list[tuple[dict[str, Any], int, str]] = [
     ({}, 400, "'input'"),
     ({"input": []}, 400, "'input'"),
@@ -148,7 +177,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [[99999]]}, 400, "'input': token 99999 is outside the vocabulary"),
     ({"input": "cat " * N_CTX}, 400, "exceeds the available context size"),
     ({"input": "cat", "encoding_format": "hex"}, 400, "encoding_format"),
-    ({"input": "cat", "dimensions": 3}, 400, "dimensions"),
+    ({"input": "cat", "dimensions": N_EMBD + 1}, 400, "dimensions"),
+    ({"input": "cat", "dimensions": 0}, 400, "dimensions"),
+    ({"input": "cat", "dimensions": "few"}, 400, "dimensions"),
     ({"input": "cat", "embd_normalize": -2}, 400, "embd_normalize"),
 ]
 
