@@ -13,6 +13,13 @@ from logitless.graph.tensor import Shape, Tensor
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
 
 
+def _product_shape(name: str, x: Tensor, w: Tensor) -> Shape:
+    """The shape of `linear` of x (T, K) and w (N, K): (T, N)."""
+    require(len(x.shape) == 2 and len(w.shape) == 2, name, "expected x (T, K) and w (N, K)", x, w)
+    require(x.shape[1] == w.shape[1], name, "rows of x and of w differ in length", x, w)
+    return x.shape[0], w.shape[0]
+
+
 @op
 def linear(x: Array, w: Array) -> Array:
     """x (T, K) · w (N, K) transposed."""
@@ -21,10 +28,9 @@ def linear(x: Array, w: Array) -> Array:
 
 @linear.shape
 def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and len(w.shape) == 2, "linear", "expected x (T, K) and w (N, K)", x, w)
-    require(x.shape[1] == w.shape[1], "linear", "rows of x and of w differ in length", x, w)
+    shape = _product_shape("linear", x, w)
     require(x.dtype == "f32", "linear", "x must be f32", x, w)
-    return (x.shape[0], w.shape[0]), x.dtype
+    return shape, x.dtype
 
 
 # A backend may round the activations of a quantised weight to 8 bits per group of 32 or 256: an
@@ -103,11 +109,10 @@ def linear_q8(xq: Array, w: Array) -> Array:
 
 @linear_q8.shape
 def _(xq: Tensor, w: Tensor) -> tuple[Shape, str]:
-    require(len(xq.shape) == 2 and len(w.shape) == 2, "linear_q8", "expected x (T, K) and w (N, K)", xq, w)
-    require(xq.shape[1] == w.shape[1], "linear_q8", "rows of x and of w differ in length", xq, w)
+    shape = _product_shape("linear_q8", xq, w)
     require(xq.dtype == "q8_act", "linear_q8", "x must be q8_act", xq, w)
     require(DTYPES[w.dtype].quantised, "linear_q8", "w must be quantised", xq, w)
-    return (xq.shape[0], w.shape[0]), "f32"
+    return shape, "f32"
 
 
 @op
@@ -130,10 +135,9 @@ def linear_f32(xp: Array, w: Array) -> Array:
 
 @linear_f32.shape
 def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
-    require(len(xp.shape) == 2 and len(w.shape) == 2, "linear_f32", "expected x (T, K) and w (N, K)", xp, w)
-    require(xp.shape[1] == w.shape[1], "linear_f32", "rows of x and of w differ in length", xp, w)
+    shape = _product_shape("linear_f32", xp, w)
     require(xp.dtype == "f32_act", "linear_f32", "x must be f32_act", xp, w)
-    return (xp.shape[0], w.shape[0]), "f32"
+    return shape, "f32"
 
 
 @op
@@ -161,9 +165,8 @@ def linear_bf16(xr: Array, w: Array, *, m: int) -> Array:
 
 @linear_bf16.shape
 def _(xr: Tensor, w: Tensor, m: int) -> tuple[Shape, str]:
-    require(len(xr.shape) == 2 and len(w.shape) == 2, "linear_bf16", "expected x (T, K) and w (N, K)", xr, w)
+    _product_shape("linear_bf16", xr, w)
     require(0 < m <= xr.shape[0], "linear_bf16", f"x has not {m} rows", xr, w)
-    require(xr.shape[1] == w.shape[1], "linear_bf16", "rows of x and of w differ in length", xr, w)
     require((xr.dtype, w.dtype) == ("bf16_act", "bf16"), "linear_bf16", "x must be bf16_act, w bf16", xr, w)
     return (m, w.shape[0]), "f32"
 
