@@ -3,7 +3,11 @@ vectors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import scaled, softcap
@@ -132,3 +136,14 @@ def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int,
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     weights, block = load_weights(session, gguf, hparams, nextn=nextn).apart(hparams.n_layer)
     return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if nextn else None)
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """`model(n)` is the model for n rows, `feeds(n)` the inputs that it needs besides tokens;
+    `name` tells its graphs from those of other adapters."""
+
+    session: Session
+    model: Callable[[int], Model]
+    name: str = ""
+    feeds: Callable[[int], dict[str, npt.NDArray[Any]]] = lambda _: {}

@@ -14,8 +14,7 @@ from logitless.models.adapters.lora import write_adapter
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.gguf.write import Data, copied_keys, u32, write_gguf
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.dequantize import dequantized
-from logitless.models.quantization.quantize import quantize, storable_dtype
+from logitless.models.quantization.quantize import dequantized, quantize, storable_dtype
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import check_weights
 from logitless.training.trainable import LORA, Trainable

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from logitless.graph.ops.training.optimizer import global_norm
 from logitless.graph.tensor import Tensor
-from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.batch import Sequences
+from logitless.models.model import AdaptedModel
 from logitless.training.data.packing import Sample
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.head import gradients

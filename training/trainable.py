@@ -19,7 +19,7 @@ from logitless.models.adapters.low_rank import EMBEDDING, LowRank
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
-from logitless.models.quantization.dequantize import dequantized
+from logitless.models.quantization.quantize import dequantized
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights, check_weights
 from logitless.training.errors import TrainingError

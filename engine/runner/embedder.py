@@ -13,10 +13,10 @@ from logitless.engine.batch import bucket
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.batch import Sequences, Texts
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.model import AdaptedModel
 
 F32 = npt.NDArray[np.float32]
 Tokens = Sequence[int]

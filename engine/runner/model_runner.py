@@ -41,7 +41,6 @@ from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.adapters.full_finetunes import FullFinetunes
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.adapters.stacked_lora import Choice, StackedLora
@@ -50,7 +49,7 @@ from logitless.models.batch import KV_TYPES, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
-from logitless.models.model import Model, define_model, hparams_of
+from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights

@@ -12,8 +12,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Data, copied_keys, write_gguf
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.dequantize import F32, dequantized
-from logitless.models.quantization.quantize import DTYPES, quantize
+from logitless.models.quantization.quantize import DTYPES, F32, dequantized, quantize
 from logitless.models.quantization.requantize import requantized_type
 
 

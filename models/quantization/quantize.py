@@ -1,4 +1,4 @@
-"""Quantization of float rows to GGUF blocks."""
+"""Quantization of float rows to GGUF blocks, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from logitless.graph.dtype import DTYPES as BLOCK_TYPES
+from logitless.models.gguf.file import TensorInfo
 
+F32 = NDArray[np.float32]
 DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4", "q4_k", "q5_k", "q6_k")
 _CHUNK = 1 << 20  # numbers at once: a few megabytes of temporaries
 _FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
@@ -164,3 +166,11 @@ _ENCODERS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.uint8]]] = {
     "q5_k": partial(_q45_k, high_bit=True),
     "q6_k": _q6_k,
 }
+
+
+def dequantized(info: TensorInfo, raw: NDArray[np.uint8]) -> F32:
+    """A tensor's numbers as f32."""
+    if info.dtype == "f32":
+        return raw.view(np.float32).reshape(info.shape)
+    rows = raw.reshape(*info.shape[:-1], -1)
+    return np.array(quants.dequantize(rows, GGMLQuantizationType[info.dtype.upper()]), np.float32).reshape(info.shape)

@@ -195,8 +195,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
 
 
 def _transposed(info: TensorInfo, raw: Bytes, part: TensorSlice, dtype: str) -> Bytes:
-    from logitless.models.quantization.dequantize import dequantized
-    from logitless.models.quantization.quantize import quantize
+    from logitless.models.quantization.quantize import dequantized, quantize
 
     values = part.gather(dequantized(info, raw))
     return (values if dtype == "f32" else quantize(values, dtype)).reshape(-1).view(np.uint8)

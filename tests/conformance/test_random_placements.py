@@ -25,9 +25,8 @@ from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, feed
 from logitless.graph.testing.conformance import decode
 from logitless.graph.testing.evaluate import evaluate
-from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import define_model, hparams_of
+from logitless.models.model import AdaptedModel, define_model, hparams_of
 from tests.backends.cpu.kernels.test_sampling import rows_of
 from tests.conformance.test_device_models import TinyModel, steps
 from tests.conformance.test_training_step import Trained

@@ -13,7 +13,7 @@ from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import read_adapter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.models.quantization.dequantize import dequantized
+from logitless.models.quantization.quantize import dequantized
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.save import save_result

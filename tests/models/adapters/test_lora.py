@@ -19,7 +19,7 @@ from logitless.models.adapters.merge import merge
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from logitless.models.quantization.dequantize import dequantized
+from logitless.models.quantization.quantize import dequantized
 from logitless.models.weights.weights import check_weights
 from tests.helpers.architecture_specs import PLAIN
 from tests.helpers.reference_model import write

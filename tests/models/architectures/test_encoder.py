@@ -14,10 +14,9 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
 from logitless.graph.execution.session import Session
-from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import define_model, hparams_of
+from logitless.models.model import AdaptedModel, define_model, hparams_of
 from tests.helpers.bert_model import N_CTX, forward, score, tensors, write
 from tests.helpers.reference_model import Spec, reference
 from tests.helpers.reference_model import write as write_spec

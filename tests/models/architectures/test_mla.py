@@ -17,7 +17,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.moe import read_experts
 from logitless.models.model import define_model, hparams_of
-from logitless.models.quantization.dequantize import dequantized
+from logitless.models.quantization.quantize import dequantized
 from logitless.training.save import save_result
 from logitless.training.trainable import full
 from tests.helpers.mla_specs import DEEPSEEK, LATENT

@@ -13,7 +13,7 @@ from logitless.models.adapters.lora import Adapter, Pair
 from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from logitless.models.quantization.dequantize import dequantized
+from logitless.models.quantization.quantize import dequantized
 from logitless.models.quantization.requantize import NUMBERS, REQUANTIZED, requantize, requantized_type
 from tests.helpers.random_blocks import put_scales
 from tests.helpers.reference_model import Spec, write

@@ -17,9 +17,8 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
-from logitless.models.adapters.adapted_model import AdaptedModel
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import define_model, hparams_of
+from logitless.models.model import AdaptedModel, define_model, hparams_of
 from logitless.server.api.openai.embeddings import _log_pooling
 from logitless.server.protocol.embeddings import normalized
 from tests.helpers.bert_model import N_CTX, N_EMBD, TOKENS, forward, score, tensors, write
