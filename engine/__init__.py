@@ -1,1 +1,1 @@
-"""The headless engine: scheduler, KV cache, model runner, sampling, speculative decoding, fine-tuning jobs."""
+"""Headless engine: scheduler, KV cache, model runner, sampling, speculation, fine-tuning jobs."""

@@ -1,5 +1,4 @@
-"""The adapters and whole finetunes that a server knows: by id and by name, with the scales that requests get which do
-not say."""
+"""Adapter registry: LoRA adapters and full finetunes by id and name, with their default scales."""
 
 from __future__ import annotations
 
@@ -20,22 +19,25 @@ Source = Callable[[], Adapter]
 
 
 class _Torn(Exception):
-    """A stack of adapters would grow although there are free columns enough."""
+    """The adapter bank is fragmented: it would grow although enough columns are free."""
 
 
 @dataclass
 class Entry:
-    """An adapter, or a whole model where `source` is None. Its numbers are read when a request first wants them, and
-    stay on the device while there is room."""
+    """Registered adapter, or full finetune if `source` is None.
+
+    Its weights are loaded for the first request that uses them, and stay on the device while there
+    is room.
+    """
 
     id: int
-    name: str  # "" for one that has no name of a model
+    name: str  # model name; "": none
     path: str
     source: Source | None
     scale: float = 0.0
     metadata: dict[str, str] = field(default_factory=dict)
     handle: int = 0
-    digest: str = ""  # of its numbers, once they have been read
+    digest: str = ""  # digest of its weights, once they have been read
     last_used: int = 0
 
     @property
@@ -44,7 +46,10 @@ class Entry:
 
 
 class Adapters:
-    """`find` and `entries` may be read by any thread; everything else belongs to the engine's."""
+    """Adapters and full finetunes.
+
+    Any thread may read `find` and `entries`; the rest is the engine thread's.
+    """
 
     def __init__(
         self,
@@ -54,8 +59,8 @@ class Adapters:
         remembered: Callable[[], Iterable[Choice]] = tuple,
     ) -> None:
         self._bank, self._weight_sets = bank, weight_sets
-        self.in_use = in_use  # what running and waiting requests have
-        self.remembered = remembered  # what slots were computed with
+        self.in_use = in_use  # choices of running and waiting requests
+        self.remembered = remembered  # choices that the slots' cached tokens were computed with
         self.entries: list[Entry] = []
         self._by_name: dict[str, Entry] = {}
         self._clock = 0
@@ -69,9 +74,9 @@ class Adapters:
         scale: float = 0.0,
         metadata: dict[str, str] | None = None,
     ) -> int:
-        """Make an adapter known, or (without a source) the whole model in a file; its id.
+        """Register an adapter, or (without a source) the full finetune in a file; returns its id.
 
-        A name that is known already gets the new numbers, in requests that come.
+        A name that exists already gets the new weights, for later requests.
         """
         known = self._by_name.get(name) if name else None
         if known is not None:
@@ -85,17 +90,17 @@ class Adapters:
         return entry.id
 
     def find(self, name: str) -> int | None:
-        """The id of a model's name, such as ft:…"""
+        """Id of a model name such as ft:…, or None."""
         entry = self._by_name.get(name)
         return None if entry is None else entry.id
 
     def set_scales(self, scales: dict[int, float]) -> None:
-        """What requests get that name no adapters; adapters that are not listed get none."""
+        """Set the default scales, for requests that name no adapters; unlisted adapters get 0."""
         for entry in self.entries:
             entry.scale = scales.get(entry.id, 0.0)
 
     def resolve(self, lora: Lora | None) -> Choice:
-        """What a request asks for, on the device. InvalidRequest for an id that is not known."""
+        """Load the adapters of a request to the device. Raises InvalidRequest for an unknown id."""
         wanted = dict(lora) if lora is not None else {entry.id: entry.scale for entry in self.entries}
         for id in wanted:
             if not 0 <= id < len(self.entries):
@@ -104,9 +109,9 @@ class Adapters:
         self._clock += 1
         try:
             return self._placed(chosen)
-        except _Torn:  # what nobody needs now goes, and these are placed from the first column on
+        except _Torn:  # evict unused adapters and place these from the first column on
             for entry, _ in chosen:
-                entry.handle = entry.handle if entry.whole else 0  # who runs keeps its own
+                entry.handle = entry.handle if entry.whole else 0  # running requests keep theirs
             self._make_room(self._bank, BASE, 1)
             return self._placed(chosen, grows=True)
 
@@ -122,12 +127,15 @@ class Adapters:
         return choice
 
     def names(self, choice: Choice) -> AdapterNames:
-        """A mixture as another process can find it again."""
+        """Digests and scales of a choice, by which another process finds it."""
         weights = ((self._weight_sets.digest(choice.weights), 1.0),) if choice.weights else ()
         return (*weights, *self._bank.digests(choice.mix))
 
     def choice_of(self, names: AdapterNames) -> Choice:
-        """The mixture of these adapters, on the device. InvalidRequest where it does not give the same bits here."""
+        """Load the adapters with these digests.
+
+        Raises InvalidRequest if they give other bits here.
+        """
         found: dict[int, float] = {}
         for digest, scale in names:
             alike = (entry for entry in self.entries if self._digest(entry) == digest and entry.id not in found)
@@ -144,13 +152,16 @@ class Adapters:
         if not entry.digest:
             try:
                 entry.digest = entry.source().digest if entry.source is not None else digest_of(entry.path)
-            except (OSError, ValueError):  # whoever wants this one will be told
+            except (OSError, ValueError):  # a request for this adapter reports the error
                 return ""
         return entry.digest
 
     def _handle(self, entry: Entry, besides: Choice, *, grows: bool) -> int:
-        """`besides`: what it follows. Products are added in the order of columns, so an adapter that lies before those
-        is brought there once more, or bits would depend on who was used first."""
+        """Load an adapter behind those in `besides` and return its handle.
+
+        Products are summed in column order. An adapter in front of `besides` is loaded once more
+        behind them; otherwise the bits would depend on which one was used first.
+        """
 
         def fits(handle: int) -> bool:
             return handle in self._weight_sets if entry.whole else self._bank.follows(handle, besides.mix)
@@ -175,7 +186,7 @@ class Adapters:
         return entry.handle
 
     def _make_room(self, held: StackedLora | FullFinetunes, besides: Choice, limit: int) -> None:
-        """Only what something needs, and of the rest what was used last."""
+        """Evict all adapters but those in use and the most recently used others."""
 
         def handles(choices: Iterable[Choice]) -> set[int]:
             if held is self._weight_sets:

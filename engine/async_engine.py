@@ -1,4 +1,7 @@
-"""The engine's thread and its asyncio side: requests go in by an inbox, one step's events come back by one call."""
+"""Async engine: runs the scheduler on its own thread and hands its events to asyncio streams.
+
+Requests reach the thread by an inbox; the events of a step come back in one call.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
-PAUSE = 0.2  # seconds without work before each thing that is made ahead; before the first request none
-ALONE = 0.02  # seconds of training at a time while nobody else needs the device
-RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
+PAUSE = 0.2  # idle seconds before each warm-up task; none before the first request
+ALONE = 0.02  # seconds of training at a time while no request runs
+RETRY = 5.0  # seconds between attempts of training to wake a model that cannot be loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One loaded model and everything that a request needs of it."""
+    """Loaded model: scheduler, tokenizer and everything else that a request needs."""
 
     scheduler: Scheduler
     tokenizer: Tokenizer
@@ -48,12 +51,15 @@ class Served:
     adapters: Adapters | None = None
     engine: Engine | None = None
     tuning: Tuning | None = None
-    train_share: float = 0.5  # of the device's time while requests run
+    train_share: float = 0.5  # share of the device's time for training while requests run
     embedder: Embedder | None = None
     sleep: Sleep | None = None
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
-        """Make one more thing that requests would otherwise wait for. False: all is made. `wanted`: one waits."""
+        """Do one warm-up task, so that requests need not wait for it; False: all are done.
+
+        `wanted()` is True if a request waits by now.
+        """
         from logitless.models.grammar import vocabulary
 
         self.scheduler.prepare_ahead(wanted)
@@ -64,7 +70,7 @@ class Served:
 
 @dataclass(slots=True)
 class _Ticket:
-    """One sequence that runs for a stream; belongs to the engine's thread."""
+    """Sequence of a stream's request, with its times. Belongs to the engine thread."""
 
     sequence: Generation
     stream: Stream
@@ -74,7 +80,10 @@ class _Ticket:
 
 
 class Service:
-    """Owns the engine's thread. Every method is for the event loop's thread, except those marked."""
+    """Async engine.
+
+    Call its methods on the event loop's thread, except for those marked otherwise.
+    """
 
     def __init__(self) -> None:
         self.latency = Latencies()
@@ -83,8 +92,8 @@ class Service:
         self._loop: asyncio.AbstractEventLoop
         self._loaded: asyncio.Future[Served]
         self._ended: asyncio.Future[None]
-        self._fault: ServerFault | None = None  # why the thread ended by itself
-        self._owed: set[asyncio.Future[Any]] = set()  # what the thread has to answer
+        self._fault: ServerFault | None = None  # why the thread failed
+        self._owed: set[asyncio.Future[Any]] = set()  # pending futures that the thread resolves
         self._streams: set[Stream] = set()
         self._drained: asyncio.Event
         self._accepting = True
@@ -92,15 +101,15 @@ class Service:
         self._inbox: deque[Callable[[Scheduler], None]] = deque()
         self._wake = threading.Event()
         self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
-        self._asked = False  # whether there was a request; the engine thread's
+        self._asked = False  # there was a request; the engine thread's
         self._thread: threading.Thread | None = None
         self._sleep: Sleep | None = None  # the engine thread's
 
     def start(self, build: Callable[[], Served]) -> None:
-        """Load the model on the engine's thread; returns at once."""
+        """Start the engine thread, which loads the model; returns at once."""
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
-        self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error counts as seen
+        self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks an error as retrieved
         self._ended = self._loop.create_future()
         self._drained = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(build,), name="engine", daemon=True)
@@ -108,20 +117,23 @@ class Service:
 
     @property
     def asleep(self) -> bool:
-        """Whether the model is not in memory because nobody needed it."""
+        """True if the idle model was unloaded (--sleep-idle-seconds)."""
         return self.served is not None and self.served.sleep is not None and self.served.sleep.asleep
 
     async def loaded(self) -> Served:
-        """Wait for the model; raises what `build` raised."""
+        """Wait for the model. Raises the error of `build`."""
         return await asyncio.shield(self._loaded)
 
     @property
     def n_streams(self) -> int:
-        """Those that are answered, or wait for it."""
+        """Number of running and waiting streams."""
         return len(self._streams)
 
     async def submit(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
-        """Queue a client's requests, all or none. Raises the RequestError of the first that cannot be served."""
+        """Queue a client's requests, all or none.
+
+        Raises the RequestError of the first one that is refused.
+        """
         if self.served is None:
             raise Unavailable("Loading model")
         if not self._accepting:
@@ -138,16 +150,19 @@ class Service:
         return stream
 
     async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
-        """The answer of `question(scheduler)`, put between two steps. Unavailable when the engine ends first.
+        """Run `question(scheduler)` on the engine thread between two steps, and return its result.
 
-        `wakes`: a model that sleeps is loaded first."""
+        `wakes`: load a sleeping model first. Raises Unavailable if the engine ends before.
+        """
         answer: asyncio.Future[T] = self._owe()
         self._post(lambda scheduler: self._answer(answer, question, scheduler, wakes))
         return await answer
 
     async def ask_about(self, ids: Sequence[int], question: Callable[[Scheduler], T], timeout: float) -> T:
-        """The same, put when none of these slots runs anything. Unavailable after `timeout` seconds; whoever does not
-        want to wait any longer cancels."""
+        """Run `question(scheduler)` on the engine thread once all of these slots are idle.
+
+        Raises Unavailable after `timeout` seconds. The caller may cancel earlier.
+        """
         answer: asyncio.Future[T] = self._owe()
         made: list[Claim] = []
 
@@ -168,7 +183,7 @@ class Service:
             self._post(withdraw)
 
     async def end_reasoning(self, stream: Stream) -> bool:
-        """Have the stream's sequences end their reasoning with the next token; False: none is reasoning."""
+        """Force the end of reasoning in the stream's sequences; False: none is reasoning."""
 
         def end(_: Scheduler) -> bool:
             thoughts = [t.sequence.thoughts for t in self._tickets.values() if t.stream is stream]
@@ -182,13 +197,17 @@ class Service:
         self._post(lambda scheduler: self._cancel(scheduler, stream))
 
     def forget(self, stream: Stream) -> None:
-        """The stream needs nothing more."""
+        """Remove a stream whose requests have ended."""
         self._streams.discard(stream)
         if not self._streams and not self._accepting:
             self._drained.set()
 
     async def stop(self, timeout: float = 5.0) -> None:
-        """Refuse new requests, let running ones finish for most of `timeout`, cancel the rest, end the thread."""
+        """Refuse new requests, let running ones finish for most of `timeout`, cancel the rest, end
+        the thread.
+
+        `timeout`: seconds.
+        """
         self._accepting = False
         if self._thread is None:
             return
@@ -213,13 +232,13 @@ class Service:
             log.warning("the engine is still busy; leaving it behind")
 
     async def ended(self) -> None:
-        """Wait until the engine's thread has ended. ServerFault says why, if nobody has stopped it."""
+        """Wait for the end of the engine thread. Raises ServerFault if it failed."""
         await asyncio.shield(self._ended)
         if self._fault is not None:
             raise self._fault
 
     def _owe(self) -> asyncio.Future[Any]:
-        """Something that the engine's thread will answer; an error if it ends."""
+        """Create a future that the engine thread resolves; it gets an error if the thread ends."""
         if self._ended.done():
             raise self._gone()
         owed: asyncio.Future[Any] = self._loop.create_future()
@@ -231,7 +250,7 @@ class Service:
         return Unavailable("the server is shutting down" if self._fault is None else self._fault.message)
 
     def _over(self, error: BaseException | None) -> None:
-        """The engine's thread has ended: nobody waits for it any more."""
+        """Fail everything that waits for the engine thread, which has ended."""
         if error is not None and self.served is None:
             _resolve(self._loaded, None, error)
         elif error is not None:
@@ -253,12 +272,12 @@ class Service:
         self.served = served
         self._loaded.set_result(served)
 
-    # -- on the engine's thread
+    # -- on the engine thread
 
     def _tell(self, call: Callable[..., object], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the loop was closed under us
+        except RuntimeError:  # the event loop is closed
             self._stopping = True
 
     def _answer(
@@ -280,12 +299,12 @@ class Service:
             self._tell(self._load_done, served)
             turns, background = Turns(served.train_share), self._background(served)
             while True:
-                self._wake.clear()  # before the inbox is read: what comes later wakes us
+                self._wake.clear()  # before the inbox is read, so that no later message is missed
                 while self._inbox:
                     self._inbox.popleft()(served.scheduler)
                 if self._stopping:
                     break
-                waiting = served.scheduler.idle or not self._tickets  # what no one waits for need not run
+                waiting = served.scheduler.idle or not self._tickets  # cancelled sequences need no steps
                 began = time.perf_counter()
                 left = ALONE if waiting else turns.left
                 if background is not None and background.ready and left > 0:
@@ -303,12 +322,12 @@ class Service:
             if background is not None:
                 background.close()
         except BaseException as error:
-            log.debug("the engine's thread ended", exc_info=True)
+            log.debug("the engine thread ended", exc_info=True)
             ended_by = error
         self._tell(self._over, ended_by)
 
     def _wait(self, served: Served) -> None:
-        """Until there is something to do; the model goes to sleep when that takes too long."""
+        """Wait for work: do warm-up tasks first, and unload the model after the idle time."""
         sleep, scheduler, wanted = self._sleep, served.scheduler, self._wake.is_set
         if scheduler.idle:
             while not self._wake.wait(PAUSE if self._asked else 0.0) and (sleep is None or sleep.left()):
@@ -318,10 +337,13 @@ class Service:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):
             sleep.begin(scheduler.count)
-            log.info("nobody needed the model for %g seconds: it sleeps", sleep.seconds)
+            log.info("the model was idle for %g seconds: it sleeps", sleep.seconds)
 
     def _use_model(self) -> None:
-        """Somebody needs it now. ServerFault: it sleeps and cannot be loaded again."""
+        """Wake the model and restart its idle time.
+
+        Raises ServerFault if it cannot be loaded again.
+        """
         if self._sleep is not None and self._sleep.use():
             log.info("the model is awake")
 
@@ -342,7 +364,7 @@ class Service:
         return served.tuning
 
     def _changed(self) -> None:
-        """On the event loop: something about a job is new."""
+        """Notify the listeners of a change of a fine-tuning job. Runs on the event loop."""
         for listener in self.listeners:
             listener.set()
 
@@ -387,7 +409,7 @@ class Service:
             try:
                 events = scheduler.step()
             finally:
-                self._use_model()  # before anybody hears of it: idle time begins now
+                self._use_model()  # idle time begins now, before clients get the events
         except Exception as error:
             log.error("step failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
             self._fail_running(scheduler)
@@ -417,7 +439,7 @@ class Service:
                 self.latency.queue.observe(max(0.0, now - ticket.submitted - worked))
 
     def _fail_running(self, scheduler: Scheduler) -> None:
-        """A step broke in a way that nobody foresaw: its requests end with 500, and the next ones are served."""
+        """End the running requests with error 500 after an unexpected error of a step."""
         failed = Failed(500, "server_error", "the step that computed this request failed")
         tickets = [ticket for ticket in self._tickets.values() if ticket.sequence.slot is not None]
         tickets = tickets or list(self._tickets.values())

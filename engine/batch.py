@@ -1,4 +1,4 @@
-"""One step of the device: the arrays that go in and what comes back. The scheduler fills it, the engine runs it."""
+"""Batch of one step: input arrays from the scheduler to the model runner, and the step's result."""
 
 from __future__ import annotations
 
@@ -11,54 +11,57 @@ import numpy.typing as npt
 from logitless.engine.sampling.sampler import Row
 from logitless.models.adapters.stacked_lora import Mix
 
-PAGE = 16  # cells of a page
-LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows
-APART = (64, 16)  # tokens of a step that others may interrupt: the more the faster, and the longer its longest part
+PAGE = 16  # tokens of a KV block
+LEAST_BESIDE = 8  # tokens of a mixed batch, at least: matrix products are fastest by eight rows
+APART = (64, 16)  # tokens of a preemptible prefill chunk: larger ones are faster, but have longer parts
 I32 = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
 class UBatch:
-    """`tokens[i]` is evaluated at `pos[i]` of the sequence in `slot[i]`, and its K and V go to `cells[i]`.
+    """Tokens of one device run: `tokens[i]` at position `pos[i]` of the sequence in `slot[i]`.
 
-    Rows of the logits are wanted for the tokens `out[j]` (indices into the batch); `rows[j]` says how to sample there,
-    or None where only a prompt token's log-probability is wanted (`targets[j]` ≥ 0, the token that follows it).
+    Its key and value go to token slot `cells[i]`. `out` are the sampled positions (indices into the
+    batch). `rows[j]` says how to sample at `out[j]`; it is None where only the log-probability of a
+    prompt token is needed (`targets[j]` ≥ 0, the token that follows).
     """
 
     tokens: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)  # page × PAGE + position mod PAGE
+    cells: list[int] = field(default_factory=list)  # slot mapping: block × PAGE + position mod PAGE
     out: list[int] = field(default_factory=list)
     rows: list[Row | None] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)  # -1: the sampled token itself
-    copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to), done before anything is written
-    tables: dict[int, list[int]] = field(default_factory=dict)  # slot → its whole page table, where it changed
-    mixes: dict[int, Mix] = field(default_factory=dict)  # slot → its adapters, where it has any
-    weights: int = 0  # of all its tokens (logitless.models.adapters.full_finetunes)
-    n_top: int = 0  # log-probabilities wanted per row: 0 none, else 1 + top n
-    n_probs: int = 0  # post-sampling probabilities wanted per row
-    n_streams: int = 0  # sequences that pay a single token
-    begin: list[int] = field(default_factory=list)  # of models whose layers keep states: graph/ops/linear_attention.py
+    copies: list[tuple[int, int]] = field(default_factory=list)  # block copies (from, to), done first
+    tables: dict[int, list[int]] = field(default_factory=dict)  # slot → whole block table, if changed
+    mixes: dict[int, Mix] = field(default_factory=dict)  # slot → its LoRA adapters, if it has any
+    weights: int = 0  # full finetune of all tokens (models/adapters/full_finetunes.py); 0: base model
+    n_top: int = 0  # log-probabilities per row: 0 none, else 1 + top n
+    n_probs: int = 0  # post-sampling probabilities per row
+    n_streams: int = 0  # decoding sequences without draft tokens
+    # Recurrent models (graph/ops/linear_attention.py): state rows that a token reads and writes.
+    begin: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
-    near: list[int] = field(default_factory=list)  # where layers with a window have other pages: cells in these,
-    near_copies: list[tuple[int, int]] = field(default_factory=list)  # pages,
-    near_tables: dict[int, list[int]] = field(default_factory=dict)  # and tables
-    hidden_before: list[int] = field(
-        default_factory=list
-    )  # of models that guess (models/architectures/mtp.py): rows of what was
-    hidden_to: list[int] = field(default_factory=list)  # said of the tokens before, and of these
-    guesses: bool = False  # not the model runs, but the block that guesses
+    # Sliding-window KV group, if separate: slot mapping, block copies, block tables.
+    near: list[int] = field(default_factory=list)
+    near_copies: list[tuple[int, int]] = field(default_factory=list)
+    near_tables: dict[int, list[int]] = field(default_factory=dict)
+    # MTP (models/architectures/mtp.py): hidden-state rows of the token before, and of the token itself.
+    hidden_before: list[int] = field(default_factory=list)
+    hidden_to: list[int] = field(default_factory=list)
+    guesses: bool = False  # run the MTP head instead of the model
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`ids[j]`: the word that the sample op returned for row j (see
-    logitless.engine.sampling.sampler.RowSampler.accept).
+    """Result of one device run.
 
-    `logprobs[j]`: value at the target, then n_top−1 values; `top_ids[j]`: their ids. `probs[j]`: post-sampling
-    (candidates, probability of the chosen token, ids, probabilities). Arrays are None when nobody asked. `unsampled`:
-    rows whose mask did not come in time, or not at all, with the reason if it never will.
+    `ids[j]`: packed token id and flags of row j (RowSampler.accept unpacks it). `logprobs[j]`:
+    value of the target, then of the n_top − 1 likeliest tokens, whose ids are in `top_ids[j]`.
+    `probs[j]`: post-sampling (candidates, probability of the chosen token, ids, probabilities).
+    Arrays are None if not asked for. `unsampled`: rows whose token bitmask was pending (""), or is
+    impossible (the reason).
     """
 
     ids: npt.NDArray[np.uint32]
@@ -71,15 +74,15 @@ class StepResult:
 
 
 class StepFailed(Exception):
-    """The device could not run this step; nothing of it counts."""
+    """The device could not run this step. The step has no effect."""
 
 
 class DeviceFailed(StepFailed):
-    """A device was lost with all that was in its memory. The next step will run on another."""
+    """A device was lost, with the content of its memory. The next step runs on another one."""
 
 
 def bucket(n: int) -> int:
-    """The size that a plan is made for: 1…8 as they are, then four sizes an octave (10, 12, 14, 16, 20, 24, …)."""
+    """Batch-size bucket: 1…8 as they are, then four sizes an octave (10, 12, 14, 16, 20, 24, …)."""
     if n <= 8:
         return n
     step = 1 << ((n - 1).bit_length() - 3)
@@ -87,17 +90,17 @@ def bucket(n: int) -> int:
 
 
 def size_beside(n: int) -> int:
-    """The size that a step with streams and prompts has: 8, 16, 24, 32, 48, 64, 96, … (12 rows take as long as 16)."""
+    """Bucket of a mixed batch: 8, 16, 24, 32, 48, 64, 96, … (12 rows take as long as 16)."""
     power = power_of_two(n, LEAST_BESIDE)
     return power * 3 // 4 if power >= 32 and n <= power * 3 // 4 else power
 
 
 def size_below(size: int) -> int:
-    """The next smaller one."""
+    """Next smaller bucket of a mixed batch."""
     power = power_of_two(size)
     return power // 2 if size != power or size <= 16 else power * 3 // 4
 
 
 def power_of_two(n: int, least: int = 1) -> int:
-    """The smallest power of two that is at least n and `least`."""
+    """Smallest power of two that is at least n and at least `least`."""
     return max(least, 1 << (n - 1).bit_length() if n > 1 else 1)

@@ -1,4 +1,4 @@
-"""Work for the engine's thread that need not be done there, but for what it asks of the device."""
+"""Off-thread task: a call on its own thread that hands device work to the engine thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ GIVEN_UP = "the engine has ended"
 
 
 class Errand:
-    """A call that runs beside the engine's thread. What it hands to `ask` is done by that thread, in `serve`."""
+    """Call that runs on its own thread. The engine thread executes its `ask` calls in `serve`."""
 
     def __init__(self, call: Callable[[], Any], wake: Callable[[], None]) -> None:
-        """`wake`: the engine's thread should look, because something is asked or the call is over."""
+        """`wake`: called when the engine thread has something to do: a question, or the end of the
+        call.
+        """
         self._call, self._wake = call, wake
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._outcome: Future[Any] = Future()
@@ -35,7 +37,10 @@ class Errand:
         self._wake()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What `question` returns on the engine's thread. Only the call itself may ask."""
+        """Run `question` on the engine thread and return its result. Only the call itself may ask.
+
+        Raises OSError if the engine has ended.
+        """
         answer: Future[T] = Future()
         self._asked.put((question, answer))
         self._wake()
@@ -43,13 +48,13 @@ class Errand:
             try:
                 return answer.result(1.0)
             except TimeoutError:
-                if answer.done():  # it was the question's own
+                if answer.done():  # the question itself raised it
                     raise
         raise OSError(GIVEN_UP)
 
     @property
     def is_here(self) -> bool:
-        """Whether it is the thread that asks."""
+        """True on the task's own thread."""
         return threading.current_thread() is self._thread
 
     @property
@@ -58,11 +63,11 @@ class Errand:
 
     @property
     def wants(self) -> bool:
-        """Whether there is something for the engine's thread to do."""
+        """True if there is something for the engine thread to do."""
         return self.over or not self._asked.empty()
 
     def serve(self, patience: float = 0.0) -> None:
-        """Answer one question, waiting so many seconds for it."""
+        """Answer one question; wait up to `patience` seconds for it."""
         try:
             question, answer = self._asked.get(patience > 0, patience)
         except queue.Empty:
@@ -73,7 +78,7 @@ class Errand:
             answer.set_exception(error)
 
     def finish(self, seconds: float) -> bool:
-        """Serve it to its end, for so long at most: whether it came to an end. It gets no answers any more."""
+        """Serve the task for at most `seconds`; True if it ended. Later questions get no answer."""
         until = time.monotonic() + seconds
         while not self.over and time.monotonic() < until:
             self.serve(0.01)
@@ -81,5 +86,5 @@ class Errand:
         return self.over
 
     def result(self) -> Any:
-        """What the call returned, or raised. For one that is over."""
+        """Result or error of the call, which is over."""
         return self._outcome.result()

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, by the names of the HTTP API. Each is one line and names the field."""
+"""Request errors by the names of the HTTP API. Each message is one line and names the field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class RequestError(Exception):
-    """Refuses one request and nothing else. `extra` goes into the error object beside code, message and type."""
+    """Error of one request. `extra` goes into the error object beside code, message and type."""
 
     code = 400
     type = "invalid_request_error"
@@ -32,18 +32,26 @@ class ExceedsContext(RequestError):
 
 
 class Unauthorized(RequestError):
+    """401: the API key is missing or wrong."""
+
     code, type = 401, "authentication_error"
 
 
 class Forbidden(RequestError):
+    """403: the API key does not allow this."""
+
     code, type = 403, "permission_error"
 
 
 class NotFound(RequestError):
+    """404: there is no such object or path."""
+
     code, type = 404, "not_found_error"
 
 
 class TooLarge(RequestError):
+    """413: the body is too large."""
+
     code = 413
 
 
@@ -54,35 +62,43 @@ class UnsupportedEncoding(RequestError):
 
 
 class TooManyRequests(RequestError):
+    """429: the queue of waiting requests is full."""
+
     code, type = 429, "rate_limit_error"
 
 
 class ServerFault(RequestError):
+    """500: the server failed, not the request."""
+
     code, type = 500, "server_error"
 
 
 class DiskFull(ServerFault):
-    """507: there is no room for what is to be kept."""
+    """507: the disk is full."""
 
     code = 507
 
 
 def unkept(what: str, error: OSError) -> ServerFault:
-    """What to say where something cannot be written."""
+    """Error for a failed write to disk: DiskFull or ServerFault."""
     fault = DiskFull if error.errno in (ENOSPC, EDQUOT, EFBIG) else ServerFault
     return fault(f"{what}: {error.strerror or error}")
 
 
 class BadGateway(RequestError):
-    """The server that a router has for the model did not answer."""
+    """502: the model's server behind the router did not answer."""
 
     code, type = 502, "server_error"
 
 
 class NotSupported(RequestError):
+    """501: the server or the model does not support this."""
+
     code, type = 501, "not_supported_error"
 
 
 class Unavailable(RequestError):
+    """503: the server cannot do this now; try again later."""
+
     code, type = 503, "unavailable_error"
     retry_after = 1

@@ -1,19 +1,15 @@
-"""Facts of the loaded model that /props and /v1/models report."""
+"""Model info: facts of the loaded model that /props and /v1/models report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What /props and /v1/models tell about the loaded model."""
+    """Sizes and file type of the loaded model."""
 
-    n_ctx: int  # the longest sequence of one slot, as the scheduler enforces it
+    n_ctx: int  # tokens of the longest sequence of one slot
     n_ctx_train: int = 0
     n_vocab: int = 0
     n_embd: int = 0
@@ -21,4 +17,4 @@ class ModelInfo:
     nbytes: int = 0
     vocab_type: int = 0
     ftype: str = ""
-    generates: bool = True  # false: the model makes vectors of texts and nothing else
+    generates: bool = True  # False: the model only makes embeddings

@@ -1,4 +1,4 @@
-"""What a client asks for, and what it gets back: the types between HTTP (or the command line) and the scheduler."""
+"""Requests and events: what the scheduler takes from a client and what it gives back."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ Lora = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One generation: the prompt's token ids (never empty) and how to continue it."""
+    """Request for one generation: the prompt's token ids (never empty) and how to continue it."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    n_predict: int = -1  # -1: until a stop or the context is full; 0: only evaluate the prompt
-    stop: tuple[str, ...] = ()  # texts that end the generation and are not part of it
+    n_predict: int = -1  # most tokens to generate; -1: until a stop or a full context; 0: prefill only
+    stop: tuple[str, ...] = ()  # stop strings, not part of the text
     ignore_eos: bool = False  # end tokens are also in sampling.logit_bias with -inf
     cache_prompt: bool = True
-    n_cache_reuse: int = 0  # the fewest tokens worth moving from where they were in the slot; 0: none are
+    n_cache_reuse: int = 0  # cache reuse: shortest chunk of tokens to move; 0: off
     id_slot: int = -1
-    priority: int = 0  # the less, the sooner
+    priority: int = 0  # smaller values are served first
     n_keep: int = 0  # context shift: tokens of the prompt that stay; -1: all
-    n_discard: int = 0  # tokens that go; 0: half of the rest
+    n_discard: int = 0  # context shift: tokens that are dropped; 0: half of the rest
     n_indent: int = 0
     t_max_predict_ms: float = 0  # 0: no limit; checked after the first newline, as llama-server does
-    prompt_logprobs: int | None = None  # n: log-probabilities of every prompt token and of the top n beside it
+    prompt_logprobs: int | None = None  # n: log-probabilities of each prompt token and of the n likeliest ones
     return_progress: bool = False
     lora: Lora | None = None  # adapters by id with their scales; None: the server's default scales
     special: bool = False  # show special tokens as text
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
-    verify: bool = False  # end with the first token that is not the client's draft's
+    verify: bool = False  # end at the first token that differs from the client's draft
     reasoning: ReasoningLimit | None = None
-    preserved: frozenset[int] = frozenset()  # special tokens that are shown nevertheless
+    preserved: frozenset[int] = frozenset()  # special tokens that are shown even if `special` is False
 
 
 @dataclass(frozen=True, slots=True)
 class TokenProb:
-    """A token with its log-probability before sampling, or (post_sampling_probs) its probability after the filters."""
+    """Token with its log-probability before sampling, or with its probability after the filters.
+
+    The latter is for `post_sampling_probs`.
+    """
 
     id: int
     value: float
@@ -56,13 +59,13 @@ class Timings:
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
-    draft_n: int = 0  # tokens that were guessed, tried and...
-    draft_n_accepted: int = 0  # ...came true
+    draft_n: int = 0  # draft tokens that were verified
+    draft_n_accepted: int = 0  # draft tokens that were accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The prompt is being evaluated (`return_progress`)."""
+    """Progress of the prefill (`return_progress`), in tokens."""
 
     total: int
     cache: int
@@ -73,7 +76,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token. `text` is what became safe to show with it: "" while a character or a stop text is open."""
+    """One sampled token.
+
+    `text`: what may be shown now; "" while a character or a stop string is incomplete.
+    """
 
     id: int
     text: str
@@ -88,24 +94,24 @@ class Finished:
 
     stop_type: str  # "eos" | "limit" | "word"
     stopping_word: str = ""
-    text: str = ""  # what was held back and turned out not to be a stop text
+    text: str = ""  # buffered text that did not become a stop string
     truncated: bool = False  # the context was full
     has_new_line: bool = False
     n_prompt: int = 0
-    n_cached: int = 0  # prompt tokens that were not evaluated again
+    n_cached: int = 0  # prompt tokens from the prefix cache
     n_predicted: int = 0
     n_in_cache: int = 0  # tokens of this sequence in the KV cache (llama-server's tokens_cached)
     id_slot: int = -1
-    seed: int = 0  # the seed that was used
+    seed: int = 0  # effective seed
     timings: Timings = field(default_factory=Timings)
     rng_used: tuple[int, int] = (0, 0)  # see SamplingParams
     prediction: tuple[int, int] = (0, 0)  # tokens of the client's draft: accepted, rejected
-    prompt_probs: tuple[TokenProb | None, ...] = ()  # one per prompt token when asked for; the first is None
+    prompt_probs: tuple[TokenProb | None, ...] = ()  # one per prompt token if asked for; the first is None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended with an error; `code` and `type` as in logitless.engine.errors."""
+    """Error that ended the request; `code` and `type` as in logitless.engine.errors."""
 
     code: int
     type: str

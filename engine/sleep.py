@@ -1,7 +1,7 @@
-"""--sleep-idle-seconds: a model that nobody needs gives its memory back, and is loaded again for the next request.
+"""Sleep mode (--sleep-idle-seconds): unloads an idle model and loads it for the next request.
 
-llama-server's semantics (tools/server, "Sleeping on Idle"). Only requests that need the model count as use: those that
-merely look (/health, /props, /models, /slots, /metrics) neither wake it nor keep it awake.
+The semantics are llama-server's (tools/server, "Sleeping on Idle"). Only requests that need the
+model count as use: /health, /props, /models, /slots and /metrics neither wake it nor keep it awake.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from logitless.engine.stats import SchedulerStats
 
 
 class Sleeper(Protocol):
-    """Something that holds memory: an engine, a draft model."""
+    """Holder of memory that can sleep: model runner, KV cache, draft model."""
 
     def sleep(self) -> None:
-        """Give up all memory; only `wake` may be called next."""
+        """Free all memory; only `wake` may be called next."""
 
     def wake(self) -> None:
-        """Be as before; after an error `sleep` and `wake` may be called again."""
+        """Restore the state before `sleep`.
+
+        After an error, `sleep` and `wake` may be called again.
+        """
 
 
 class Sleep:
-    """When to sleep, and waking up. `asleep` may be read by any thread; everything else is the engine's."""
+    """Idle timer, sleep and wake-up of a model.
+
+    Any thread may read `asleep`; the rest is the engine thread's.
+    """
 
     def __init__(
         self,
@@ -37,7 +43,7 @@ class Sleep:
         stats: SchedulerStats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`parts` wake up in this order; an earlier one may be needed by the later ones."""
+        """`seconds`: idle time. `parts` wake in this order; later ones may need earlier ones."""
         self.seconds = seconds
         self._parts = tuple(parts)
         self._stats = stats
@@ -53,19 +59,21 @@ class Sleep:
         return None if self.asleep else max(0.0, self._used + self.seconds - self._clock())
 
     def begin(self, count: Callable[[], object] = lambda: None) -> None:
-        """Sleep. `count` brings gauges up to date before anybody can see that the model sleeps."""
+        """Put the model to sleep. `count` updates gauges before the sleep becomes visible."""
         try:
             for part in reversed(self._parts):
                 part.sleep()
-            gc.collect()  # plans and the graphs that they were made of know each other
+            gc.collect()  # plans and graphs form reference cycles
             _trim()
             count()
         finally:
             self._stats.sleeping = 1
 
     def use(self) -> bool:
-        """The model is needed now: whether it slept. ServerFault says why it cannot be loaded again; the next one
-        who needs it tries again."""
+        """Wake the model if it sleeps (returns True then) and restart the idle timer.
+
+        Raises ServerFault if the model cannot be loaded again; the next call tries again.
+        """
         slept = self.asleep
         if slept:
             try:
@@ -81,6 +89,6 @@ class Sleep:
 
 
 def _trim() -> None:
-    """Have glibc give back the pages that it keeps for later; other allocators do that by themselves, or cannot."""
+    """Have glibc return free memory to the system; other allocators do so by themselves, or cannot."""
     with suppress(OSError, AttributeError, TypeError):  # no such library (TypeError: Windows), or no such function
         ctypes.CDLL(None).malloc_trim(0)

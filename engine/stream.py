@@ -1,4 +1,4 @@
-"""Events on their way from the engine to one HTTP request."""
+"""Event stream of the requests that a client submits together."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from logitless.engine.requests import Event, Failed, Finished
 
 
 class Owner(Protocol):
-    """Who keeps account of the streams."""
+    """Engine that owns the streams."""
 
     def forget(self, stream: Stream) -> None:
-        """All its requests have ended."""
+        """Remove a stream whose requests have all ended."""
 
     def cancel(self, stream: Stream) -> None:
-        """End all its requests."""
+        """Cancel all requests of a stream."""
 
 
 class Stream:
-    """The events of the requests that were submitted together, as (index of the request, event), in order.
+    """Events of requests that were submitted together, as (index of the request, event), in order.
 
-    Iterate it, or take all that has arrived with `batch`. As an async context manager it cancels, when left, what still
-    runs. Everything is for the event loop's thread.
+    Iterate over it, or take all arrived events with `batch`. As an async context manager it cancels
+    running requests on exit. Use it on the event loop's thread only.
     """
 
     def __init__(self, owner: Owner, n: int) -> None:
@@ -46,7 +46,10 @@ class Stream:
             self._arrived.set_result(None)
 
     async def batch(self) -> list[tuple[int, Event]]:
-        """Every event that has arrived and was not taken; waits for the first. Empty: the stream has ended."""
+        """Return all new events; wait for the first.
+
+        An empty list means that the stream has ended.
+        """
         while not self._events and self._running and not self.closed:
             self._arrived = asyncio.get_running_loop().create_future()
             try:
@@ -62,12 +65,12 @@ class Stream:
                 yield item
 
     def fail(self, failed: Failed) -> None:
-        """End every request that still runs with this error."""
+        """End every running request with this error."""
         for index in sorted(self._running):
             self.push(index, failed)
 
     def close(self) -> None:
-        """Cancel what still runs; its slots are free before the next step."""
+        """Cancel running requests; their slots are free before the next step."""
         if not self.closed:
             self.closed = True
             self._events.clear()

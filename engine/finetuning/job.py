@@ -1,4 +1,4 @@
-"""A fine-tuning job's request, and the data and settings that come of it."""
+"""Fine-tuning job: hyperparameters, status changes, and the data and settings of its training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.trainer import Settings
 
-RUN_TOKENS = 128  # of a device run of an adapter's training, or one window
+RUN_TOKENS = 128  # tokens of a device run of LoRA training, at least one sample
 RUNNING = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """OpenAI's, and ours beside them. `learning_rate_multiplier` is of the trainer's rates: 1e-3 for an adapter, 1e-5
-    for all weights (`full`), as llama-finetune's."""
+    """Hyperparameters of a job: OpenAI's names, and further ones.
+
+    `learning_rate_multiplier` scales the base rate: 1e-3 for LoRA, 1e-5 for a full finetune
+    (`full`), as in llama-finetune.
+    """
 
     n_epochs: int = 3
     batch_size: int = 4
@@ -40,7 +43,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that a job needs of the host."""
+    """Tokenized data and settings of a job."""
 
     hyperparameters: Hyperparameters
     settings: Settings
@@ -49,7 +52,7 @@ class Prepared:
 
 
 def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> Row | None:
-    """Cancel, pause or resume a job; None where its state does not allow that."""
+    """Cancel, pause or resume a job; None if its status is not in `allowed`."""
 
     def change(job: Row) -> Row | None:
         if job["status"] not in allowed:
@@ -64,15 +67,16 @@ def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> 
 
 
 def _windows_of_run(batch: int, length: int) -> int:
-    """Windows of a device run: tokens of requests wait for it, so a batch is taken in parts of few tokens.
+    """Samples of a device run: a batch is split into runs of few tokens, because requests wait for
+    them.
 
-    Not where all weights are trained: their gradients would need memory of their own.
+    Full finetunes are not split: accumulated gradients would need memory of their own.
     """
     return next(n for n in range(max(1, min(batch, RUN_TOKENS // length)), 0, -1) if batch % n == 0)
 
 
 def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None) -> Prepared:
-    """Read and tokenize the files. TrainingError names the line that is wrong."""
+    """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
 
     from logitless.training.data.load import DataOptions, jsonl_dataset

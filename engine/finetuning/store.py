@@ -1,7 +1,8 @@
-"""Files, fine-tuning jobs, their events and checkpoints, in SQLite and beside it, under one folder.
+"""Job store: uploaded files, fine-tuning jobs, events and checkpoints, in one folder.
 
-Any thread may call, and several processes may share the folder: a router and the servers of its models do. What has
-been written is there after a kill: every call is one transaction.
+Rows are in SQLite, contents in files beside it. Any thread may call, and several processes may
+share the folder: a router and its servers do. Every call is one transaction, so that a kill loses
+nothing that was written.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any, TypeVar
 from logitless.models.gguf.atomic_write import settle, sweep
 
 VERSION = 1
-PATIENCE = 5.0  # seconds that another process may keep us from writing
-RETRY = 0.02
+PATIENCE = 5.0  # seconds to wait while another process locks the database
+RETRY = 0.02  # seconds between attempts
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
 create table if not exists jobs (id text primary key, data text not null, seq integer unique);
@@ -38,13 +39,13 @@ T = TypeVar("T")
 
 
 class Store:
-    """`folder` is made if it is not there. OSError says that it cannot be used."""
+    """Job store in `folder`, which is created if needed. Raises OSError if it cannot be used."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         for name in ("files", "checkpoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-            sweep((self.folder / name).glob("*.part"))  # other processes write here, too
+            sweep((self.folder / name).glob("*.part"))  # keeps files that other processes write
         self._lock = threading.Lock()
         self._patience = PATIENCE
         try:
@@ -55,7 +56,7 @@ class Store:
                 raise OSError(f"{self.folder}: was written by a newer version ({version}, this one knows {VERSION})")
             self._db.executescript(_SCHEMA)
             self._db.execute(f"pragma user_version = {VERSION}")
-            self._db.execute("pragma busy_timeout = 0")  # from now on `_do` waits
+            self._db.execute("pragma busy_timeout = 0")  # `_do` waits instead
         except sqlite3.Error as error:
             raise OSError(f"{self.folder}: {error}") from None
 
@@ -64,20 +65,20 @@ class Store:
             self._db.close()
 
     def patient(self) -> Store:
-        """The same, for threads that nobody waits for: however long another process keeps it from writing."""
+        """Same store for background threads: it waits for other processes without limit."""
         other = copy(self)
         other._patience = math.inf
         return other
 
     def _do(self, call: Callable[[], T]) -> T:
-        """Something with the database, which is this thread's meanwhile, but not while another process writes to it."""
+        """Run `call` with the database locked for this thread; retry while another process writes."""
         until = time.monotonic() + self._patience
         while True:
             with self._lock:
                 try:
                     return call()
                 except sqlite3.Error as error:
-                    code = getattr(error, "sqlite_errorcode", 0)  # none of sqlite3's own, such as after `close`
+                    code = getattr(error, "sqlite_errorcode", 0)  # 0: an error of the module, such as after `close`
                     if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                         raise self._refused(error, code) from None
             time.sleep(RETRY)
@@ -88,7 +89,10 @@ class Store:
         return OSError(f"{self.folder}: {error}")
 
     def _run(self, sql: str, *values: object, durable: bool = True) -> list[tuple[Any, ...]]:
-        """`durable`: not even a power failure takes it back, for which the disk is waited for."""
+        """Execute one statement.
+
+        `durable`: wait for the disk, so that it survives a power failure.
+        """
 
         def run() -> list[tuple[Any, ...]]:
             self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
@@ -99,7 +103,7 @@ class Store:
     # -- files and jobs: rows that change
 
     def put(self, table: str, row: Mapping[str, Any]) -> None:
-        """Write a row, new or not."""
+        """Insert or replace a row."""
         self._run(
             f"insert into {table} (id, data, seq) values (?, ?, (select coalesce(max(seq), 0) + 1 from {table})) "
             "on conflict (id) do update set data = excluded.data",
@@ -112,8 +116,10 @@ class Store:
         return json.loads(found[0][0]) if found else None
 
     def change(self, table: str, id: str, change: Callable[[Row], Row | None]) -> Row | None:
-        """Put what `change` makes of a row in its place, and let nobody come between, in no process. None: it is left
-        as it is, because `change` says so or because there is none."""
+        """Replace a row by `change(row)`, atomically across processes.
+
+        Returns None, without a change, if there is no such row or `change` returns None.
+        """
 
         def run() -> Row | None:
             self._db.execute("pragma synchronous = full")
@@ -125,7 +131,7 @@ class Store:
                     self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
                 self._db.execute("commit")
             finally:
-                if self._db.in_transaction:  # or no other could ever begin
+                if self._db.in_transaction:  # else no other transaction could begin
                     self._db.execute("rollback")
             return row
 
@@ -133,11 +139,11 @@ class Store:
 
     @property
     def version(self) -> int:
-        """Another number whenever another process has written."""
+        """Number that changes whenever another process has written."""
         return int(self._run("pragma data_version")[0][0])
 
     def all(self, table: str) -> list[Row]:
-        """Every row, the newest first."""
+        """All rows, the newest first."""
         return [json.loads(data) for (data,) in self._run(f"select data from {table} order by seq desc")]
 
     def delete(self, table: str, id: str) -> None:
@@ -148,7 +154,9 @@ class Store:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A path to write a file to that may be kept. Nothing is left there when the block ends."""
+        """Temporary path for an incoming file, removed at the end of the block unless `keep_file`
+        moved it.
+        """
         part = self.file_path(f"{new_id('file')}.part")
         try:
             yield part
@@ -156,13 +164,13 @@ class Store:
             part.unlink(missing_ok=True)
 
     def add_file(self, content: bytes, filename: str, purpose: str) -> Row:
-        """Keep a file of a few bytes."""
+        """Store a small file from memory."""
         with self.incoming() as part:
             part.write_bytes(content)
             return self.keep_file(part, filename, purpose)
 
     def keep_file(self, part: Path, filename: str, purpose: str) -> Row:
-        """Keep what was written to an `incoming` path; it is on the disk before it is known."""
+        """Store the file at an `incoming` path; it is flushed to disk before its row is written."""
         row: Row = {
             "id": new_id("file"),
             "object": "file",
@@ -183,7 +191,7 @@ class Store:
             raise
         return row
 
-    # -- events and checkpoints: rows that only come
+    # -- events and checkpoints: append-only rows
 
     def add_event(
         self,
@@ -205,17 +213,17 @@ class Store:
             "data": data or {},
         }
         sql = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
-        # the job waits for it after each optimizer step, which is done again after a power failure
+        # the job waits for metrics after each optimizer step; a power failure repeats the step anyway
         self._run(sql, row["id"], job, step, _json(row), durable=type != "metrics")
         return row
 
     def events(self, job: str, after: int = 0) -> list[tuple[int, Row]]:
-        """(number, event) of a job, the oldest first, from the one after a number on."""
+        """Events of a job as (number, event), the oldest first, with numbers greater than `after`."""
         found = self._run("select seq, data from events where job = ? and seq > ? order by seq", job, after)
         return [(seq, json.loads(data)) for seq, data in found]
 
     def forget_events(self, job: str, step: int) -> None:
-        """Drop the metrics of steps after `step`: they will be done again."""
+        """Delete the metrics of steps after `step`, which will be repeated."""
         self._run("delete from events where job = ? and step > ?", job, step)
 
     def add_checkpoint(self, job: str, step: int, row: Row) -> None:
@@ -228,7 +236,7 @@ class Store:
         )
 
     def checkpoints(self, job: str) -> list[Row]:
-        """Of a job, the newest first."""
+        """Checkpoints of a job, the newest first."""
         found = self._run("select data from checkpoints where job = ? order by step desc", job)
         return [json.loads(data) for (data,) in found]
 
@@ -238,7 +246,7 @@ def _json(row: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN, such as the loss of a job that diverges: they become null."""
+    """Replace infinity and NaN by None (null in JSON), such as the loss of a diverging job."""
     if isinstance(value, Mapping):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -251,7 +259,7 @@ def new_id(prefix: str) -> str:
 
 
 def page(rows: Iterable[Row], after: str | None, limit: int) -> tuple[list[Row], bool]:
-    """`limit` rows after the one with this id, and whether there are more."""
+    """Page of `limit` rows after the one with id `after`; returns (rows, True if there are more)."""
     rows = list(rows)
     if after is not None:
         at = next((i for i, row in enumerate(rows) if row["id"] == after), -1)

@@ -1,7 +1,8 @@
-"""Fine-tuning jobs between requests' steps: one runs on the engine's thread, for as long as it may; others queue.
+"""Fine-tuning worker: runs one job at a time on the engine thread, between steps of requests.
 
-A job's future is its checkpoint: after a kill it goes on from there to the same bytes. Adapters are published between
-two steps, and models where a job trains all weights; a request keeps the version that it began with.
+After a kill, a job resumes from its checkpoint and reaches the same bytes. The worker publishes
+adapters and full finetunes between two steps; a running request keeps the version that it began
+with.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from logitless.training.trainer import Event, Trainer
 
 log = logging.getLogger("logitless.tuning")
-CLOSE_SECONDS = 2.0  # that the server's end may wait for the end of an optimizer step
-SAVE_SECONDS = 30.0  # the most work that a kill may cost, about
+CLOSE_SECONDS = 2.0  # seconds that shutdown waits for the end of an optimizer step
+SAVE_SECONDS = 30.0  # seconds between checkpoints, about: work that a kill may cost
 
 
 def _nothing(_: object) -> None:
@@ -40,7 +41,10 @@ def _nothing(_: object) -> None:
 
 
 class Tuning:
-    """`run` is for the engine's thread (logitless.engine.async_engine.Background), all other methods for any."""
+    """Queue and training loop of fine-tuning jobs; a time_sharing.Background.
+
+    `run` and `close` are for the engine thread, the other public methods for any thread.
+    """
 
     def __init__(
         self,
@@ -54,25 +58,29 @@ class Tuning:
         *,
         names: Collection[str] | None = None,
     ) -> None:
-        """`names`: jobs of models with other names are for other servers that share the store; None: all are ours."""
+        """`base`: name of the base model.
+
+        `on_change`: called when events or states have changed. `names`: model names whose jobs this
+        server runs, if other servers share the store; None: all.
+        """
         self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
-        self._keeper = store.patient()  # of errands: what they have to tell waits for whoever has the store
+        self._keeper = store.patient()  # store for off-thread tasks, which may wait for other processes
         self._names = names
         self._tokenizer, self._template = tokenizer, template
-        self.on_change = on_change  # somebody should look: events, states
-        self.wake: Callable[[], None] = lambda: None  # the engine's thread has work
-        self.stats = TrainingStats()  # written by the engine's thread
+        self.on_change = on_change
+        self.wake: Callable[[], None] = lambda: None  # wakes the engine thread
+        self.stats = TrainingStats()  # written by the engine thread
         self._lock = threading.Lock()
-        self._job: str | None = None  # the one that has the device
+        self._job: str | None = None  # id of the job that has the device
         self._prepared: Prepared | Exception | None = None
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
-        self._left_alone: set[str] = set()  # jobs whose end could not be kept
-        self._saved, self._saved_at = 0, 0.0  # the last checkpoint: optimizer steps in it, and when
+        self._left_alone: set[str] = set()  # failed jobs whose failure could not be stored
+        self._saved, self._saved_at = 0, 0.0  # last checkpoint: its optimizer steps and its time
         self._settled = True  # the trainer is between two optimizer steps
-        self._errand: Errand | None = None  # of the job; nothing else is done for it meanwhile
-        self._then: Callable[[Any], None] = _nothing  # what to do with its result
-        self._session: Session | None = None  # that it is about
+        self._errand: Errand | None = None  # off-thread task of the job, which waits for it
+        self._then: Callable[[Any], None] = _nothing  # called with the task's result
+        self._session: Session | None = None  # session at the start of the task
         for job in self._jobs():
             if job["status"] in RUNNING:
                 self._forget_undone(job["id"])
@@ -83,17 +91,17 @@ class Tuning:
         self._choose()
 
     def _jobs(self) -> list[Row]:
-        """Those of this server, the oldest first."""
+        """Jobs of this server, the oldest first."""
         return [job for job in reversed(self.store.all("jobs")) if self._names is None or job["model"] in self._names]
 
-    # -- from outside
+    # -- any thread
 
     def created(self) -> None:
-        """There is a new job, or one may go on."""
+        """Note that there is a new job, or that one may resume."""
         self._choose()
 
     def _choose(self) -> None:
-        """Give the device to the oldest job that waits for it."""
+        """Give the device to the oldest waiting job."""
         with self._lock:
             if self._job is not None:
                 return
@@ -109,7 +117,7 @@ class Tuning:
         threading.Thread(target=self._prepare, args=(waiting[0],), name="tuning", daemon=True).start()
 
     def _prepare(self, job: Row) -> None:
-        """Read and tokenize the data beside the engine's thread."""
+        """Read and tokenize the data, on a thread of its own."""
         try:
             self.engine.prepare_training()
             self._prepared = prepare(job, self.store, self._tokenizer, self._template)
@@ -118,7 +126,7 @@ class Tuning:
         self.wake()
 
     def check(self, path: Path, filename: str) -> None:
-        """TrainingError names the line of a file that cannot be trained on."""
+        """Check a training file. Raises TrainingError that names the wrong line."""
         from logitless.training.data.dataset_rows import read_rows
         from logitless.training.data.tokenize_rows import row_texts
 
@@ -128,22 +136,24 @@ class Tuning:
 
     @property
     def ready(self) -> bool:
-        """Whether `run` has something to do."""
+        """True if `run` has something to do."""
         if self._errand is not None:
             return self._errand.wants
         return self._work is not None or self._prepared is not None
 
     @property
     def pending(self) -> bool:
+        """True while an off-thread task runs and asks for nothing."""
         return self._errand is not None and not self._errand.wants
 
-    # -- on the engine's thread
+    # -- engine thread
 
     def run(self, seconds: float) -> None:
-        """Parts of the job's device runs for about so long, or something that has to be done around them.
+        """Run parts of the job's device runs for about so many seconds, or serve its off-thread
+        task.
 
-        Requests wait for it, so it ends where the next part would take too long: as long as it took before, or as the
-        last one where that is not known.
+        Requests wait meanwhile, so it stops before a part that would exceed the time: a part's
+        expected time is its last one, or that of the part before if unknown.
         """
         began = time.perf_counter()
         until = began + seconds
@@ -164,16 +174,19 @@ class Tuning:
             self.on_change()
 
     def _goes_on(self) -> bool:
-        """Whether the job has a run to go on with. It can be paused and cancelled only between optimizer steps."""
+        """True if the job has a run to continue.
+
+        Jobs are paused and cancelled between optimizer steps only.
+        """
         assert self._job is not None
         if self._trainer is not None and self._trainer.trainable.session is not self.engine.session:
-            self._trainer = None  # the device was lost, and the run with it
+            self._trainer = None  # the device was lost, with the state of the run
             self._leave()
             return False
         if not self._settled:
             return True
         job = self.store.get("jobs", self._job)
-        if job is None or job["status"] in (*ENDED, "paused"):  # it was cancelled or paused
+        if job is None or job["status"] in (*ENDED, "paused"):  # cancelled or paused
             if job is not None and job["status"] == "paused" and self._worth_saving:
                 self._send(partial(self._save, job), self._leave)
             else:
@@ -193,8 +206,10 @@ class Tuning:
         return True
 
     def _part(self) -> float | None:
-        """Go on to what the trainer tells next: seconds of the next part (0: not known), or None where that is more
-        than the end of a part."""
+        """Advance the trainer by one event; returns seconds of the next part (0: unknown), or None.
+
+        None: the event is more than the end of a part.
+        """
         from logitless.training.step import Slice
         from logitless.training.trainer import Settled
 
@@ -211,21 +226,21 @@ class Tuning:
             self.on_change()
         return None
 
-    # -- errands
+    # -- off-thread tasks
 
     def _send(self, call: Callable[[], Any], then: Callable[[Any], None] = _nothing) -> None:
-        """Have something done beside this thread, and nothing for the job until `then` has got what it returned."""
+        """Run `call` off-thread; the job continues after `then` has got its result."""
         self._session, self._then = self.engine.session, then
         self._errand = Errand(call, lambda: self.wake())
         self._errand.start()
 
     def _attend(self, errand: Errand) -> None:
-        """Give an errand what it asks for, or take what it brings."""
+        """Answer a question of the off-thread task, or take its result."""
         if not errand.over:
             errand.serve()
             return
         self._errand = None
-        if self._session is not self.engine.session:  # the device was lost, whatever the errand says
+        if self._session is not self.engine.session:  # the device was lost, whatever the result is
             self._trainer = None
             self._leave()
         else:
@@ -233,12 +248,14 @@ class Tuning:
         self.on_change()
 
     def _on_device(self, call: Callable[[], Any]) -> Any:
-        """Have something done by the engine's thread, wherever this is called."""
+        """Run `call` on the engine thread, from that thread or from an off-thread task."""
         errand = self._errand
         return call() if errand is None or not errand.is_here else errand.ask(call)
 
     def _begin(self, job: Row, prepared: Prepared) -> Trainer:
-        """An errand: a run at the place where the job stands, its plans thought out."""
+        """Create the trainer of a job, restored from its checkpoint, and compile its plans
+        (off-thread).
+        """
         from logitless.training.checkpoint import read_checkpoint
         from logitless.training.trainable import LoraOptions, full, lora
         from logitless.training.trainer import Trainer
@@ -277,7 +294,7 @@ class Tuning:
         self._saved, self._saved_at = trainer.counters.iterations, time.monotonic()
 
     def close(self) -> None:
-        """The server ends: the job goes on from here when it starts again."""
+        """Save a checkpoint, from which the job resumes when the server starts again."""
         until = time.perf_counter() + CLOSE_SECONDS
         try:
             while (self._errand is not None or self._within_step) and time.perf_counter() < until:
@@ -286,7 +303,7 @@ class Tuning:
                 elif self._errand.finish(until - time.perf_counter()):
                     errand, self._errand = self._errand, None
                     errand.result()
-                    if self._then == self._leave:  # the job was over, or paused
+                    if self._then == self._leave:  # the job has ended or is paused
                         self._trainer = None
             if self._errand is None and self._worth_saving:
                 self._save({"id": self._job})
@@ -300,7 +317,7 @@ class Tuning:
 
     @property
     def _worth_saving(self) -> bool:
-        """In the middle of a step, the last checkpoint is what a job goes on from."""
+        """True between optimizer steps, if there is a step since the last checkpoint."""
         return self._trainer is not None and self._settled and self._trainer.counters.iterations > self._saved
 
     def _told(self, job: Row, event: Event) -> None:
@@ -345,13 +362,13 @@ class Tuning:
             self._send(partial(self._finish, job), self._leave)
 
     def _tell(self, job: Row, message: str, metrics: Row, *, publish: bool) -> None:
-        """An errand: what is known of a step."""
+        """Store the metrics of a step (off-thread)."""
         self._keeper.add_event(job["id"], message, type="metrics", step=metrics["step"], data=metrics)
         if publish:
             self._publish(job)
 
     def _finish(self, job: Row) -> None:
-        """An errand: the job has succeeded."""
+        """Store the success of a job and its result file (off-thread)."""
         trainer = self._trainer
         assert trainer is not None
         events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
@@ -378,11 +395,11 @@ class Tuning:
         return self.store.folder / "checkpoints" / f"{job}.gguf"
 
     def _forget_undone(self, job: str) -> None:
-        """Before anybody reads them: steps that a server told of and did not keep, because it was killed."""
+        """Delete the metrics of steps after the last checkpoint, which a kill has lost."""
         from logitless.training.checkpoint import steps_behind
 
         path = self._checkpoint_path(job)
-        with suppress(ModelFileError, OSError):  # the job will tell, when it begins; the server starts
+        with suppress(ModelFileError, OSError):  # the job reports it when it begins
             self.store.forget_events(job, steps_behind(path) if path.exists() else 0)
 
     def _save(self, job: Row) -> None:
@@ -393,7 +410,7 @@ class Tuning:
         self._saved, self._saved_at = self._trainer.counters.iterations, time.monotonic()
 
     def _publish(self, job: Row) -> None:
-        """An errand: a checkpoint that requests can use, the result first, then what the job goes on from."""
+        """Publish a checkpoint to requests (off-thread): first the result, then the training state."""
         from logitless.training.save import save_result
 
         trainer = self._trainer
@@ -419,7 +436,7 @@ class Tuning:
         self._keeper.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
 
     def _metrics(self, job: str, step: int) -> Row:
-        """What is known of a step."""
+        """Metrics of a step from its events."""
         found: Row = {"step": float(step)}
         for _, event in self._keeper.events(job):
             if event["type"] == "metrics" and event["data"].get("step") == step:
@@ -436,7 +453,9 @@ class Tuning:
     # -- ends
 
     def _update(self, job: Row, **fields: Any) -> None:
-        """An errand: change a job, unless somebody has cancelled or paused it meanwhile."""
+        """Change a job's row (off-thread), but not its status if it was cancelled or paused
+        meanwhile.
+        """
 
         def change(now: Row) -> Row:
             stays = {"status": now["status"]} if now["status"] in (*ENDED, "paused") else {}
@@ -446,7 +465,7 @@ class Tuning:
             self._keeper.put("jobs", {**job, **fields})
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
-        """Cancel, pause or resume; None where the job's state does not allow it."""
+        """Cancel, pause or resume a job; None if its status is not in `allowed`."""
         job = set_status(self.store, id, allowed, status)
         if job is None:
             return None
@@ -458,14 +477,14 @@ class Tuning:
         return job
 
     def _fail(self, error: Exception) -> None:
-        """The job failed; the next one gets its chance."""
+        """Store a job's failure and start the next job."""
         if self._job is None:
             self._leave()
         else:
             self._send(partial(self._keep_failure, self._job, error), self._leave)
 
     def _keep_failure(self, id: str, error: Exception) -> None:
-        """An errand."""
+        """Store a job's failure (off-thread)."""
         from logitless.training.errors import TrainingError
 
         message = " ".join(str(error).split()) or type(error).__name__
@@ -475,12 +494,12 @@ class Tuning:
             if (job := self._keeper.get("jobs", id)) is not None:
                 self._update(job, status="failed", finished_at=int(time.time()), error=detail)
                 self._keeper.add_event(job["id"], f"The job failed: {message}", level="error")
-        except Exception as refused:  # it still counts as running, and must not be tried again at once
-            log.error("that job %s failed cannot be kept: %s", id, refused)
+        except Exception as refused:  # its row still says running: do not retry it at once
+            log.error("the failure of job %s cannot be stored: %s", id, refused)
             self._left_alone.add(id)
 
     def _leave(self, _: object = None) -> None:
-        """Give up the device."""
+        """Release the device and choose the next job."""
         if self._trainer is not None:
             self._trainer.steps.forget()
         if self._work is not None:

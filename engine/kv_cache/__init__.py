@@ -1,1 +1,4 @@
-"""KV cache manager: block pool, prefix cache, host offload, sliding windows, slot files. No tensors."""
+"""KV cache manager: block pool, prefix cache, host offload, sliding windows, slot files.
+
+No tensors.
+"""

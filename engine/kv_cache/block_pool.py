@@ -15,7 +15,8 @@ def n_pages_for(n_tokens: int) -> int:
 def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
     """Number of KV blocks for `n_ctx` tokens.
 
-    The model runner allocates one block more. Its id is this number, and padding tokens write to it.
+    The model runner allocates one block more. Its id is this number, and padding tokens write to
+    it.
     """
     if unified:
         return n_pages_for(n_ctx)
@@ -48,8 +49,8 @@ def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *
 def near_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
     """Number of blocks of the sliding-window KV group, enough for every step.
 
-    It counts the windows of all slots, the tokens of one step and of one preempted prefill chunk, and
-    `n_kept` windows of cached prefixes.
+    It counts the windows of all slots, the tokens of one step and of one preempted prefill chunk,
+    and `n_kept` windows of cached prefixes.
     """
     seen = -(-(window - 1) // PAGE) + 1
     written = n_pages_for(n_ubatch) + n_pages_for(min(n_ubatch, APART[0]))

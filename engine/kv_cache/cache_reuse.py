@@ -4,9 +4,9 @@ The semantics are llama-server's `--cache-reuse N`. After the common prefix, eve
 N old tokens that continues the prompt is moved: values are copied, keys are rotated (RoPE) to their
 new positions. A client that drops the oldest part of a long prompt computes only the new tokens.
 
-Moved KV entries depend on the text that preceded them when they were computed, so the result differs
-slightly from a full prefill. The prefix cache therefore stores them under a separate key (INEXACT).
-Only requests that ask for reuse match them; all others keep the exact bits.
+Moved KV entries depend on the text that preceded them when they were computed, so the result
+differs slightly from a full prefill. The prefix cache therefore stores them under a separate key
+(INEXACT). Only requests that ask for reuse match them; all others keep the exact bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("logitless.scheduler")
 
 
 def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: int) -> Iterator[tuple[int, int]]:
-    """Yield (index in `old`, length) of the chunks that continue `new` from `new_at` on, in order."""
+    """Yield (index in `old`, length) of chunks that continue `new` from `new_at` on."""
     while new_at < len(new):
         try:
             old_at = old.index(new[new_at], old_at)
@@ -41,7 +41,8 @@ def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: in
 
 
 def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> int:
-    """Reuse chunks of the slot's last sequence for the next tokens of `seq`, at most `limit` of them.
+    """Reuse chunks of the slot's last sequence for the next tokens of `seq`, at most `limit` of
+    them.
 
     Returns the number of tokens that need no prefill any more.
     """

@@ -48,7 +48,8 @@ class Shift:
         return sum(page not in self._own for page in self.seq.kv.blocks[self.first : self.n_pages])
 
     def forget_others(self) -> bool:
-        """Evict idle cached prefixes that continue the sequence's blocks, so that these become its own.
+        """Evict idle cached prefixes that continue the sequence's blocks, so that these become its
+        own.
 
         Returns True if any were evicted.
         """
@@ -56,7 +57,9 @@ class Shift:
         return self.cache.prefixes.forget_after(table)
 
     def _own_pages(self) -> set[int]:
-        """Blocks that only this sequence uses: uncached ones, and cached ones without cached children."""
+        """Blocks that only this sequence uses: uncached ones, and cached ones without cached
+        children.
+        """
         pages, prefixes = self.cache.pages, self.cache.prefixes
         own: set[int] = set()
         for page in reversed(self.seq.kv.blocks[self.first :]):

@@ -14,7 +14,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Store(Protocol):
-    """Numbered device memory (KV blocks or recurrent states), read and written as bytes between steps.
+    """Numbered device memory (KV blocks or recurrent states), read and written as bytes between
+    steps.
 
     Both raise MemoryError or OSError if the device cannot.
     """

@@ -21,7 +21,9 @@ AHEAD = 64 << 20  # bytes of idle blocks that are offloaded before they must be 
 
 
 class _Found(NamedTuple):
-    """Cached prefix of a sequence: radix nodes of full blocks, then the first `n_more` tokens of `page`."""
+    """Cached prefix of a sequence: radix nodes of full blocks, then the first `n_more` tokens of
+    `page`.
+    """
 
     path: list[Node]
     n_more: int
@@ -76,7 +78,8 @@ class KvCache:
     def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> int:
         """Fill an empty block table with the longest cached prefix of the first `limit` tokens.
 
-        `tails`: partial blocks that running sequences still write. Returns the number of cached tokens.
+        `tails`: partial blocks that running sequences still write. Returns the number of cached
+        tokens.
         """
         prefixes, tails = self.prefixes, list(tails)
         found = self._match(seq, limit, tails)
@@ -101,7 +104,7 @@ class KvCache:
         n_computed = seq.kv.n_committed + n_more
         seq.kv.shifted = seq.kv.shifted or found.inexact
         seq.kv.uploaded = False
-        if self.beside is not None:  # keep state where cached prefixes ended and near the prompt's end
+        if self.beside is not None:  # keep state where the match ended and near the prompt's end
             seq.kv.marks.clear()
             seq.kv.mark(found.n_known, n_computed)
             seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
@@ -157,7 +160,9 @@ class KvCache:
         return True
 
     def grow(self, seq: Sequence, n: int) -> int:
-        """Allocate blocks for the next `n` tokens; returns the number of tokens that have a token slot."""
+        """Allocate blocks for the next `n` tokens; returns the number of tokens that have a token
+        slot.
+        """
         missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
         if missing > 0:
             for _ in range(min(missing, self.prefixes.n_available)):
@@ -195,7 +200,10 @@ class KvCache:
             self.offload.save_ahead(list(islice(self.prefixes.idle, n)), wanted)
 
     def sleep(self) -> None:
-        """Offload all cached blocks before the device frees its memory. No sequence may have blocks."""
+        """Offload all cached blocks before the device frees its memory.
+
+        No sequence may have blocks.
+        """
         if self.prefixes.on_evict is not None:
             for node in list(self.prefixes.idle):
                 self.prefixes.on_evict(node)
@@ -250,7 +258,10 @@ class KvCache:
         return known or end
 
     def _let_go(self, seq: Sequence, known: Node | None = None) -> None:
-        """Drop the references to all blocks. `known`: radix node of their content, if it is cached."""
+        """Drop the references to all blocks.
+
+        `known`: radix node of their content, if it is cached.
+        """
         if self.beside is not None:
             self.beside.leave(seq, known)
         for page in reversed(seq.kv.blocks):

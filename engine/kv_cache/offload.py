@@ -69,7 +69,10 @@ class Offload:
             self._save_page(node)
 
     def _save_page(self, node: Node) -> None:
-        """Copy a block to host memory. One that the device cannot read is recomputed when needed."""
+        """Copy a block to host memory.
+
+        One that the device cannot read is recomputed when needed.
+        """
         assert self.host is not None
         if not self.host.add_owners(node.key, node.owners):
             with suppress(MemoryError, OSError):
@@ -162,7 +165,7 @@ class Offload:
             beside.put(seen, data)
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
-        """Export a slot: (longest resumable prefix of `tokens`, its blocks, its auxiliary state)."""
+        """Export a slot: (longest resumable prefix of `tokens`, blocks, auxiliary state)."""
         root, owner = self.prefixes.root_of(choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
         known, n_tokens = self._reached(known, *self._end(root, known, tokens))
@@ -186,8 +189,8 @@ class Offload:
     def _end(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Known | None, int]:
         """Partial block after `known` that holds the next tokens, and how many of them it holds.
 
-        In recurrent models its content must end there and have a state; the longest such block wins.
-        Otherwise an exact match wins, then the longest common prefix.
+        In recurrent models its content must end there and have a state; the longest such block
+        wins. Otherwise an exact match wins, then the longest common prefix.
         """
         node, key = (known[-1].node, known[-1].key) if known else (root, b"")
         rest = tuple(tokens[len(known) * PAGE :][: PAGE - 1])
@@ -207,7 +210,9 @@ class Offload:
         return (None, 0) if last is None else (Known(last.tokens, b"", last), match.n_more)
 
     def copy_in(self, tokens: list[int], pages: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
-        """Import what `copy_out` returned; False without any change if there are too few free blocks."""
+        """Import what `copy_out` returned; False without any change if there are too few free
+        blocks.
+        """
         prefixes, owner = self.prefixes, 1 << slot.id
         n_full = len(tokens) // PAGE
         node = prefixes.root_of(choice)
@@ -273,7 +278,10 @@ class Offload:
         return known
 
     def _next(self, node: Node | None, key: bytes, part: tuple[int, ...], *, inexact: bool) -> Known | None:
-        """Cached block after `node`, or after the block `key` of host memory. The latter has no child nodes."""
+        """Cached block after `node`, or after the block `key` of host memory.
+
+        The latter has no child nodes.
+        """
         for name in (part, (INEXACT, *part)) if inexact else (part,):
             child = node.children.get(name) if node is not None else None
             if child is not None:

@@ -80,7 +80,9 @@ class Node:
 
 
 class Match(NamedTuple):
-    """Cached prefix of a token sequence: nodes of full blocks, then the first `n_more` tokens of `page`."""
+    """Cached prefix of a token sequence: nodes of full blocks, then the first `n_more` tokens of
+    `page`.
+    """
 
     path: list[Node]
     n_more: int
@@ -100,13 +102,14 @@ class Tail(NamedTuple):
 class PrefixCache:
     """Radix tree over the block pool. The tree holds one reference to each of its blocks.
 
-    A block that only the tree references is *idle* and may be evicted. `idle` is in LRU order. Owners
-    release their deepest block first, so a child precedes its parent: the oldest idle node is a leaf.
+    A block that only the tree references is *idle* and may be evicted. `idle` is in LRU order.
+    Owners release their deepest block first, so a child precedes its parent: the oldest idle node
+    is a leaf.
     """
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
-        # sequences resume only at the end of a block (recurrent_state.py), so shorter partial blocks stay
+        # sequences resume only at the end of a block, so shorter partial blocks stay (recurrent_state.py)
         self.by_ends = False
         self.root = Node(None, (), -1)
         self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # children and sequences hold theirs
@@ -155,8 +158,8 @@ class PrefixCache:
     ) -> Match:
         """Longest cached prefix of tokens[:limit].
 
-        `tails`: partial blocks of running sequences. `inexact`: accept moved KV where no exact block is
-        cached.
+        `tails`: partial blocks of running sequences. `inexact`: accept moved KV where no exact
+        block is cached.
         """
         node = root or self.root
         path: list[Node] = []
@@ -209,7 +212,10 @@ class PrefixCache:
         return True
 
     def seal(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
-        """Commit the caller's full block. If its content is cached already, the caller gets that block instead."""
+        """Commit the caller's full block.
+
+        If its content is cached already, the caller gets that block instead.
+        """
         known = parent.children.get(tokens)
         if known is not None:
             self.acquire(known.page)
@@ -221,8 +227,8 @@ class PrefixCache:
     def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node | None:
         """Cache the partial block at the end of a finished sequence.
 
-        A cached block that begins with the same tokens serves as well. Returns the node with exactly
-        these tokens, or None.
+        A cached block that begins with the same tokens serves as well. Returns the node with
+        exactly these tokens, or None.
         """
         n = len(tokens)
         for child in parent.children.values():

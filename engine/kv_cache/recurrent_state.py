@@ -1,9 +1,9 @@
 """Recurrent state: allocates state rows to sequences and checkpoints states for prefix reuse.
 
-A row holds the state of all linear-attention layers (graph/ops/linear_attention.py) after some tokens
-of a sequence. A step reads one row and writes others, so a failed step or a rejected draft loses
-nothing. Checkpoints are states that other sequences may resume from: at the end of a sequence, near
-the end of its prompt, and where prompts branch.
+A row holds the state of all linear-attention layers (graph/ops/linear_attention.py) after some
+tokens of a sequence. A step reads one row and writes others, so a failed step or a rejected draft
+loses nothing. Checkpoints are states that other sequences may resume from: at the end of a
+sequence, near the end of its prompt, and where prompts branch.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ class States:
         return self._kept[node]
 
     def hold(self, seq: Sequence, row: int, n: int) -> None:
-        """Let the sequence continue from this row, which is the state after its first `n` tokens."""
+        """Let the sequence continue from this row, the state after its first `n` tokens."""
         self.release(seq)
         seq.kv.state_row, seq.kv.state_at = self._share(row), n
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
         """Allocate output rows for the next n tokens of each sequence.
 
-        A sequence gets a row after its uncomputed tokens and after each draft token (`n_spare` of them
-        at most), and, if there is room, one at each position marked for a checkpoint.
+        A sequence gets a row after its uncomputed tokens and after each draft token (`n_spare` of
+        them at most), and, if there is room, one at each position marked for a checkpoint.
         """
         for seq, n in plan:
             self._drop_ends(seq)
@@ -139,7 +139,10 @@ class States:
         return node
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
-        """Free the rows of a finished sequence. Its state becomes the checkpoint of `node`, if given."""
+        """Free the rows of a finished sequence.
+
+        Its state becomes the checkpoint of `node`, if given.
+        """
         if node is not None and node.parent is not None and seq.kv.state_at == seq.n_computed:
             self._keep(node, seq.kv.state_row)
         self.release(seq)
@@ -157,7 +160,10 @@ class States:
             self._drop(row)
 
     def put(self, nodes: list[Node], data: Mapping[Node, Bytes]) -> None:
-        """Write missing checkpoints of these nodes. Raises MemoryError or OSError if the device cannot."""
+        """Write missing checkpoints of these nodes.
+
+        Raises MemoryError or OSError if the device cannot.
+        """
         for node in nodes:
             if node not in self._kept and self._n_available:
                 row = self._take()

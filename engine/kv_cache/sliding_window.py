@@ -1,9 +1,9 @@
 """Sliding-window KV group: allocates the KV blocks of sliding-window layers, a smaller pool.
 
 A sequence holds the blocks of its window and of the tokens that its step writes. Blocks behind the
-window stay cached until they are needed. Blocks of a window that others may resume from (at the end of
-a sequence, near the end of its prompt, where prompts branch) are evicted last, to host memory. A cached
-prefix is usable up to the last position whose whole window is cached.
+window stay cached until they are needed. Blocks of a window that others may resume from (at the end
+of a sequence, near the end of its prompt, where prompts branch) are evicted last, to host memory. A
+cached prefix is usable up to the last position whose whole window is cached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from logitless.engine.sequence import Sequence
 
 
 class NearStore(Store, Protocol):
-    """Device blocks of the sliding-window group. Block number `n` is a spare that no sequence owns."""
+    """Device blocks of the sliding-window group.
+
+    Block number `n` is a spare that no sequence owns.
+    """
 
     @property
     def window(self) -> int: ...
@@ -57,7 +60,9 @@ class Windows:
         return window_pages(n, self.window)
 
     def attach(self, seq: Sequence, path: list[Node], n_more: int) -> None:
-        """Fill a block table with the window of a cached prefix: `path` and `n_more` tokens after it."""
+        """Fill a block table with the window of a cached prefix: `path` and `n_more` tokens after
+        it.
+        """
         first = self.seen(len(path) * PAGE + n_more).start
         seq.kv.window_blocks, seq.kv.n_window_passed = [self.store.n] * first, first
         for node in path[first:]:
@@ -121,7 +126,10 @@ class Windows:
             self._pages.share(page)
 
     def commit(self, seq: Sequence) -> None:
-        """Release the blocks that the window has left. The step has succeeded; full blocks are cached."""
+        """Release the blocks that the window has left.
+
+        The step has succeeded; full blocks are cached.
+        """
         self._trim(seq)
         first = self.seen(seq.n_computed).start
         for i in range(seq.kv.n_window_passed, first):
@@ -138,7 +146,10 @@ class Windows:
             self.release(seq.kv.window_blocks.pop())
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
-        """Free the blocks of a finished sequence. `node`: radix node of its end, if that is cached."""
+        """Free the blocks of a finished sequence.
+
+        `node`: radix node of its end, if that is cached.
+        """
         if node is not None and node.n_tokens and seq.n_computed > seq.kv.n_committed:
             self.learn(node, seq.kv.window_blocks[seq.kv.n_committed // PAGE])
         for page in reversed(seq.kv.window_blocks):
@@ -155,7 +166,10 @@ class Windows:
             self._pages.drop(page)
 
     def put(self, nodes: Listed[Node], data: Mapping[Node, Bytes]) -> None:
-        """Write the missing blocks of a window. Raises MemoryError or OSError if the device cannot."""
+        """Write the missing blocks of a window.
+
+        Raises MemoryError or OSError if the device cannot.
+        """
         held: list[int] = []  # referenced, so that allocation evicts none of them
         try:
             held += [self.acquire(node) for node in nodes if node in self._of]

@@ -1,7 +1,8 @@
 """Slot actions: save, restore, erase and fork the state of an idle slot (POST /slots).
 
-Everything here runs between two steps. An idle slot remembers the tokens of its last sequence. Their
-KV blocks are cached prefixes, on the device or in host memory, and may have been evicted since.
+Everything here runs between two steps. An idle slot remembers the tokens of its last sequence.
+Their KV blocks are cached prefixes, on the device or in host memory, and may have been evicted
+since.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
 
 
 def erase(scheduler: Scheduler, id: int) -> int:
-    """Drop the cached tokens of a slot; returns how many tokens its last sequence had in the cache."""
+    """Drop the cached tokens of a slot; returns how many its last sequence had in the cache."""
     slot = idle_slot(scheduler, id)
     n_erased = len(slot.cached)
     slot.cached = []
@@ -85,7 +86,10 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
 
 
 def idle_slot(scheduler: Scheduler, id: int) -> Slot:
-    """Slot by id. Raises InvalidRequest if it does not exist, Unavailable if a request runs in it."""
+    """Slot by id.
+
+    Raises InvalidRequest if it does not exist, Unavailable if a request runs in it.
+    """
     if not 0 <= id < len(scheduler.slots):
         raise InvalidRequest(f"id_slot: must be below {len(scheduler.slots)}, not {id}")
     slot = scheduler.slots[id]

@@ -1,12 +1,9 @@
 """Slot files: saved KV cache of a slot, written atomically and verified by checksum.
 
-16 bytes    "logitless slot" and two zeros
-u32, u32    format version, bytes of the header
-header      JSON: cache kind, adapters, number of tokens
-i32 × n     token ids
-bytes       KV blocks in the device's layout
-bytes       auxiliary state for the next token: blocks of the sliding-window KV group, or recurrent state
-32 bytes    BLAKE2b of everything before
+16 bytes "logitless slot" and two zeros u32, u32 format version, bytes of the header header JSON:
+cache kind, adapters, number of tokens i32 × n token ids bytes KV blocks in the device's layout
+bytes auxiliary state for the next token: blocks of the sliding-window KV group, or recurrent state
+32 bytes BLAKE2b of everything before
 """
 
 from __future__ import annotations
@@ -108,7 +105,10 @@ def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
 
 
 def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotState, int]:
-    """Read a slot file; returns (state, size in bytes). Every mismatch raises a 4xx RequestError."""
+    """Read a slot file; returns (state, size in bytes).
+
+    Every mismatch raises a 4xx RequestError.
+    """
     path = folder / file_name(name)
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe has no end to wait for
@@ -167,7 +167,10 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
 
 
 def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:
-    """Number of tokens and adapters of a header. Raises InvalidRequest if the cache kind differs."""
+    """Number of tokens and adapters of a header.
+
+    Raises InvalidRequest if the cache kind differs.
+    """
     try:
         header = json.loads(raw) if len(raw) == n_header else None
     except (ValueError, RecursionError):

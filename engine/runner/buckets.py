@@ -33,7 +33,10 @@ GUESS = Shape(1, 1, whole=True, guesses=True)
 
 
 def shape_of(batch: UBatch, lora: int = 0) -> Shape:
-    """Shape of the plan for a batch. `lora`: generation of the adapter bank, 0 if the batch needs none."""
+    """Shape of the plan for a batch.
+
+    `lora`: generation of the adapter bank, 0 if the batch needs none.
+    """
     n_list = n_masks = 0
     for row in batch.rows:
         if row is not None:
@@ -57,8 +60,8 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
 def _size(batch: UBatch) -> tuple[int, int]:
     """Rounded (tokens, sampled positions) of a batch.
 
-    A mixed batch has room for a sampled position of every sequence, so that the last chunk of a prompt
-    runs the same plan as the chunks before it.
+    A mixed batch has room for a sampled position of every sequence, so that the last chunk of a
+    prompt runs the same plan as the chunks before it.
     """
     n, n_out = len(batch.tokens), len(batch.out)
     if not batch.n_streams or n == n_out or n > MOST_BESIDE:  # prefill only, or decode only
@@ -74,8 +77,9 @@ def _rows(n: int) -> int:
 def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_guesses: int = 0) -> list[Shape]:
     """Warm-up set: shapes that most servers need, likelier ones first.
 
-    These are decode batches of up to `most` sequences, mixed batches and prefill batches. `n_guesses`:
-    draft tokens of each sequence at most; above 0, draft and verification batches are included.
+    These are decode batches of up to `most` sequences, mixed batches and prefill batches.
+    `n_guesses`: draft tokens of each sequence at most; above 0, draft and verification batches are
+    included.
     """
     n_streams = min(n_slots, most)
     beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]

@@ -22,7 +22,8 @@ COPIES = 8  # blocks that one device run copies
 class Cells:
     """Copies and moves KV entries on the device.
 
-    Padding uses the last block of a pool, which no sequence owns. `can_move` is set by `prepare_moves`.
+    Padding uses the last block of a pool, which no sequence owns. `can_move` is set by
+    `prepare_moves`.
     """
 
     def __init__(self, session: Session, model: Model, memory: PagedMemory) -> None:
@@ -67,7 +68,9 @@ class Cells:
         return move_cells(self._model.hparams, self._model.rotary, self._memory, MOVES)
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move token slots: (source, target, change of position), ordered so that reads precede writes."""
+        """Move token slots: (source, target, change of position), ordered so that reads precede
+        writes.
+        """
         spare = (self._memory.far.n - 1) * PAGE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])

@@ -1,4 +1,4 @@
-"""Host access to device pools between steps: read and write KV blocks or states, write block tables."""
+"""Device store: the host reads and writes KV blocks, states and block tables between steps."""
 
 from __future__ import annotations
 

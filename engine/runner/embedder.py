@@ -1,4 +1,7 @@
-"""Embedder: embeddings and rerank scores of texts by pooling hidden states. Runs on the engine thread."""
+"""Embedder: embeddings and rerank scores of texts by pooling hidden states.
+
+Runs on the engine thread.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ Tokens = Sequence[int]
 
 
 class Embedder:
-    """Embeds texts in batches. Texts do not attend to each other, so a result does not depend on its batch."""
+    """Embeds texts in batches.
+
+    Texts do not attend to each other, so a result does not depend on its batch.
+    """
 
     def __init__(
         self, tuned: Callable[[Choice], AdaptedModel], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
@@ -65,8 +71,8 @@ class Embedder:
     def embed(self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE) -> list[F32]:
         """Embed one group of texts, by these weights and adapters.
 
-        Returns (n_embd,) for each text, (n_tokens, n_embd) with pooling "none", or the scores of the
-        classification head with "rank".
+        Returns (n_embd,) for each text, (n_tokens, n_embd) with pooling "none", or the scores of
+        the classification head with "rank".
         """
         n, length = len(texts), bucket(len(texts[0]))
         tokens, pos = np.zeros((n, length), np.int32), np.zeros((n, length), np.int32)

@@ -1,4 +1,4 @@
-"""Last hidden states for the MTP head: a ring buffer of rows on the device (models/architectures/mtp.py)."""
+"""Last hidden states for the MTP head: a ring buffer of rows on the device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NOTHING = 0  # row of zeros: before a sequence's first token, or overwritten alr
 class HiddenRows:
     """Assigns rows of the ring buffer, which holds the tokens of two steps of the largest size.
 
-    Stale rows only lower the acceptance rate of drafts; they never affect results. A sequence that has
-    waited for long, or resumes from a cached prefix, has no row before its next token.
+    Stale rows only lower the acceptance rate of drafts; they never affect results. A sequence that
+    has waited for long, or resumes from a cached prefix, has no row before its next token.
     """
 
     def __init__(self, n_ubatch: int, n_slots: int) -> None:
@@ -29,7 +29,9 @@ class HiddenRows:
         return self.n - 1
 
     def place(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
-        """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their own rows)."""
+        """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their
+        own rows).
+        """
         before, start = self.of(seq, seq.n_computed - 1), seq.n_computed
         rows = [1 + i % self._n_turns for i in range(self._next, self._next + n)]
         assert seq.slot is not None

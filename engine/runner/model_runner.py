@@ -1,8 +1,8 @@
 """Model runner: one model on its devices; runs the batch of a scheduler step.
 
-A step's graph is tokens → logits → sampled ids. Plans are cached by bucketed shapes; everything else
-of a request (temperatures, block tables, random numbers, penalties) is an input. One thread at a time
-may call `step`.
+A step's graph is tokens → logits → sampled ids. Plans are cached by bucketed shapes; everything
+else of a request (temperatures, block tables, random numbers, penalties) is an input. One thread at
+a time may call `step`.
 """
 
 from __future__ import annotations
@@ -85,11 +85,14 @@ class EngineOptions:
 class Engine:
     """A model on its devices, with KV cache, adapters and plans.
 
-    Raises ModelFileError, DeviceError or ValueError with one line that says why it cannot be loaded.
+    Raises ModelFileError, DeviceError or ValueError with one line that says why it cannot be
+    loaded.
     """
 
     def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
-        """`beside`: another model runner whose devices and threads this one shares; close that one later."""
+        """`beside`: another model runner whose devices and threads this one shares; close that one
+        later.
+        """
         self.options = options = options or EngineOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
@@ -135,7 +138,9 @@ class Engine:
         return self._beside is None
 
     def _open(self, devices: Sequence[str]) -> None:
-        """Open a session on these devices and define model, KV cache and states; nothing is allocated yet."""
+        """Open a session on these devices and define model, KV cache and states; nothing is
+        allocated yet.
+        """
         options, h = self.options, self.hparams
         self.devices = tuple(devices)
         self._other = self._beside.session if self._beside is not None else None
@@ -204,10 +209,11 @@ class Engine:
         self._ahead = self._usual()[::-1]
 
     def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
-        """Prefault KV memory and make one more plan of the warm-up set, so that no request waits for it.
+        """Prefault KV memory and make one more plan of the warm-up set, so that no request waits
+        for it.
 
-        Returns False if there is nothing left to make. Errors are ignored: the step that needs the plan
-        reports them. `wanted()` is True if a request waits by now.
+        Returns False if there is nothing left to make. Errors are ignored: the step that needs the
+        plan reports them. `wanted()` is True if a request waits by now.
         """
         for pages in self._pages:
             pages.prefault(wanted)
@@ -232,7 +238,10 @@ class Engine:
         self.session.backends[-1].prepare(nodes)
 
     def _examine(self, *graphs: Sequence[Tensor]) -> None:
-        """Self-test the devices on the ops of graphs. An op that fails on one device runs on the next."""
+        """Self-test the devices on the ops of graphs.
+
+        An op that fails on one device runs on the next.
+        """
         if len(self.session.backends) > 1:  # the last one has no device to fall back to
             from logitless.backends import self_test
 
@@ -288,7 +297,10 @@ class Engine:
         self.gguf.release()
 
     def wake(self) -> None:
-        """Load the model again. Raises ModelFileError if its file has changed, or the errors of `load`."""
+        """Load the model again.
+
+        Raises ModelFileError if its file has changed, or the errors of `load`.
+        """
         self.gguf.check_unchanged()
         self._open(self.devices)
         self.adapters.move_to(self.session)
@@ -334,8 +346,8 @@ class Engine:
     def rehearse(self) -> tuple[list[DeviceBytes], object]:
         """Memory dry run: bytes of each device with all slots decoding; nothing is allocated there.
 
-        The second result keeps the host's own share alive: kernels, and the programs of the plans that
-        requests of all slots need.
+        The second result keeps the host's own share alive: kernels, and the programs of the plans
+        that requests of all slots need.
         """
         self._place()
         for graph in self._everything():
@@ -373,9 +385,9 @@ class Engine:
     def step(self, batch: UBatch) -> StepResult:
         """Run one ubatch.
 
-        Raises StepFailed if the device cannot; the step has no effect then. Raises DeviceFailed if a
-        device was lost: the next step runs on the remaining ones, and the content of all KV blocks is
-        gone.
+        Raises StepFailed if the device cannot; the step has no effect then. Raises DeviceFailed if
+        a device was lost: the next step runs on the remaining ones, and the content of all KV
+        blocks is gone.
         """
         shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
         if self._beside is not None and self._beside.session is not self._other:  # it has replaced a lost device
@@ -453,7 +465,10 @@ class Engine:
         )
 
     def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
-        """Input writer for these input arrays. Padding tokens belong to a spare sequence on the spare block."""
+        """Input writer for these input arrays.
+
+        Padding tokens belong to a spare sequence on the spare block.
+        """
         spare_near = self.near.n * PAGE if self.near is not None else 0
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
         return StepFeeds(room, self.options.n_slots, self.far.n * PAGE, spare_near, spare_hidden)
@@ -479,7 +494,10 @@ class Engine:
         return {"sample.mask": masks, "sample.mask_row": mask_row}
 
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move KV entries: (source token slot, target token slot, change of position). See Cells.move."""
+        """Move KV entries: (source token slot, target token slot, change of position).
+
+        See Cells.move.
+        """
         self.cells.move(moves)
 
     @property

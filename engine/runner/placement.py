@@ -53,7 +53,8 @@ def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend]) -> bool:
 def chosen(options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits) -> Places | None:
     """Placement of layers; None: each op runs on the first device that supports it.
 
-    `fits` returns True if a placement fits the devices' memory. An override to a lost device is ignored.
+    `fits` returns True if a placement fits the devices' memory. An override to a lost device is
+    ignored.
     """
     cpu = next(d.index for d in devices if d.name == "cpu")
     others = [d for d in devices if d.name != "cpu"]

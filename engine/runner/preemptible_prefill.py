@@ -45,7 +45,10 @@ class PrefillRunner(Protocol):
 
 
 class PreemptiblePrefill:
-    """Preemptible plans of a model runner, by number of tokens. They are made while the engine is idle."""
+    """Preemptible plans of a model runner, by number of tokens.
+
+    They are made while the engine is idle.
+    """
 
     def __init__(self, engine: PrefillRunner, n_ubatch: int, n_ctx_slot: int) -> None:
         """`n_ubatch`: most tokens of a chunk; 0: the model or a device does not support preemption."""
@@ -72,7 +75,8 @@ class PreemptiblePrefill:
         return self._longest
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
-        """Make the next plan and run it until its parts are cut, or until `wanted()`: a request waits.
+        """Make the next plan and run it until its parts are cut, or until `wanted()`: a request
+        waits.
 
         Returns False if there is no plan left to make.
         """
@@ -95,9 +99,10 @@ class PreemptiblePrefill:
         return True
 
     def run(self, batch: UBatch) -> Iterator[float]:
-        """Run a prefill batch without logits. Yields before each part: its expected seconds, 0 if unknown.
+        """Run a prefill batch without logits.
 
-        Raises StepFailed if the device cannot.
+        Yields before each part: its expected seconds, 0 if unknown. Raises StepFailed if the device
+        cannot.
         """
         n = min(n for n in self._plans if n >= len(batch.tokens))
         plan = self._plans[n]
@@ -112,7 +117,10 @@ class PreemptiblePrefill:
             raise StepFailed(str(error) or type(error).__name__) from error
 
     def _made(self, n: int, alone: float) -> PreemptiblePlan:
-        """Plan for `n` tokens, with an empty batch after a long context. `alone`: seconds of a decode step."""
+        """Plan for `n` tokens, with an empty batch after a long context.
+
+        `alone`: seconds of a decode step.
+        """
         plan = self._engine.session.plan(self._build(n), ARENA)
         assert isinstance(plan, PreemptiblePlan)
         plan.cut_after = CUT_AFTER_WARMUP_RUNS

@@ -1,9 +1,9 @@
 """Prefault: takes the KV cache's memory from the operating system before a step writes to it.
 
-The system maps memory at the first write, in huge pages where it has them: some 0.25 ms for 2 MiB, and
-twenty times as much in a virtual machine whose host must find that memory first. All layers reach the
-end of a huge page at about the same token, whose step would wait for all of them. So memory is
-prefaulted while the engine is idle, a fixed distance ahead of the blocks in use.
+The system maps memory at the first write, in huge pages where it has them: some 0.25 ms for 2 MiB,
+and twenty times as much in a virtual machine whose host must find that memory first. All layers
+reach the end of a huge page at about the same token, whose step would wait for all of them. So
+memory is prefaulted while the engine is idle, a fixed distance ahead of the blocks in use.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PIECE = 2 << 20  # bytes that are prefaulted between two checks for waiting requ
 class Prefault:
     """Prefaults a pool's blocks, up to `LEAD` bytes ahead of the last used one.
 
-    The block pool hands out low block numbers first. Device memory is skipped. Belongs to the engine
-    thread.
+    The block pool hands out low block numbers first. Device memory is skipped. Belongs to the
+    engine thread.
     """
 
     def __init__(self, session: Session, pool: PagePool) -> None:

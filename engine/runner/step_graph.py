@@ -1,4 +1,7 @@
-"""Step graph: tokens → logits → sampled ids. Everything that differs between requests is an input."""
+"""Step graph: tokens → logits → sampled ids.
+
+Everything that differs between requests is an input.
+"""
 
 from __future__ import annotations
 

@@ -60,11 +60,12 @@ class StepFeeds:
     """Writes batches to the input arrays of one plan: `room`, by name.
 
     Raises ValueError if the plan has an input that no step fills. Padding tokens belong to
-    `spare_slot` and write to the token slots `spare_cell` and `spare_near` (sliding-window KV group)
-    and to the row `spare_hidden` (hidden_rows.py).
+    `spare_slot` and write to the token slots `spare_cell` and `spare_near` (sliding-window KV
+    group) and to the row `spare_hidden` (hidden_rows.py).
 
     Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
-    that its graph reads."""
+    that its graph reads.
+    """
 
     def __init__(
         self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0, spare_hidden: int = 0

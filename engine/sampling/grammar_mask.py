@@ -1,4 +1,4 @@
-"""Structured output: grammar state and token bitmasks, computed by worker threads while the device runs.
+"""Structured output: grammar state and token bitmasks, computed by worker threads.
 
 Facts about lazy grammars: llama.cpp, `llama_grammar_accept_impl` (2026). Until a trigger matches,
 every token is allowed. The grammar's text starts at the trigger token, or at the first group of the
@@ -29,7 +29,10 @@ N_WORKERS = 4
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Constraint:
-    """Grammar of a request. `text` and `triggers` are its source, as generation_settings shows it."""
+    """Grammar of a request.
+
+    `text` and `triggers` are its source, as generation_settings shows it.
+    """
 
     grammar: Grammar
     text: str = ""
@@ -99,10 +102,11 @@ class Guide:
                 raise GrammarError("does not allow the text of its trigger")
 
     def masks(self, draft: Sequence[int]) -> list[Found]:
-        """Token bitmasks of the next token and after each draft token, as far as the draft is allowed.
+        """Token bitmasks of the next token and after each draft token, as far as the draft is
+        allowed.
 
-        An error at a draft token is returned in place of its mask, for the token may be rejected. The
-        state is rolled back; while a trigger is awaited it is not, so call this on a copy then.
+        An error at a draft token is returned in place of its mask, for the token may be rejected.
+        The state is rolled back; while a trigger is awaited it is not, so call this on a copy then.
         """
         found: list[Found] = [self.mask()]
         n_accepted = 0
@@ -142,8 +146,8 @@ class Mask:
     def wait(self, seconds: float) -> Bits | None:
         """Wait for the bitmask; None: every token is allowed.
 
-        Raises TimeoutError if it is still pending, GrammarError if the grammar cannot continue. A row
-        after a forbidden draft token gets an arbitrary mask, for it will be rejected.
+        Raises TimeoutError if it is still pending, GrammarError if the grammar cannot continue. A
+        row after a forbidden draft token gets an arbitrary mask, for it will be rejected.
         """
         masks = self._job.result(max(0.0, seconds))
         found = masks[min(self._index, len(masks) - 1)]
@@ -177,7 +181,9 @@ class Masks:
         return self._guide.awaiting or self._job.done()
 
     def rows(self, draft: Sequence[int] = ()) -> list[Mask | None]:
-        """Start the masks of the next token and after each draft token; None: every token is allowed."""
+        """Start the masks of the next token and after each draft token; None: every token is
+        allowed.
+        """
         if self._guide.awaiting:
             guide = self._guide.copy()
             with suppress(GrammarError):  # the worker raises it, too

@@ -1,8 +1,8 @@
-"""Infill sampler: llama.cpp's `infill` for fill-in-the-middle, which prefers to end an undecided text.
+"""Infill sampler: llama.cpp's `infill` for fill-in-the-middle, ends an undecided text.
 
-It compares the texts of tokens, which the device does not have. So the device runs the samplers before
-it and returns their candidates. This sampler and those after it run on the host, by their definition
-(graph/ops/sampling/samplers.py). Facts: llama.cpp, src/llama-sampling.cpp (2026).
+It compares the texts of tokens, which the device does not have. So the device runs the samplers
+before it and returns their candidates. This sampler and those after it run on the host, by their
+definition (graph/ops/sampling/samplers.py). Facts: llama.cpp, src/llama-sampling.cpp (2026).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Texts(Protocol):
 
 
 def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
-    """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities `p` > 0."""
+    """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities
+    `p` > 0.
+    """
     known = np.fromiter(ids, np.int64)
     known = known[known >= 0]
     return Candidates(known, np.log(p[: len(known)]), True, p[: len(known)])
@@ -62,7 +64,9 @@ def infill(c: Candidates, n_left: int, texts: Texts) -> None:
 
 
 def _merge(p: list[float], pieces: list[bytes]) -> None:
-    """Merge tokens whose text is a prefix of another's: the likelier one gets the sum of probabilities."""
+    """Merge tokens whose text is a prefix of another's: the likelier one gets the sum of
+    probabilities.
+    """
     gone: set[int] = set()
     for i, piece in enumerate(pieces):
         for j, other in enumerate(pieces):

@@ -62,7 +62,10 @@ class Penalties:
 
 @dataclass(frozen=True)
 class Breakers:
-    """Sequence breakers of DRY: a head token followed by one of its tails. No repetition reaches across."""
+    """Sequence breakers of DRY: a head token followed by one of its tails.
+
+    No repetition reaches across.
+    """
 
     tails: dict[int, list[tuple[int, ...]]]
     is_head: npt.NDArray[np.bool_]  # (n_vocab,)
@@ -79,7 +82,9 @@ def _texts(vocab: Vocabulary) -> list[bytes]:
 
 @functools.lru_cache(maxsize=16)
 def find_breakers(vocab: Vocabulary, texts: tuple[str, ...]) -> Breakers:
-    """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the rest)."""
+    """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the
+    rest).
+    """
     tails: dict[int, list[tuple[int, ...]]] = {}
     for text in texts:
         breaker = text.encode()[:MAX_BREAKER_BYTES]
@@ -125,8 +130,8 @@ def suffix_lengths(tokens: Sequence[int]) -> list[int]:
 class Dry:
     """DRY sampler ("don't repeat yourself"): penalises tokens that extend a repetition.
 
-    The penalty grows exponentially with the length of a repetition of `allowed` tokens or more, among
-    the last `window` tokens (p-e-w's sampler; llama.cpp's rules).
+    The penalty grows exponentially with the length of a repetition of `allowed` tokens or more,
+    among the last `window` tokens (p-e-w's sampler; llama.cpp's rules).
     """
 
     def __init__(self, multiplier: float, base: float, allowed: int, window: int, breakers: Breakers) -> None:

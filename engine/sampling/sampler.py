@@ -1,4 +1,4 @@
-"""A request's sampling settings, the state that one sequence keeps between tokens, and what the ops say."""
+"""Sampler of a sequence: its sampling rows, random numbers, penalties and grammar state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ CODES = dict(
 
 
 def chain_codes(p: SamplingParams) -> list[int]:
-    """The chain as the op's codes, without what does nothing; a selection is last. With infill up to that, where the
-    device only tells what is left (see `codes_after_infill`)."""
+    """The chain as the op's codes, without what does nothing; a selection is last.
+
+    With infill up to that, where the device only tells what is left (see `codes_after_infill`).
+    """
     cold = p.temperature <= 0
     if p.mirostat:
         if cold:
@@ -75,28 +77,28 @@ def params_vector(p: SamplingParams) -> F32:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How to sample at one row of the logits."""
+    """Sampling inputs of one row of the logits."""
 
     params: F32  # (N_PARAMS,)
     chain: I32  # (MAX_CHAIN,)
-    draws: tuple[int, ...]  # four words; eight with a grammar, which may need a second draw
+    draws: tuple[int, ...]  # four random words; eight with a grammar, which may need a second draw
     kinds: Sequence[int] = ()
     ids: Sequence[int] = ()
     values: Sequence[float] = ()
-    mask: Mask | None = None  # what a grammar allows; None: everything
+    mask: Mask | None = None  # token bitmask; None: every token is allowed
 
 
 class Words(Vocabulary, Texts, Protocol):
-    """What samplers need of a tokenizer."""
+    """Tokenizer, as samplers need it."""
 
     suppressed_ids: tuple[int, ...]
 
 
 class RowSampler:
-    """One sequence's generators and history. `begin` with the prompt, then `feeds` and `accept` in turn.
+    """Sampler of one sequence. Call `begin` with the prompt, then `feeds` and `accept` in turn.
 
-    `n_ctx` is what -1 means for the penalties' and DRY's windows. Tokens that the vocabulary suppresses have a bias of
-    -∞, as in llama.cpp.
+    `n_ctx` is what -1 means for the penalties' and DRY's windows. Tokens that the vocabulary
+    suppresses have a bias of -∞, as in llama.cpp.
     """
 
     def __init__(self, params: SamplingParams, vocab: Words, n_ctx: int) -> None:
@@ -107,7 +109,7 @@ class RowSampler:
         self._chain[: len(codes)] = codes
         self._rest = codes_after_infill(p)
         self._vocab = vocab
-        self.n_candidates = 0  # that `choose` is to be told
+        self.n_candidates = 0  # candidates that `choose` needs; 0: call `accept`
         self.left: tuple[list[int], list[float], float] | None = None  # of the last choice (ids, p, the chosen's p)
         if self._rest:
             self.n_candidates = min(N_CANDIDATES, p.top_k if s.TOP_K in codes else N_CANDIDATES, vocab.n_vocab)
@@ -139,23 +141,23 @@ class RowSampler:
             breakers = find_breakers(vocab, p.dry_sequence_breakers)
             self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
         self._masks = Masks(p.grammar) if p.grammar else None
-        self.ended = False  # the grammar's text is whole
-        self.problem = ""  # why the grammar cannot be gone on with
+        self.ended = False  # the grammar's text is complete
+        self.problem = ""  # why the grammar cannot continue
         self._started = False
 
     @property
     def ready(self) -> bool:
-        """Whether the next row can be sampled without waiting for its mask."""
+        """True if the token bitmask of the next row is not pending."""
         return self._masks is None or self._masks.ready
 
     @property
     def rng_used(self) -> tuple[int, int]:
-        """What `SamplingParams.rng_used` must be to go on from here."""
+        """Value of `SamplingParams.rng_used` that resumes from here."""
         dist, xtc = self.params.rng_used
         return self._dist.n_used if self._dist else dist, self._xtc.n_used if self._xtc else xtc
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """The tokens before the first one to be sampled."""
+        """Add the prompt's tokens to the history."""
         if self._penalties:
             for token in prompt[-self._penalties.last.maxlen :] if self._penalties.last.maxlen else ():
                 self._penalties.push(token)
@@ -163,12 +165,15 @@ class RowSampler:
             self._dry.begin(prompt)
 
     def feeds(self) -> Row:
-        """The next token's row."""
+        """Row of the next token."""
         return self._row(0, self._penalties, self._dry, self._masks.rows()[0] if self._masks else None)
 
     def draft_feeds(self, draft: Sequence[int]) -> list[Row]:
-        """Rows for the next token and for the one after each drafted token, to lie next to each other in one step.
-        Not for `stateful` samplers. Accept the words in order, up to the first that differs from the draft."""
+        """Rows of the next token and after each draft token, contiguous in one step.
+
+        Accept the results in order, up to the first token that differs from the draft. Not for
+        `stateful` samplers.
+        """
         masks = self._masks.rows(draft) if self._masks else [None] * (1 + len(draft))
         rows = [self._row(0, self._penalties, self._dry, masks[0])]
         penalties = self._penalties.copy() if self._penalties else None
@@ -182,8 +187,10 @@ class RowSampler:
         return rows
 
     def guess_feeds(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
-        """The row of what follows a draft whose tokens have used so many draws, as it would be if no grammar ruled
-        anything out. Not for `stateful` samplers."""
+        """Row after draft tokens that have used so many draws, without the token bitmask.
+
+        Not for `stateful` samplers.
+        """
         penalties = self._penalties.copy() if self._penalties and draft else self._penalties
         dry = self._dry.copy() if self._dry and draft else self._dry
         for token in draft:
@@ -194,7 +201,7 @@ class RowSampler:
         return self._drawn(self._draw(n_dist, n_xtc), penalties, dry, None)
 
     def _draw(self, i: int, of_xtc: int | None = None) -> tuple[int, int, int, int]:
-        """The i-th draw that has not been used, of XTC's generator the same or another."""
+        """Unused draw number `i`. `of_xtc`: its number in the XTC generator, if different."""
         low, high = self._dist.peek(2, 2 * i) if self._dist else (0, 0)
         return low, high, self._xtc.peek(1, i if of_xtc is None else of_xtc)[0] if self._xtc else 0, 0
 
@@ -222,18 +229,19 @@ class RowSampler:
         return Row(vector, self._chain, draws, kinds, ids, values, mask)
 
     def accept(self, word: int) -> int:
-        """The op's word for this sequence's row: the token that it chose, which joins the history."""
+        """Accept the packed result (token id and flags) of the sequence's row; returns the token."""
         word = int(word)
         return self._accept(word & s.ID, *s.used(word))
 
     def choose(self, word: int, n_left: int, ids: Sequence[int], p: F32) -> int:
-        """The same with infill: the device's choice does not count, but what it left to choose from does.
+        """Choose among the device's candidates with the infill sampler, and accept that token.
 
-        `n_left` candidates; of the likeliest ids (n_candidates or more; -1: no more) and probabilities.
+        `n_left` candidates; of the likeliest ids (n_candidates or more; -1: no more) and
+        probabilities.
         """
         row = self.feeds()
         c = candidates(ids[: self.n_candidates], p)
-        if not len(c):  # nothing is possible, and anything as good
+        if not len(c):  # no candidate: accept the device's token
             self.left = [int(word) & s.ID], [1.0], 1.0
             return self.accept(word)
         infill(c, n_left, self._vocab)
@@ -259,7 +267,7 @@ class RowSampler:
         return token
 
     def force(self, id: int) -> None:
-        """A token that comes without having been sampled."""
+        """Accept a forced token, which was not sampled."""
         if self._masks:
             self._masks.force(id)
         self._remember(id)
@@ -272,12 +280,18 @@ class RowSampler:
 
 
 def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:
-    """The op's (R, 3 + 2n): candidates left (R,), probability of the chosen (R,), likeliest ids (R, n; -1: none) and
-    their probabilities (R, n)."""
+    """Split the result of the op `sample`, (R, 3 + 2n).
+
+    Returns candidates left (R,), probability of the chosen token (R,), likeliest ids (R, n; -1:
+    none) and their probabilities (R, n).
+    """
     numbers = out.view(np.float32)
     return out[:, 1], numbers[:, 2], out[:, 3 : 3 + n_probs], numbers[:, 3 + n_probs :]
 
 
 def split_log_probs(out: F32, n: int) -> tuple[F32, I32, F32]:
-    """log_probs' (R, 1 + 2n): the targets' (R,), likeliest ids (R, n; -1: none) and theirs (R, n)."""
+    """Split the result of the op `log_probs`, (R, 1 + 2n).
+
+    Returns the targets' values (R,), likeliest ids (R, n; -1: none) and their values (R, n).
+    """
     return out[:, 0], out[:, 1 : 1 + n].astype(np.int32), out[:, 1 + n :]

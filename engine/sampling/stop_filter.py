@@ -6,7 +6,9 @@ from typing import Protocol
 
 
 class Pieces(Protocol):
-    """Incremental detokenizer: ids to text without split characters (models/tokenizer/detokenizer.py)."""
+    """Incremental detokenizer: ids to text without split characters
+    (models/tokenizer/detokenizer.py).
+    """
 
     def push(self, id: int, /) -> str: ...
 
@@ -14,10 +16,11 @@ class Pieces(Protocol):
 
 
 class Decoder:
-    """Text of one generation. The results of `push` and `finish`, concatenated, are the answer's text.
+    """Text of one generation.
 
-    The text has whole characters only, no stop string, and ends before a line with too little
-    indentation (`n_indent`).
+    The results of `push` and `finish`, concatenated, are the answer's text. The text has whole
+    characters only, no stop string, and ends before a line with too little indentation
+    (`n_indent`).
     """
 
     __slots__ = ("_held", "_indent", "_n_indent", "_pieces", "_plain", "_stop", "ended")
@@ -66,7 +69,9 @@ class Decoder:
         return shown, found
 
     def _indented(self, text: str) -> str:
-        """Text up to the first line, after the first one, that begins with fewer than n_indent blanks."""
+        """Text up to the first line, after the first one, that begins with fewer than n_indent
+        blanks.
+        """
         if self._n_indent <= 0:
             return text
         for i, char in enumerate(text):

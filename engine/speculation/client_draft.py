@@ -10,8 +10,8 @@ LONGEST_KEY, SHORTEST_KEY = 8, 2  # tokens that must match to resume the draft a
 class ClientDrafter:
     """Drafts from the client's text, from its beginning on.
 
-    After a difference it resumes where the draft has the same last tokens: the longest match wins, then
-    the nearest one ahead.
+    After a difference it resumes where the draft has the same last tokens: the longest match wins,
+    then the nearest one ahead.
     """
 
     def __init__(self, draft: Sequence[int], n_prompt: int, n_max: int) -> None:

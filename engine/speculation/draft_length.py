@@ -1,9 +1,10 @@
 """Adaptive draft length: picks the number of draft tokens that gives the most tokens a second.
 
-A draft token costs a step of the draft model and a row in the step that verifies it. The step of one
-sequence is bound by memory bandwidth, so rows are nearly free. The steps of sixteen sequences are bound
-by compute, so rejected tokens slow the others down. The time of a step by draft length and batch size
-depends on machine and model, and the acceptance rate depends on the text. Both are measured.
+A draft token costs a step of the draft model and a row in the step that verifies it. The step of
+one sequence is bound by memory bandwidth, so rows are nearly free. The steps of sixteen sequences
+are bound by compute, so rejected tokens slow the others down. The time of a step by draft length
+and batch size depends on machine and model, and the acceptance rate depends on the text. Both are
+measured.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Chances:
 
 
 class _Times:
-    """Median step times by draft length, for one batch size. The median ignores pauses of the machine."""
+    """Median step times by draft length, for one batch size.
+
+    The median ignores pauses of the machine.
+    """
 
     __slots__ = ("_n", "_seconds", "n_steps")
 
@@ -119,7 +123,10 @@ class Worth:
         return lengths[1 if not best and len(lengths) > 1 and not i % PROBE else best]
 
     def observe(self, seconds: float, *, counts: bool) -> None:
-        """Record the seconds of the step, drafting included. `counts`: it was a pure decode step."""
+        """Record the seconds of the step, drafting included.
+
+        `counts`: it was a pure decode step.
+        """
         if self._out is not None and counts:
             times, length = self._out
             times.add(length, seconds)

@@ -1,4 +1,4 @@
-"""Draft model (draft-simple): a smaller model with its own KV cache drafts for a batch of sequences."""
+"""Draft model (draft-simple): a smaller model with its own KV cache makes drafts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class StepEngine(Protocol):
 
 @dataclass(slots=True)
 class _Mirror:
-    """KV cache of the draft model for one slot. It outlives a sequence, for the next one of the slot."""
+    """KV cache of the draft model for one slot.
+
+    It outlives a sequence, for the next one of the slot.
+    """
 
     tokens: list[int] = field(default_factory=list)  # computed tokens
     table: list[int] = field(default_factory=list)  # block table
@@ -51,7 +54,10 @@ class _Guess(Guess):
 
 
 class ModelDrafter:
-    """Drafts by a second model. It prefills a prompt in chunks while the target decodes without drafts."""
+    """Drafts by a second model.
+
+    It prefills a prompt in chunks while the target decodes without drafts.
+    """
 
     def __init__(
         self,
@@ -63,7 +69,8 @@ class ModelDrafter:
         eog_ids: Iterable[int] = (),
         has_states: bool = False,
     ) -> None:
-        """`n_vocab`: ids below it are the same tokens in both models; others are neither fed nor drafted.
+        """`n_vocab`: ids below it are the same tokens in both models; others are neither fed nor
+        drafted.
 
         `has_states`: the model is recurrent, and the runner has N_ROWS state rows for each slot.
         """
@@ -106,7 +113,9 @@ class ModelDrafter:
         return drafts
 
     def _catch_up(self, wanted: list[tuple[Sequence, int]]) -> list[_Guess]:
-        """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of the step."""
+        """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of
+        the step.
+        """
         self._active = {seq.slot.id for seq, _ in wanted if seq.slot is not None}
         for id in self._active:
             self._mirrors[id] = self._mirrors.pop(id) if id in self._mirrors else self._mirror(id)
@@ -140,7 +149,9 @@ class ModelDrafter:
         return _Mirror(places=Places(rows) if self._has_states else None)
 
     def _forget(self, mirror: _Mirror, n: int) -> int:
-        """Roll back to the first n tokens at most, and free their blocks; returns the number of tokens kept."""
+        """Roll back to the first n tokens at most, and free their blocks; returns the number of
+        tokens kept.
+        """
         if mirror.places is not None:
             n = mirror.places.go_back(n)
         del mirror.tokens[n:]

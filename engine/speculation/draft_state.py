@@ -19,14 +19,16 @@ class Drafter(Protocol):
         """Draft at most n_most tokens after `tokens`, which only ever grow."""
 
     def judged(self, n_drafted: int, n_accepted: int, /) -> None:
-        """Record that n_drafted tokens of the last draft were verified and the first n_accepted accepted."""
+        """Record that n_drafted tokens of the last draft were verified and the first n_accepted
+        accepted.
+        """
 
 
 class Pace:
     """Draft length of one drafter, by its recent acceptance.
 
-    A fully accepted draft doubles the length; one of which less than half is accepted halves it. When
-    the shortest draft is rejected, the drafter pauses, twice as long each time.
+    A fully accepted draft doubles the length; one of which less than half is accepted halves it.
+    When the shortest draft is rejected, the drafter pauses, twice as long each time.
     """
 
     __slots__ = ("_least", "_pause", "_rest", "length")
@@ -56,7 +58,8 @@ class Pace:
 class Drafts:
     """Draft state of one sequence.
 
-    `drafters` are in order of precedence. A model that drafts comes after them; `model` is its kind.
+    `drafters` are in order of precedence. A model that drafts comes after them; `model` is its
+    kind.
     """
 
     __slots__ = (
@@ -86,9 +89,10 @@ class Drafts:
         *,
         paced: bool = False,
     ) -> None:
-        """`chances`: acceptance rate of the model's drafts. `paced`: the model pauses when its drafts fail.
+        """`chances`: acceptance rate of the model's drafts.
 
-        A grammar may rule out the model's drafts so often that they do not pay.
+        `paced`: the model pauses when its drafts fail. A grammar may rule out the model's drafts so
+        often that they do not pay.
         """
         self.params = params
         self.tokens: list[int] = []  # draft tokens to verify in this step
@@ -105,7 +109,9 @@ class Drafts:
         self._source: tuple[Drafter | None, Pace] | None = None  # source of the current draft
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
-        """Return the draft of the first drafter that has one; empty: the model drafts, if there is one."""
+        """Return the draft of the first drafter that has one; empty: the model drafts, if there is
+        one.
+        """
         self._source, self._by_model = None, False
         if self.params.n_max is not None:
             n_most = min(n_most, self.params.n_max)

@@ -1,8 +1,8 @@
 """Draft sampling: builds a draft token by token with the sampler of the target model.
 
-Draft tokens are sampled with the sequence's settings, its history and the same random numbers as the
-target uses at each position. Two models with the same probabilities then choose the same token at any
-temperature.
+Draft tokens are sampled with the sequence's settings, its history and the same random numbers as
+the target uses at each position. Two models with the same probabilities then choose the same token
+at any temperature.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Guess:
         batch.n_probs = max(batch.n_probs, int(self.p_min > 0))
 
     def row(self, n_vocab: int) -> Row:
-        """Sampling row of the target after the draft so far, with entries for ids below n_vocab only."""
+        """Sampling row of the target after the draft so far, with entries for ids below n_vocab
+        only.
+        """
         row = self.seq.sampler.guess_feeds(self.draft, self.n_dist, self.n_xtc)
         if all(id < n_vocab for id in row.ids):
             return row
@@ -50,7 +52,9 @@ class Guess:
         return replace(row, kinds=kinds, ids=ids, values=values)
 
     def take(self, result: StepResult, i: int, n_vocab: int, ends: Container[int]) -> bool:
-        """Append the token of row `i` to the draft; returns True if the draft may continue (not after `ends`)."""
+        """Append the token of row `i` to the draft; returns True if the draft may continue (not
+        after `ends`).
+        """
         word = int(result.ids[i])
         sure = result.probs is None or float(result.probs[1][i]) >= self.p_min
         id = word & s.ID

@@ -1,8 +1,9 @@
 """N-gram drafters: draft the tokens that followed earlier occurrences of the last n tokens.
 
-ngram-simple, ngram-map-k and ngram-map-k4v as llama.cpp names and describes them (docs/speculative.md).
-These look a key up in a table instead of searching the history. A draft that reaches the end of the
-history continues in itself, as in LZ77, so that a periodic text is drafted at full length.
+ngram-simple, ngram-map-k and ngram-map-k4v as llama.cpp names and describes them
+(docs/speculative.md). These look a key up in a table instead of searching the history. A draft that
+reaches the end of the history continues in itself, as in LZ77, so that a periodic text is drafted
+at full length.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def copy_forward(tokens: Sequence[int], start: int, n: int) -> list[int]:
 
 
 class _Keys:
-    """Table of the n-grams of a growing history, without the last one: count and end of the latest occurrence."""
+    """Table of the n-grams of a growing history, without the last one: count and end of the latest
+    occurrence.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -66,8 +69,8 @@ class SimpleDrafter:
 class MapDrafter:
     """ngram-map-k: like ngram-simple, with a draft length for each key.
 
-    After a rejection the key drafts one token more than was accepted. (llama.cpp drafts exactly as many
-    as were accepted, so that a key that failed once is never tried again.)
+    After a rejection the key drafts one token more than was accepted. (llama.cpp drafts exactly as
+    many as were accepted, so that a key that failed once is never tried again.)
     """
 
     def __init__(self, sizes: NgramSizes, n_max: int | None) -> None:

@@ -1,4 +1,4 @@
-"""N-gram cache (ngram-cache): drafts by counts of what followed 1 to 4 tokens (llama.cpp's lookup decoding)."""
+"""N-gram cache (ngram-cache): drafts by counts of what followed 1 to 4 tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ LONGEST = len(LEAST_COUNT)
 
 
 class CacheDrafter:
-    """Drafts token by token: the commonest continuation of the longest key that passes the thresholds."""
+    """Drafts token by token: the commonest continuation of the longest key that passes the
+    thresholds.
+    """
 
     def __init__(self, n_max: int) -> None:
         self._n_max = n_max

@@ -1,4 +1,4 @@
-"""Shared n-gram table (ngram-mod): hash of n tokens → next token, for all requests (as in llama.cpp)."""
+"""Shared n-gram table (ngram-mod): hash of n tokens → next token, for all requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _FACTOR, _MASK = 6364136223846793005, (1 << 64) - 1  # Knuth's, of his 64-bit li
 
 
 class ModTable:
-    """Hash table of constant size: 16 MiB from the first use on. A collision only makes a bad draft."""
+    """Hash table of constant size: 16 MiB from the first use on.
+
+    A collision only makes a bad draft.
+    """
 
     def __init__(self, n_match: int) -> None:
         self.n_match = n_match

@@ -1,4 +1,7 @@
-"""Settings of speculative decoding. Names and defaults are llama-server's (its docs/speculative.md, 2026)."""
+"""Settings of speculative decoding.
+
+Names and defaults are llama-server's (its docs/speculative.md, 2026).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class SpeculationSettings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """Speculation settings of one request. Without kinds and client draft there is no speculation."""
+    """Speculation settings of one request.
+
+    Without kinds and client draft there is no speculation.
+    """
 
     kinds: tuple[str, ...] = ()
     n_max: int | None = None  # draft tokens at most; None: the kind's own limit

@@ -40,7 +40,10 @@ class Speculator:
         models: Mapping[str, BatchDrafter] | None = None,
         worth: Worth | None = None,
     ) -> None:
-        """`models`: draft models by kind (MODELS). `worth`: adaptive draft length; None: always the maximum."""
+        """`models`: draft models by kind (MODELS).
+
+        `worth`: adaptive draft length; None: always the maximum.
+        """
         self.settings = settings or SpeculationSettings()
         self.models = dict(models or {})
         self._worth = worth
@@ -104,7 +107,10 @@ class Speculator:
         return {kind: [(seq, of(seq.drafts, n)) for seq, n in part] for kind, part in for_models.items()}
 
     def observe(self, seconds: float, *, counts: bool) -> None:
-        """Record the seconds of the step, drafting included. `counts`: it was a pure decode step."""
+        """Record the seconds of the step, drafting included.
+
+        `counts`: it was a pure decode step.
+        """
         if self._worth is not None:
             self._worth.observe(seconds, counts=counts)
 
@@ -128,7 +134,9 @@ def _drafts_of(seq: Sequence) -> Drafts:
 
 
 def _share_room(drafting: list[Sequence], room: int, grow: Grow) -> None:
-    """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of their share."""
+    """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of
+    their share.
+    """
     drafting.sort(key=lambda seq: len(_drafts_of(seq).tokens))
     for i, seq in enumerate(drafting):
         drafts = _drafts_of(seq)

@@ -1,4 +1,4 @@
-"""State rows of a recurrent draft model: the few positions of a sequence that it can roll back to."""
+"""State rows of a recurrent draft model: the positions that a sequence can roll back to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ N_ROWS = 4  # rows of a sequence: two to roll back to, and two that drafts read 
 class Places:
     """State rows of one sequence, by number of tokens.
 
-    There is a state at the end of the sequence's own tokens, before its draft, and one near the end of
-    its prompt, which the next chat turn may render differently.
+    There is a state at the end of the sequence's own tokens, before its draft, and one near the end
+    of its prompt, which the next chat turn may render differently.
     """
 
     def __init__(self, rows: Iterable[int]) -> None:
@@ -28,10 +28,11 @@ class Places:
         return place
 
     def step(self, start: int, end: int, n_sure: int, mark: int) -> tuple[list[int], list[int]]:
-        """Rows that a batch of the tokens `start` to `end` reads and writes (UBatch.begin, UBatch.end).
+        """Rows that a batch of the tokens `start` to `end` reads and writes (UBatch.begin,
+        UBatch.end).
 
-        The first `n_sure` tokens are the sequence's own. `mark`: number of tokens after which another
-        prompt may branch off.
+        The first `n_sure` tokens are the sequence's own. `mark`: number of tokens after which
+        another prompt may branch off.
         """
         n = end - start
         begin, ends = [self._row[start] if start else 0, *[-1] * (n - 1)], [-1] * n

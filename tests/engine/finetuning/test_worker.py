@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_read_ends_no_server(
         job.leave()
         assert not job.tuning.ready
         assert job.tuning.stats.jobs_running == 0
-    assert f"that job {job.id} failed cannot be kept: [Errno {errno.EIO}] disk I/O error" in caplog.text
+    assert f"the failure of job {job.id} cannot be stored: [Errno {errno.EIO}] disk I/O error" in caplog.text
     assert "the jobs cannot be read" in caplog.text
     job.tuning.close()
 
