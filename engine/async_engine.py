@@ -21,14 +21,14 @@ from logitless.engine.requests import CompletionRequest, Event, Failed, Finished
 from logitless.engine.sleep import Sleep
 from logitless.engine.stats import Latencies
 from logitless.engine.stream import Stream
-from logitless.engine.time_sharing import Background, Turns
+from logitless.engine.time_sharing import Background, TimeSlicer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from logitless.engine.finetuning.worker import Tuning
+    from logitless.engine.finetuning.worker import FineTuningWorker
     from logitless.engine.runner.embedder import Embedder
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
     from logitless.engine.sequence import Sequence as Generation
@@ -41,7 +41,7 @@ RETRY = 5.0  # seconds between attempts of training to wake a model that cannot 
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class LoadedModel:
     """Loaded model: scheduler, tokenizer and everything else that a request needs."""
 
     scheduler: Scheduler
@@ -49,8 +49,8 @@ class Served:
     template: ChatTemplate | None
     info: ModelInfo
     adapters: Adapters | None = None
-    engine: Engine | None = None
-    tuning: Tuning | None = None
+    engine: ModelRunner | None = None
+    tuning: FineTuningWorker | None = None
     train_share: float = 0.5  # share of the device's time for training while requests run
     embedder: Embedder | None = None
     sleep: Sleep | None = None
@@ -69,7 +69,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class _Ticket:
+class _RequestState:
     """Sequence of a stream's request, with its times. Belongs to the engine thread."""
 
     sequence: Generation
@@ -79,7 +79,7 @@ class _Ticket:
     last_token: float = 0.0
 
 
-class Service:
+class AsyncEngine:
     """Async engine.
 
     Call its methods on the event loop's thread, except for those marked otherwise.
@@ -87,10 +87,10 @@ class Service:
 
     def __init__(self) -> None:
         self.latency = Latencies()
-        self.served: Served | None = None  # None: still loading
+        self.served: LoadedModel | None = None  # None: still loading
         self.listeners: set[asyncio.Event] = set()  # set whenever something about a fine-tuning job is new
         self._loop: asyncio.AbstractEventLoop
-        self._loaded: asyncio.Future[Served]
+        self._loaded: asyncio.Future[LoadedModel]
         self._ended: asyncio.Future[None]
         self._fault: ServerFault | None = None  # why the thread failed
         self._owed: set[asyncio.Future[Any]] = set()  # pending futures that the thread resolves
@@ -100,12 +100,12 @@ class Service:
         self._stopping = False
         self._inbox: deque[Callable[[Scheduler], None]] = deque()
         self._wake = threading.Event()
-        self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
+        self._states: dict[int, _RequestState] = {}  # by id() of the sequence; the engine thread's
         self._asked = False  # there was a request; the engine thread's
         self._thread: threading.Thread | None = None
         self._sleep: Sleep | None = None  # the engine thread's
 
-    def start(self, build: Callable[[], Served]) -> None:
+    def start(self, build: Callable[[], LoadedModel]) -> None:
         """Start the engine thread, which loads the model; returns at once."""
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
@@ -120,7 +120,7 @@ class Service:
         """True if the idle model was unloaded (--sleep-idle-seconds)."""
         return self.served is not None and self.served.sleep is not None and self.served.sleep.asleep
 
-    async def loaded(self) -> Served:
+    async def loaded(self) -> LoadedModel:
         """Wait for the model. Raises the error of `build`."""
         return await asyncio.shield(self._loaded)
 
@@ -186,7 +186,7 @@ class Service:
         """Force the end of reasoning in the stream's sequences; False: none is reasoning."""
 
         def end(_: Scheduler) -> bool:
-            thoughts = [t.sequence.thoughts for t in self._tickets.values() if t.stream is stream]
+            thoughts = [t.sequence.thoughts for t in self._states.values() if t.stream is stream]
             return sum([thought.end() for thought in thoughts if thought is not None]) > 0
 
         return await self.ask(end)
@@ -268,7 +268,7 @@ class Service:
         self._inbox.append(call)
         self._wake.set()
 
-    def _load_done(self, served: Served) -> None:
+    def _load_done(self, served: LoadedModel) -> None:
         self.served = served
         self._loaded.set_result(served)
 
@@ -290,35 +290,35 @@ class Service:
         except Exception as error:
             self._tell(_resolve, answer, None, error)
 
-    def _run(self, build: Callable[[], Served]) -> None:
+    def _run(self, build: Callable[[], LoadedModel]) -> None:
         ended_by: BaseException | None = None
         try:
             served = build()
             self._sleep = served.sleep
             self._use_model()
             self._tell(self._load_done, served)
-            turns, background = Turns(served.train_share), self._background(served)
+            slicer, background = TimeSlicer(served.train_share), self._background(served)
             while True:
                 self._wake.clear()  # before the inbox is read, so that no later message is missed
                 while self._inbox:
                     self._inbox.popleft()(served.scheduler)
                 if self._stopping:
                     break
-                waiting = served.scheduler.idle or not self._tickets  # cancelled sequences need no steps
+                waiting = served.scheduler.idle or not self._states  # cancelled sequences need no steps
                 began = time.perf_counter()
-                left = ALONE if waiting else turns.left
+                left = ALONE if waiting else slicer.left
                 if background is not None and background.ready and left > 0:
                     if self._ready_for_training():
                         background.run(left)
                     if not waiting:
-                        turns.ran(time.perf_counter() - began)
+                        slicer.ran(time.perf_counter() - began)
                 elif waiting and background is not None and background.pending:
                     self._wake.wait()
                 elif waiting:
                     self._wait(served)
                 else:
                     self._step(served.scheduler)
-                    turns.stepped(time.perf_counter() - began)
+                    slicer.stepped(time.perf_counter() - began)
             if background is not None:
                 background.close()
         except BaseException as error:
@@ -326,7 +326,7 @@ class Service:
             ended_by = error
         self._tell(self._over, ended_by)
 
-    def _wait(self, served: Served) -> None:
+    def _wait(self, served: LoadedModel) -> None:
         """Wait for work: do warm-up tasks first, and unload the model after the idle time."""
         sleep, scheduler, wanted = self._sleep, served.scheduler, self._wake.is_set
         if scheduler.idle:
@@ -356,7 +356,7 @@ class Service:
             return False
         return True
 
-    def _background(self, served: Served) -> Background | None:
+    def _background(self, served: LoadedModel) -> Background | None:
         if served.tuning is None:
             return None
         served.tuning.wake = self._wake.set
@@ -382,7 +382,7 @@ class Service:
             self._use_model()
             for index, request in enumerate(requests):
                 sequence = scheduler.submit(request, client)
-                self._tickets[id(sequence)] = _Ticket(sequence, stream, index, now)
+                self._states[id(sequence)] = _RequestState(sequence, stream, index, now)
         except Exception as error:
             if not isinstance(error, RequestError):
                 log.error("submit failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
@@ -392,14 +392,14 @@ class Service:
             self._tell(_resolve, admitted, None, None)
 
     def _cancel(self, scheduler: Scheduler, stream: Stream) -> None:
-        for key, ticket in list(self._tickets.items()):
-            if ticket.stream is stream:
-                del self._tickets[key]
-                self._drop(scheduler, ticket)
+        for key, state in list(self._states.items()):
+            if state.stream is stream:
+                del self._states[key]
+                self._drop(scheduler, state)
 
-    def _drop(self, scheduler: Scheduler, ticket: _Ticket) -> None:
+    def _drop(self, scheduler: Scheduler, state: _RequestState) -> None:
         try:
-            scheduler.cancel(ticket.sequence)
+            scheduler.cancel(state.sequence)
         except Exception as error:
             log.error("cancel failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
 
@@ -418,35 +418,35 @@ class Service:
         self.latency.step.observe(now - began)
         deliveries: list[tuple[Stream, int, Event]] = []
         for sequence, event in events:
-            ticket = self._tickets.get(id(sequence))
-            if ticket is not None:
-                self._observe(ticket, event, now)
-                deliveries.append((ticket.stream, ticket.index, event))
+            state = self._states.get(id(sequence))
+            if state is not None:
+                self._observe(state, event, now)
+                deliveries.append((state.stream, state.index, event))
         if deliveries:
             self._tell(_deliver, deliveries)
 
-    def _observe(self, ticket: _Ticket, event: Event, now: float) -> None:
+    def _observe(self, state: _RequestState, event: Event, now: float) -> None:
         if isinstance(event, Token):
-            if ticket.last_token:
-                self.latency.inter_token.observe(now - ticket.last_token)
+            if state.last_token:
+                self.latency.inter_token.observe(now - state.last_token)
             else:
-                self.latency.first_token.observe(now - ticket.submitted)
-            ticket.last_token = now
+                self.latency.first_token.observe(now - state.submitted)
+            state.last_token = now
         elif isinstance(event, Finished | Failed):
-            del self._tickets[id(ticket.sequence)]
+            del self._states[id(state.sequence)]
             if isinstance(event, Finished):
                 worked = (event.timings.prompt_ms + event.timings.predicted_ms) / 1000
-                self.latency.queue.observe(max(0.0, now - ticket.submitted - worked))
+                self.latency.queue.observe(max(0.0, now - state.submitted - worked))
 
     def _fail_running(self, scheduler: Scheduler) -> None:
         """End the running requests with error 500 after an unexpected error of a step."""
         failed = Failed(500, "server_error", "the step that computed this request failed")
-        tickets = [ticket for ticket in self._tickets.values() if ticket.sequence.slot is not None]
-        tickets = tickets or list(self._tickets.values())
-        for ticket in tickets:
-            del self._tickets[id(ticket.sequence)]
-            self._drop(scheduler, ticket)
-        self._tell(_deliver, [(ticket.stream, ticket.index, failed) for ticket in tickets])
+        states = [state for state in self._states.values() if state.sequence.slot is not None]
+        states = states or list(self._states.values())
+        for state in states:
+            del self._states[id(state.sequence)]
+            self._drop(scheduler, state)
+        self._tell(_deliver, [(state.stream, state.index, failed) for state in states])
 
 
 def _line(error: BaseException) -> str:

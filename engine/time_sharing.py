@@ -29,7 +29,7 @@ class Background(Protocol):
         """Save what is needed to resume later; the engine thread ends."""
 
 
-class Turns:
+class TimeSlicer:
     """Time slicer: gives background work at most `share` of the device's time while requests run.
 
     Each step of requests earns time, and background work spends it in a time slice after the step.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.engine.async_engine import Served, Service
+from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row, Store
 from logitless.engine.loading.drafting import model_kinds
@@ -79,7 +79,7 @@ class AsyncLLM:
         with public_errors():
             path, checked = find_model(model, dict(options))
             self.model: OpenModel = open_model(path, checked)
-        self.service = Service()
+        self.service = AsyncEngine()
         self.config = ServerConfig(
             model_path=str(path),
             alias=path.stem,
@@ -90,7 +90,7 @@ class AsyncLLM:
         )
         self._stack = ExitStack()
         self._data_dir = data_dir
-        self._loading: asyncio.Future[Served] | None = None
+        self._loading: asyncio.Future[LoadedModel] | None = None
         self._parser: RequestParser | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -312,7 +312,7 @@ class AsyncLLM:
 
     # -- within
 
-    async def _ready(self) -> Served:
+    async def _ready(self) -> LoadedModel:
         if self._closed:
             raise Error("this model is closed")
         if not self.in_this_process:
@@ -323,7 +323,7 @@ class AsyncLLM:
         with public_errors():
             return await asyncio.shield(self._loading)
 
-    def _load(self) -> Served:
+    def _load(self) -> LoadedModel:
         """On the engine's thread."""
         if not self.model.hparams.causal:
             return self.model.load()
@@ -332,7 +332,7 @@ class AsyncLLM:
         self._stack.callback(store.close)
         return self.model.load(store, name=self.config.model)
 
-    def _requests(self, served: Served) -> RequestParser:
+    def _requests(self, served: LoadedModel) -> RequestParser:
         if self._parser is None:
             self._parser = RequestParser(served.tokenizer, self.config, served.info.n_ctx, served.adapters)
         return self._parser
@@ -346,7 +346,7 @@ class AsyncLLM:
             async for index, event in stream:
                 yield index, event
 
-    async def _vectors(self, served: Served, texts: Sequence[Sequence[int]], pooling: str) -> list[F32]:
+    async def _vectors(self, served: LoadedModel, texts: Sequence[Sequence[int]], pooling: str) -> list[F32]:
         embedder = served.embedder
         assert embedder is not None
 

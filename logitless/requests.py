@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token, TokenProb
 from logitless.errors import RequestError
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
@@ -30,7 +30,11 @@ def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams
 
 
 def chat_job(
-    parser: RequestParser, served: Served, messages: Messages, params: SamplingParams | None, fields: Mapping[str, Any]
+    parser: RequestParser,
+    served: LoadedModel,
+    messages: Messages,
+    params: SamplingParams | None,
+    fields: Mapping[str, Any],
 ) -> Job:
     """The request of a conversation; `fields` are further ones of POST /v1/chat/completions."""
     body = _body(parser, params)

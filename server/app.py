@@ -11,7 +11,7 @@ from importlib import import_module
 
 from aiohttp import web
 
-from logitless.engine.async_engine import Service
+from logitless.engine.async_engine import AsyncEngine
 from logitless.server.api import anthropic, generate, info, vertex
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.llamacpp import lora, slots, text
@@ -115,7 +115,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
 PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})  # no key is asked for
 
 
-def make_app(service: Service, config: ServerConfig) -> web.Application:
+def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     """The application; it may be run before the model has loaded, and answers 503 until then."""
     context = Context(service, config)
     app = Guard(config, context.keys, PUBLIC).application()
@@ -163,7 +163,7 @@ def _later(name: str) -> Handler:
     return handle
 
 
-async def serve(service: Service, config: ServerConfig) -> None:
+async def serve(service: AsyncEngine, config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
     await listen(make_app(service, config), config, _running(service), partial(service.stop, 2.5))
 
@@ -176,7 +176,7 @@ async def listening(service: Service, config: ServerConfig) -> AsyncIterator[int
         yield 0 if isinstance(where, str) else int(where[1])
 
 
-async def _running(service: Service) -> None:
+async def _running(service: AsyncEngine) -> None:
     """Until the engine ends; by itself it does so with an error only, and a server without one had better end too."""
     served = await service.loaded()
     log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)

@@ -13,7 +13,7 @@ from logitless.cli.progress import COMPILING, show_compiling
 from logitless.cli.setup.model import model_options
 
 if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.graph.backend import Bytes
     from logitless.graph.tensor import Tensor
     from logitless.graph.testing.conformance import Outcome
@@ -81,7 +81,7 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
                 yield run(problem, engine.session.backends[:1])
 
 
-def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, Any]]:
+def step_graph(engine: ModelRunner, n_tokens: int) -> tuple[list[Tensor], dict[str, Any]]:
     """The graph of a step of one sequence, and feeds that fit it."""
     from logitless.cli.commands.benchmark.bench import greedy
     from logitless.engine.batch import UBatch

@@ -17,7 +17,7 @@ from logitless.cli.setup.model import find_draft_model, model_options, named_mod
 from logitless.cli.setup.server import import_http, server_config
 
 if TYPE_CHECKING:
-    from logitless.engine.async_engine import Served
+    from logitless.engine.async_engine import LoadedModel
 
 SWITCH = 0.0005  # seconds that the engine and HTTP threads wait for the GIL, which each write to a socket releases
 
@@ -61,7 +61,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
 
     # aiohttp takes as long to import as all work before it is needed
     http = asyncio.get_running_loop().run_in_executor(None, import_http)
-    from logitless.engine.async_engine import Service
+    from logitless.engine.async_engine import AsyncEngine
     from logitless.engine.loading.open_model import open_model
 
     # Errors of the file and the flags come before the port is taken.
@@ -74,12 +74,12 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         store = Store(options.data_dir)
     names = {config.model, *config.aliases} if config.behind_router else None
 
-    def build() -> Served:
+    def build() -> LoadedModel:
         with compile_progress():
             served = model.load(store, name=config.model, names=names)
         return replace(served, train_share=options.train_share / 100)
 
     sys.setswitchinterval(SWITCH)
-    service = Service()
+    service = AsyncEngine()
     service.start(build)
     await (await http).serve(service, config)

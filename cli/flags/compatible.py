@@ -25,7 +25,7 @@ _TEXT = "models here read text only"
 COMPATIBLE = Group(
     "llama-server's other flags",
     (
-        # Tuning of things that are done anyway, or that have no counterpart here and cannot change a result.
+        # FineTuningWorker of things that are done anyway, or that have no counterpart here and cannot change a result.
         _ignored("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN", optional=("auto", "on", "off", "1", "0", "true", "false")),
         _ignored("-cb --cont-batching", "LLAMA_ARG_CONT_BATCHING", off="-nocb --no-cont-batching"),
         _ignored("--jinja", "LLAMA_ARG_JINJA", off="--no-jinja"),

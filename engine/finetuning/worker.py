@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logitless.engine.errand import Errand
+from logitless.engine.engine_task import EngineTask
 from logitless.engine.finetuning.job import ENDED, RUNNING, Hyperparameters, Prepared, prepare, set_status
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.stats import TrainingStats
@@ -25,7 +25,7 @@ from logitless.models.errors import ModelFileError
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.graph.execution.session import Session
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def _nothing(_: object) -> None:
     pass
 
 
-class Tuning:
+class FineTuningWorker:
     """Queue and training loop of fine-tuning jobs; a time_sharing.Background.
 
     `run` and `close` are for the engine thread, the other public methods for any thread.
@@ -49,7 +49,7 @@ class Tuning:
     def __init__(
         self,
         store: Store,
-        engine: Engine,
+        engine: ModelRunner,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         adapters: Adapters,
@@ -78,7 +78,7 @@ class Tuning:
         self._left_alone: set[str] = set()  # failed jobs whose failure could not be stored
         self._saved, self._saved_at = 0, 0.0  # last checkpoint: its optimizer steps and its time
         self._settled = True  # the trainer is between two optimizer steps
-        self._errand: Errand | None = None  # off-thread task of the job, which waits for it
+        self._task: EngineTask | None = None  # off-thread task of the job, which waits for it
         self._then: Callable[[Any], None] = _nothing  # called with the task's result
         self._session: Session | None = None  # session at the start of the task
         for job in self._jobs():
@@ -137,14 +137,14 @@ class Tuning:
     @property
     def ready(self) -> bool:
         """True if `run` has something to do."""
-        if self._errand is not None:
-            return self._errand.wants
+        if self._task is not None:
+            return self._task.wants
         return self._work is not None or self._prepared is not None
 
     @property
     def pending(self) -> bool:
         """True while an off-thread task runs and asks for nothing."""
-        return self._errand is not None and not self._errand.wants
+        return self._task is not None and not self._task.wants
 
     # -- engine thread
 
@@ -158,11 +158,11 @@ class Tuning:
         began = time.perf_counter()
         until = began + seconds
         try:
-            while (errand := self._errand) is not None and errand.wants:
-                self._attend(errand)
+            while (task := self._task) is not None and task.wants:
+                self._attend(task)
                 if time.perf_counter() > until:
                     return
-            if self._errand is None and self.ready and self._goes_on():
+            if self._task is None and self.ready and self._goes_on():
                 while (following := self._part()) is not None:
                     now = time.perf_counter()
                     if now + (following or now - began) > until:
@@ -231,26 +231,26 @@ class Tuning:
     def _send(self, call: Callable[[], Any], then: Callable[[Any], None] = _nothing) -> None:
         """Run `call` off-thread; the job continues after `then` has got its result."""
         self._session, self._then = self.engine.session, then
-        self._errand = Errand(call, lambda: self.wake())
-        self._errand.start()
+        self._task = EngineTask(call, lambda: self.wake())
+        self._task.start()
 
-    def _attend(self, errand: Errand) -> None:
+    def _attend(self, task: EngineTask) -> None:
         """Answer a question of the off-thread task, or take its result."""
-        if not errand.over:
-            errand.serve()
+        if not task.over:
+            task.serve()
             return
-        self._errand = None
+        self._task = None
         if self._session is not self.engine.session:  # the device was lost, whatever the result is
             self._trainer = None
             self._leave()
         else:
-            self._then(errand.result())
+            self._then(task.result())
         self.on_change()
 
     def _on_device(self, call: Callable[[], Any]) -> Any:
         """Run `call` on the engine thread, from that thread or from an off-thread task."""
-        errand = self._errand
-        return call() if errand is None or not errand.is_here else errand.ask(call)
+        task = self._task
+        return call() if task is None or not task.is_here else task.ask(call)
 
     def _begin(self, job: Row, prepared: Prepared) -> Trainer:
         """Create the trainer of a job, restored from its checkpoint, and compile its plans
@@ -297,15 +297,15 @@ class Tuning:
         """Save a checkpoint, from which the job resumes when the server starts again."""
         until = time.perf_counter() + CLOSE_SECONDS
         try:
-            while (self._errand is not None or self._within_step) and time.perf_counter() < until:
-                if self._errand is None:
+            while (self._task is not None or self._within_step) and time.perf_counter() < until:
+                if self._task is None:
                     self._part()
-                elif self._errand.finish(until - time.perf_counter()):
-                    errand, self._errand = self._errand, None
-                    errand.result()
+                elif self._task.finish(until - time.perf_counter()):
+                    task, self._task = self._task, None
+                    task.result()
                     if self._then == self._leave:  # the job has ended or is paused
                         self._trainer = None
-            if self._errand is None and self._worth_saving:
+            if self._task is None and self._worth_saving:
                 self._save({"id": self._job})
         except Exception as error:
             log.warning("the checkpoint of %s could not be written: %s", self._job, error)

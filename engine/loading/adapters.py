@@ -6,7 +6,7 @@ from functools import partial
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.loading.options import ModelOptions, OptionError
-from logitless.engine.runner.model_runner import Engine
+from logitless.engine.runner.model_runner import ModelRunner
 from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.models.adapters.lora import Adapter, read_adapter
 from logitless.models.gguf.file import GGUFFile
@@ -35,7 +35,7 @@ def scaled(text: str) -> tuple[str, float]:
 
 
 def register_adapters(
-    engine: Engine, scheduler: Scheduler, adapters: ScaledAdapters, *, apply: bool = True
+    engine: ModelRunner, scheduler: Scheduler, adapters: ScaledAdapters, *, apply: bool = True
 ) -> Adapters:
     """The registry of adapters and finetunes, which the scheduler asks for every request."""
     slots = scheduler.slots

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from logitless.engine.loading.options import ModelOptions, OptionConflict, OptionError
 from logitless.engine.loading.placement import n_layers
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.engine.speculation.draft_length import Worth
 from logitless.engine.speculation.draft_model import ModelDrafter
@@ -132,7 +132,7 @@ def _vocabulary_difference(target: GGUFFile, draft: GGUFFile) -> str:
     return "" if wrong is None else f"token {wrong} is {texts[1][wrong]!r}, the model's is {texts[0][wrong]!r}"
 
 
-def draft_engine_options(options: ModelOptions, engine: Engine) -> EngineOptions:
+def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOptions:
     """Engine options of the draft model beside the model's engine."""
     return replace(
         engine.options,
@@ -148,7 +148,9 @@ def draft_engine_options(options: ModelOptions, engine: Engine) -> EngineOptions
     )
 
 
-def make_speculator(options: ModelOptions, engine: Engine, draft: Engine | None, tokenizer: Tokenizer) -> Speculator:
+def make_speculator(
+    options: ModelOptions, engine: ModelRunner, draft: ModelRunner | None, tokenizer: Tokenizer
+) -> Speculator:
     """The drafters of a model; `draft`: the loaded engine of the draft model."""
     drafters: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.finetuning.store import Store
 from logitless.engine.loading.adapters import ScaledAdapters, read_adapters, register_adapters
 from logitless.engine.loading.drafting import (
@@ -28,7 +28,7 @@ from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, we
 from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
 from logitless.engine.loading.placement import placement
 from logitless.engine.model_info import ModelInfo
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import SpeculationParams
@@ -75,15 +75,15 @@ class OpenModel:
     hparams: Hparams
     tokenizer: Tokenizer
     template: ChatTemplate
-    engine_options: EngineOptions
+    engine_options: RunnerOptions
     speculation: SpeculationParams  # of requests that say nothing about it
     adapters: ScaledAdapters
 
-    def engine(self) -> Engine:
+    def engine(self) -> ModelRunner:
         """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run here."""
         return _engine(self.path, self.engine_options)
 
-    def draft_engine(self, engine: Engine) -> Engine | None:
+    def draft_engine(self, engine: ModelRunner) -> ModelRunner | None:
         """The draft model's engine beside the model's, without weights; None: no model drafts."""
         if self.options.model_draft is None or mtp_file(self.options):
             return None
@@ -91,7 +91,7 @@ class OpenModel:
         shares = wanted.devices == engine.options.devices
         return _engine(self.options.model_draft, wanted, beside=engine if shares else None)
 
-    def scheduler(self, engine: Engine, speculator: Speculator | None = None) -> Scheduler:
+    def scheduler(self, engine: ModelRunner, speculator: Speculator | None = None) -> Scheduler:
         """The scheduler of requests on this engine."""
         o = self.options
         if o.ctx_size and engine.n_ctx_slot > self.hparams.n_ctx_train:
@@ -117,7 +117,7 @@ class OpenModel:
             speculator=speculator,
         )
 
-    def load(self, store: Store | None = None, *, name: str = "", names: Collection[str] | None = None) -> Served:
+    def load(self, store: Store | None = None, *, name: str = "", names: Collection[str] | None = None) -> LoadedModel:
         """Bring the weights to the devices and make all that requests need.
 
         `store`: files and fine-tuning jobs, of the model called `name`; with `names`, only jobs
@@ -142,10 +142,10 @@ class OpenModel:
             sleep = Sleep(self.options.sleep_idle_seconds, parts, scheduler.stats)
         tuning = None
         if store is not None:
-            from logitless.engine.finetuning.worker import Tuning
+            from logitless.engine.finetuning.worker import FineTuningWorker
 
-            tuning = Tuning(store, engine, self.tokenizer, self.template, adapters, name, names=names)
-        return Served(
+            tuning = FineTuningWorker(store, engine, self.tokenizer, self.template, adapters, name, names=names)
+        return LoadedModel(
             scheduler,
             self.tokenizer,
             self.template,
@@ -163,7 +163,7 @@ def demo_model() -> Path:
     return Path(str(files("logitless.models"))) / "demo" / "shakespeare.gguf"
 
 
-def load_weights(engine: Engine) -> None:
+def load_weights(engine: ModelRunner) -> None:
     """Bring the weights to the devices. MemoryError, or OptionConflict with a hint: they have no room."""
     try:
         engine.load()
@@ -173,7 +173,7 @@ def load_weights(engine: Engine) -> None:
         raise OptionConflict(f"out of memory ({error}); --gpu-layers N leaves layers to the CPU") from None
 
 
-def model_info(engine: Engine, words: Tokenizer) -> ModelInfo:
+def model_info(engine: ModelRunner, words: Tokenizer) -> ModelInfo:
     """Facts of a loaded model."""
     h, gguf = engine.hparams, engine.gguf
     file_type = gguf.metadata.get("general.file_type")
@@ -227,11 +227,11 @@ def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> C
         return from_metadata({}, words)
 
 
-def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile, h: Hparams) -> EngineOptions:
+def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile, h: Hparams) -> RunnerOptions:
     devices, places = placement(options)
     guesses = n_guesses(options)
     swa_full = options.swa_full or bool(options.moves_flag)
-    return EngineOptions(
+    return RunnerOptions(
         n_ctx=fitting_context(options, h, weights_nbytes(gguf), n_guesses=guesses, swa_full=swa_full),
         n_slots=options.n_slots,
         n_ubatch=min(options.ubatch_size, options.batch_size),
@@ -252,9 +252,9 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
     )
 
 
-def _engine(path: str | Path, wanted: EngineOptions, *, beside: Engine | None = None) -> Engine:
+def _engine(path: str | Path, wanted: RunnerOptions, *, beside: ModelRunner | None = None) -> ModelRunner:
     try:
-        return Engine(path, wanted, beside=beside)
+        return ModelRunner(path, wanted, beside=beside)
     except ModelFileError:
         raise
     except ValueError as error:

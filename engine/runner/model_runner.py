@@ -60,7 +60,7 @@ NOT_SAMPLED = -2  # in mask_row
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class RunnerOptions:
     """Options of a model runner; names follow llama-server's flags."""
 
     n_ctx: int = 0  # tokens in the KV cache; 0: the training context (times the slots, if not unified)
@@ -82,18 +82,20 @@ class EngineOptions:
     block: str = ""  # file of the MTP head, if the model's file has none
 
 
-class Engine:
+class ModelRunner:
     """A model on its devices, with KV cache, adapters and plans.
 
     Raises ModelFileError, DeviceError or ValueError with one line that says why it cannot be
     loaded.
     """
 
-    def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
+    def __init__(
+        self, path: str | Path, options: RunnerOptions | None = None, *, beside: ModelRunner | None = None
+    ) -> None:
         """`beside`: another model runner whose devices and threads this one shares; close that one
         later.
         """
-        self.options = options = options or EngineOptions()
+        self.options = options = options or RunnerOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
@@ -343,7 +345,7 @@ class Engine:
         self._place()
         return self.session.measure(self._largest, eval_order=eval_order)
 
-    def rehearse(self) -> tuple[list[DeviceBytes], object]:
+    def dry_run(self) -> tuple[list[DeviceBytes], object]:
         """Memory dry run: bytes of each device with all slots decoding; nothing is allocated there.
 
         The second result keeps the host's own share alive: kernels, and the programs of the plans

@@ -19,7 +19,7 @@ log = logging.getLogger("logitless.speculation")
 PROMPT_CHUNK = 128  # prompt tokens that the draft model prefills in one step, while several sequences draft
 
 
-class StepEngine(Protocol):
+class StepRunner(Protocol):
     """Model runner of the draft model."""
 
     def step(self, batch: UBatch, /) -> StepResult:
@@ -61,7 +61,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        engine: StepEngine,
+        engine: StepRunner,
         *,
         n_pages: int,
         n_vocab: int,

@@ -20,7 +20,7 @@ log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
 
 
-class StepEngine(Protocol):
+class StepRunner(Protocol):
     """Model runner of the target model."""
 
     def step(self, batch: UBatch, /) -> StepResult:
@@ -30,7 +30,7 @@ class StepEngine(Protocol):
 class NextnDrafter:
     """Drafts by the model's MTP head."""
 
-    def __init__(self, engine: StepEngine, hidden: HiddenRows, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
+    def __init__(self, engine: StepRunner, hidden: HiddenRows, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
         self._engine = engine
         self._hidden = hidden
         self._n_vocab = n_vocab

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import Finished, Progress, Timings, Token
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
@@ -73,7 +73,7 @@ class MessagesReply(Reply):
 
     id_prefix = "msg_"
 
-    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+    def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._answers = Answers(self)
         self._blocks = Blocks()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from logitless.engine.async_engine import Served, Service
+from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, NotSupported, RequestError, Unavailable
 from logitless.engine.stream import Stream
 from logitless.server.api.llamacpp.sessions import Sessions
@@ -42,7 +42,7 @@ class RequestTimeout(RequestError):
 class Context:
     """The application's state: one per server."""
 
-    def __init__(self, service: Service, config: ServerConfig) -> None:
+    def __init__(self, service: AsyncEngine, config: ServerConfig) -> None:
         self.service = service
         self.config = config
         self.keys = Keys(config.api_keys, config.api_key_file)
@@ -52,14 +52,14 @@ class Context:
         self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
 
     @property
-    def served(self) -> Served:
+    def served(self) -> LoadedModel:
         """The loaded model, or 503."""
         if self.service.served is None:
             raise Unavailable("Loading model")
         return self.service.served
 
     @property
-    def writer(self) -> Served:
+    def writer(self) -> LoadedModel:
         """The loaded model, or 501 if it does not write."""
         if not self.served.info.generates:
             raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
 from logitless.engine.sampling.params import SamplerParams
@@ -56,7 +56,7 @@ class Reply:
     kind = ""  # the value of "object"
     chunk_kind = ""
 
-    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+    def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         self.options: ReplyOptions = job.options
         self.tokenizer = served.tokenizer
         self.model = self.options.model or config.model

@@ -16,7 +16,7 @@ from logitless.server.protocol.lora import parse_lora, tuned_name
 from logitless.server.protocol.score import ScoreBody, parse_examples
 
 if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.training.data.tokenize_rows import Example
     from logitless.training.score import Score
@@ -49,7 +49,7 @@ async def score(request: web.Request) -> web.Response:
     )
 
 
-def _score(engine: Engine, example: Example, gradient: bool, lora: Lora | None, scheduler: Scheduler) -> Score:
+def _score(engine: ModelRunner, example: Example, gradient: bool, lora: Lora | None, scheduler: Scheduler) -> Score:
     """Between two steps, with the weights and adapters that a request of this kind has."""
     from logitless.training.score import score
 

@@ -13,7 +13,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli import main
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.batch import UBatch
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend
 from logitless.graph.ops.sampling import samplers
@@ -44,7 +44,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, open_device: Callable[[str], Backen
     return names
 
 
-def continued(engine: Engine, prompt: list[int], n_more: int) -> list[int]:
+def continued(engine: ModelRunner, prompt: list[int], n_more: int) -> list[int]:
     """The greedy tokens after a prompt, from an empty cache."""
     tokens, n_done = list(prompt), 0
     for _ in range(n_more):
@@ -70,8 +70,8 @@ def test_greedy_text_is_the_same_on_any_placement(
     placement: PlacementOptions, devices: tuple[str, ...], shared_data: Path
 ) -> None:
     expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
-    options = EngineOptions(512, 1, 64, type_k="f32", type_v="f32", devices=devices, placement=placement)
-    engine = Engine(shared_data / "models" / "stories260K.gguf", options)
+    options = RunnerOptions(512, 1, 64, type_k="f32", type_v="f32", devices=devices, placement=placement)
+    engine = ModelRunner(shared_data / "models" / "stories260K.gguf", options)
     engine.load()
     assert continued(engine, expected["prompt_ids"], 24) == expected["greedy_ids"][:24]
     page = engine.far.read(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logitless.engine.adapters import Adapters
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.adapters.full_finetunes import digest_of
 from logitless.models.adapters.lora import Adapter
 from logitless.models.adapters.merge import merge
@@ -20,19 +20,21 @@ MIX = ((0, 0.5), (1, 2.0), (2, -1.0))
 
 
 @pytest.fixture(scope="module")
-def engine(shared_data: Path) -> Iterator[Engine]:
-    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64))
+def engine(shared_data: Path) -> Iterator[ModelRunner]:
+    engine = ModelRunner(
+        shared_data / "models" / "arch-llama-gqa-F32.gguf", RunnerOptions(n_ctx=64, n_slots=2, n_ubatch=64)
+    )
     engine.load()
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def given(engine: Engine) -> list[Adapter]:
+def given(engine: ModelRunner) -> list[Adapter]:
     return [random_adapter(engine.gguf, i, rank) for i, rank in enumerate((3, 9, 4))]
 
 
-def registry(engine: Engine, given: list[Adapter]) -> Adapters:
+def registry(engine: ModelRunner, given: list[Adapter]) -> Adapters:
     """Of a server that has just started."""
     engine.adapters.keep([])
     adapters = Adapters(engine.adapters, engine.weight_sets)
@@ -41,7 +43,7 @@ def registry(engine: Engine, given: list[Adapter]) -> Adapters:
     return adapters
 
 
-def test_who_was_used_first_changes_no_bit(engine: Engine, given: list[Adapter]) -> None:
+def test_who_was_used_first_changes_no_bit(engine: ModelRunner, given: list[Adapter]) -> None:
     """Products are added in the order of ids, wherever the adapters came to lie; who runs keeps what it has."""
     found = []
     for order in itertools.permutations(range(3)):
@@ -57,13 +59,15 @@ def test_who_was_used_first_changes_no_bit(engine: Engine, given: list[Adapter])
     assert found[0][1] == tuple((given[id].digest, scale) for id, scale in MIX)
 
 
-def test_a_file_that_is_given_twice_is_found_twice(engine: Engine, given: list[Adapter]) -> None:
+def test_a_file_that_is_given_twice_is_found_twice(engine: ModelRunner, given: list[Adapter]) -> None:
     adapters = registry(engine, [given[0], given[0]])
     choice = adapters.resolve(((0, 0.5), (1, 2.0)))
     assert adapters.choice_of(adapters.names(choice)) == choice
 
 
-def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: list[Adapter], tmp_path: Path) -> None:
+def test_a_finetune_that_was_put_away_has_its_name_still(
+    engine: ModelRunner, given: list[Adapter], tmp_path: Path
+) -> None:
     """A slot that was computed with it may be saved."""
     adapters = registry(engine, [])
     for i, adapter in enumerate(given):
@@ -81,7 +85,7 @@ def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: 
     assert (again != first, adapters.names(again)) == (True, names)
 
 
-def test_what_no_slot_remembers_is_forgotten(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_slot_remembers_is_forgotten(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often adapters come and go."""
     monkeypatch.setattr("logitless.engine.adapters.MAX_RESIDENT", 2)
     bank = engine.adapters
@@ -96,7 +100,7 @@ def test_what_no_slot_remembers_is_forgotten(engine: Engine, monkeypatch: pytest
     assert adapters.names(slots[0]) == names
 
 
-def test_the_stack_grows_with_what_is_in_it_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stack_grows_with_what_is_in_it_only(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair wants its second adapter behind its first, which lies farther on every time."""
     monkeypatch.setattr("logitless.engine.adapters.MAX_RESIDENT", 4)
     adapters = registry(engine, [random_adapter(engine.gguf, i, 8) for i in range(40)])

@@ -10,12 +10,14 @@ import pytest
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import ServerFault
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from tests.models.adapters.test_lora import log_probs, random_adapter
 
 
 def test_who_runs_goes_on_where_the_device_has_no_room(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64))
+    engine = ModelRunner(
+        shared_data / "models" / "arch-llama-gqa-F32.gguf", RunnerOptions(n_ctx=64, n_slots=2, n_ubatch=64)
+    )
     engine.load()
     adapters = Adapters(engine.adapters, engine.weight_sets)
     for i in range(2):

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from logitless.engine.async_engine import Served, Service
+from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import ExceedsContext
 from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
@@ -265,7 +265,7 @@ class Running:
 
     url: str
     scheduler: Any  # a FakeScheduler unless given
-    service: Service
+    service: AsyncEngine
     http: aiohttp.ClientSession
     key: str = "none"
     routes: tuple[tuple[str, str], ...] = ()  # (method, path)
@@ -308,10 +308,10 @@ async def running(
     """Start a server; stop it at the end."""
     config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
     scheduler = scheduler or FakeScheduler(config.n_parallel)
-    service = Service()
+    service = AsyncEngine()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
     tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
-    served = Served(scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep)
+    served = LoadedModel(scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep)
     service.start(lambda: served)
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 from logitless.cli.main import main
-from logitless.engine.async_engine import Service
+from logitless.engine.async_engine import AsyncEngine
 from logitless.engine.scheduler.scheduler import Scheduler
 from tests.helpers.scheduler_checks import check_pages
 
 BROKEN = 3  # exit code of a page or slot in a wrong state
-step, cancel, drop = Scheduler.step, Service.cancel, Service._drop
+step, cancel, drop = Scheduler.step, AsyncEngine.cancel, AsyncEngine._drop
 asked: dict[Any, tuple[int, float]] = {}
 n_steps = 0
 notes = os.environ.get("SOAK_NOTES")
@@ -31,12 +31,12 @@ def checked_step(self: Scheduler) -> Any:
     return events
 
 
-def noted_cancel(self: Service, stream: Any) -> None:
+def noted_cancel(self: AsyncEngine, stream: Any) -> None:
     asked[stream] = n_steps, time.perf_counter()
     cancel(self, stream)
 
 
-def noted_drop(self: Service, scheduler: Scheduler, ticket: Any) -> None:
+def noted_drop(self: AsyncEngine, scheduler: Scheduler, ticket: Any) -> None:
     drop(self, scheduler, ticket)
     began = asked.pop(ticket.stream, None)
     if notes and began is not None:
@@ -44,5 +44,5 @@ def noted_drop(self: Service, scheduler: Scheduler, ticket: Any) -> None:
             file.write(f"{n_steps - began[0]} {1000 * (time.perf_counter() - began[1]):.3f}\n")
 
 
-Scheduler.step, Service.cancel, Service._drop = checked_step, noted_cancel, noted_drop  # type: ignore[method-assign]
+Scheduler.step, AsyncEngine.cancel, AsyncEngine._drop = checked_step, noted_cancel, noted_drop  # type: ignore[method-assign]
 sys.exit(main())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from logitless.engine.requests import CompletionRequest, Token
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -40,10 +40,10 @@ class Server:
     """Two engines on the same threads, and a scheduler per run."""
 
     def __init__(self, model: Path = MODEL, n_slots: int = 8) -> None:
-        options = EngineOptions(n_ctx=512 * n_slots, n_slots=n_slots, n_ubatch=256)
-        self.engine = Engine(model, options)
+        options = RunnerOptions(n_ctx=512 * n_slots, n_slots=n_slots, n_ubatch=256)
+        self.engine = ModelRunner(model, options)
         self.engine.load()
-        self.draft = Engine(DRAFT, options, beside=self.engine)
+        self.draft = ModelRunner(DRAFT, options, beside=self.engine)
         self.draft.load()
         self.vocab = tokenizer.from_metadata(self.engine.gguf.metadata, path=model)
         self.prompt = tuple(self.vocab.encode(PROMPT))

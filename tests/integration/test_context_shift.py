@@ -12,7 +12,7 @@ import pytest
 
 from logitless.backends.errors import DeviceError
 from logitless.engine.batch import PAGE, UBatch
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.backend import Backend
 from tests.helpers.paths import MODELS
 
@@ -20,7 +20,7 @@ ROPES = ("llama-gqa", "llama-linear", "llama-yarn", "llama3-rope", "qwen3", "gem
 N = 40
 
 
-def first_layer(engine: Engine) -> tuple[Any, Any]:
+def first_layer(engine: ModelRunner) -> tuple[Any, Any]:
     """Keys and values of the first layer by cell, as the device keeps them."""
     keys, values = engine.session.read("k.0"), engine.session.read("v.0")
     return np.moveaxis(keys, 3, 1).reshape(-1, *keys.shape[1:3]), np.moveaxis(values, 2, 1).reshape(
@@ -46,10 +46,10 @@ def test_turned_keys_are_those_of_their_new_places(
         pytest.skip(f"no {path.name} beside the checkout")
     if device != "cpu":
         open_device(device)
-    options = EngineOptions(
+    options = RunnerOptions(
         n_ctx=256, n_slots=2, threads=1, type_k=cache_type, type_v=cache_type, devices=(device,), moves=True
     )
-    engine = Engine(path, options)
+    engine = ModelRunner(path, options)
     engine.load()
     tokens = np.random.default_rng(1).integers(3, 200, N).tolist()
     tables = {0: [4, 9, 2], 1: [7, 5, 6]}
@@ -77,7 +77,7 @@ def test_q8_0_cells_move_without_a_change_where_nothing_turns() -> None:
     path = MODELS / "arch-gemma3-F32.gguf"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the checkout")
-    engine = Engine(path, EngineOptions(n_ctx=128, n_slots=1, threads=1, type_k="q8_0", type_v="q8_0"))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=128, n_slots=1, threads=1, type_k="q8_0", type_v="q8_0"))
     engine.load()
     batch = UBatch(tables={0: [0]}, tokens=list(range(5, 21)), pos=list(range(16)), slot=[0] * 16)
     batch.cells = list(range(16))
@@ -96,7 +96,7 @@ def test_a_device_that_cannot_move_cells_is_told_at_the_start(monkeypatch: pytes
     path = MODELS / "arch-llama-gqa-F32.gguf"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the checkout")
-    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift"))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift"))
     monkeypatch.setattr(type(engine.session.backends[0]), "supports", lambda self, t: t.op != "load_k")
     with pytest.raises(DeviceError, match=r"^--context-shift: the device cannot move cells"):
         engine.load()

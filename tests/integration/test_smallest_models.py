@@ -14,7 +14,7 @@ import pytest
 
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.batch import UBatch
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
@@ -59,9 +59,9 @@ def smallest(tmp_path: Path, s: Spec) -> Iterator[Path]:
 
 
 @contextmanager
-def engine_of(path: Path, **options: Any) -> Iterator[Engine]:
+def engine_of(path: Path, **options: Any) -> Iterator[ModelRunner]:
     """An engine with all plans that it makes ahead, the preemptible ones included."""
-    engine = Engine(path, EngineOptions(n_ctx=N, n_slots=1, n_ubatch=N, threads=1, **options))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=N, n_slots=1, n_ubatch=N, threads=1, **options))
     try:
         engine.load()
         while engine.prepare_ahead():
@@ -71,7 +71,7 @@ def engine_of(path: Path, **options: Any) -> Iterator[Engine]:
         engine.close()
 
 
-def batch_of(engine: Engine, first: int, stop: int, *, sample: bool) -> UBatch:
+def batch_of(engine: ModelRunner, first: int, stop: int, *, sample: bool) -> UBatch:
     """Tokens of the one sequence, its states in rows 1 and 2 in turn."""
     n, pos = stop - first, list(range(first, stop))
     batch = UBatch(PROMPT[first:stop], pos, [0] * n, pos, tables={0: [0]})
@@ -83,7 +83,7 @@ def batch_of(engine: Engine, first: int, stop: int, *, sample: bool) -> UBatch:
     return batch
 
 
-def last_of_prompt(engine: Engine, n_prefilled: int, *, preemptible: bool = False) -> bytes:
+def last_of_prompt(engine: ModelRunner, n_prefilled: int, *, preemptible: bool = False) -> bytes:
     """Log-probabilities after the prompt, its first tokens in a step that wants no logits."""
     if n_prefilled:
         batch = batch_of(engine, 0, n_prefilled, sample=False)

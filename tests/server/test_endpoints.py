@@ -11,7 +11,7 @@ import pytest
 import yarl
 from aiohttp import web
 
-from logitless.engine.async_engine import Served, Service
+from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.model_info import ModelInfo
 from logitless.engine.stats import TrainingStats
 from logitless.server.app import make_app
@@ -34,11 +34,11 @@ LLAMACPP_METRICS = [
 
 
 async def test_health_says_loading_until_the_model_is_there():
-    service, gate = Service(), threading.Event()
+    service, gate = AsyncEngine(), threading.Event()
 
-    def build() -> Served:
+    def build() -> LoadedModel:
         gate.wait(10)
-        return Served(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX))  # type: ignore[arg-type]
+        return LoadedModel(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX))  # type: ignore[arg-type]
 
     service.start(build)
     runner = web.AppRunner(make_app(service, ServerConfig()))
@@ -66,9 +66,9 @@ async def test_health_says_loading_until_the_model_is_there():
 
 
 async def test_a_model_that_does_not_load_tells_why():
-    service = Service()
+    service = AsyncEngine()
 
-    def build() -> Served:
+    def build() -> LoadedModel:
         raise ValueError("x.gguf: not a model")
 
     service.start(build)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from logitless.engine.async_engine import Service
+from logitless.engine.async_engine import AsyncEngine
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
 from logitless.server.openapi.document import _OPERATIONS, document
@@ -25,7 +25,7 @@ async def test_it_is_served():
 
 
 def routes() -> set[tuple[str, str]]:
-    app = make_app(Service(), ServerConfig())
+    app = make_app(AsyncEngine(), ServerConfig())
     return {
         (route.method.lower(), route.resource.canonical.replace("{id:.+}", "{id}"))
         for route in app.router.routes()

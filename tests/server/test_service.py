@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from logitless.engine.async_engine import Served, Service
+from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import ServerFault, Unavailable
 from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
@@ -26,10 +26,10 @@ from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTok
 REQUEST = CompletionRequest((97,), n_predict=3)
 
 
-async def started(scheduler: FakeScheduler) -> Service:
+async def started(scheduler: FakeScheduler) -> AsyncEngine:
     """A service whose model has loaded."""
-    service = Service()
-    service.start(lambda: Served(scheduler, FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX)))  # type: ignore[arg-type]
+    service = AsyncEngine()
+    service.start(lambda: LoadedModel(scheduler, FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX)))  # type: ignore[arg-type]
     await service.loaded()
     return service
 
@@ -48,8 +48,8 @@ async def test_events_come_in_order_and_end():
 
 async def test_submitting_while_loading_is_refused():
     with pytest.raises(Unavailable, match="Loading model"):
-        await Service().submit([REQUEST])
-    await Service().stop()
+        await AsyncEngine().submit([REQUEST])
+    await AsyncEngine().stop()
 
 
 async def test_stop_lets_a_running_request_finish():
@@ -185,10 +185,10 @@ async def test_a_port_in_use_is_an_error():
 
 
 async def test_a_model_that_does_not_load_ends_the_server():
-    def build() -> Served:
+    def build() -> LoadedModel:
         raise ValueError("not a model")
 
-    service = Service()
+    service = AsyncEngine()
     service.start(build)
     with pytest.raises(ValueError, match="not a model"):
         await serve(service, ServerConfig(port=0))

@@ -30,7 +30,7 @@ from logitless.cli.setup.model import model_options, model_path
 
 if TYPE_CHECKING:
     from logitless.engine.batch import UBatch
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.sampling.sampler import Row
     from logitless.graph.execution.cost import Cost
 
@@ -130,7 +130,7 @@ class Bench:
             "swa_full": True,
         }
         self.row: Row | None = greedy()
-        self.engine: Engine = open_model(path, model_options(options, **settings), generates=True).engine()
+        self.engine: ModelRunner = open_model(path, model_options(options, **settings), generates=True).engine()
         self.profile: Profile | None = None
         if options.ops:
             self.profile = Profile()

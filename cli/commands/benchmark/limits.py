@@ -10,7 +10,7 @@ from logitless.backends.host import casts_to_bf16
 from logitless.graph.execution.cost import Cost, expected_expert_fraction, macs_of
 
 if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.models.gguf.file import TensorInfo
 
 
@@ -67,7 +67,7 @@ def _of_experts(name: str, t: TensorInfo) -> bool:
     return len(t.shape) == 3 and ".attn_" not in name
 
 
-def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
+def _elements_read(engine: ModelRunner, n: int) -> tuple[int, int]:
     """What n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part: elements
     of keys, or of values, and those times how many query heads look at each."""
     h, read, met = engine.hparams, 0, 0
@@ -83,7 +83,7 @@ def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
     return read, met
 
 
-def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, int]:
+def _read(engine: ModelRunner, first: int, last: int, n_batch: int) -> tuple[float, int]:
     """Of n_batch sequences, by the tokens from one to another: bytes of the cache, and products in f32 (keys by
     queries, and probabilities by values)."""
     from logitless.models.batch import cache_types
@@ -94,19 +94,19 @@ def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, i
     return n_batch * (elements - before) * each, 2 * n_batch * (met - met_before)
 
 
-def _state_macs(engine: Engine, n: int) -> int:
+def _state_macs(engine: ModelRunner, n: int) -> int:
     """What n tokens recall of states and change in them, in f32 (models/architectures/linear_attention.py)."""
     r = engine.hparams.recurrent
     return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.state_shape)) if r else 0
 
 
-def _state_bytes(engine: Engine, n: int) -> int:
+def _state_bytes(engine: ModelRunner, n: int) -> int:
     """States of n sequences, read and written."""
     r = engine.hparams.recurrent
     return 2 * n * r.nbytes if r else 0
 
 
-def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
+def prompt_work(engine: ModelRunner, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
     """Prompts of n tokens after `depth` others, with logits for the last token of each. Each step reads the weights
     once."""
     w, n = _weights(engine), n_prompt * n_batch
@@ -116,7 +116,7 @@ def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> 
     return w.layers * n + w.output * n_batch + Cost(moved, f32_macs=macs + _state_macs(engine, n))
 
 
-def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
+def decode_work(engine: ModelRunner, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
     """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
     w, n = _weights(engine), n_gen * n_batch
     of_cache, macs = _read(engine, depth, depth + n_gen, n_batch)

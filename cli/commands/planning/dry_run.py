@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from logitless.engine.async_engine import Service
+    from logitless.engine.async_engine import AsyncEngine
     from logitless.engine.batch import StepResult, UBatch
     from logitless.engine.loading.open_model import OpenModel
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
 
 T = TypeVar("T")
 LONGEST = 4096  # tokens of a request's prompt
@@ -22,7 +22,7 @@ REPLY = 128  # tokens
 class DryRunEngine:
     """An engine whose steps run nothing and sample one fixed token."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ModelRunner) -> None:
         self._engine = engine
 
     def __getattr__(self, name: str) -> Any:
@@ -36,9 +36,9 @@ class DryRunEngine:
         return StepResult(np.full(len(batch.out), self._engine.hparams.n_vocab - 1, np.uint32))
 
 
-async def rehearse(
+async def dry_run(
     model: OpenModel,
-    engine: Engine,
+    engine: ModelRunner,
     load: Callable[[], T],
     measure: Callable[[], int],
 ) -> tuple[T, int]:
@@ -46,7 +46,7 @@ async def rehearse(
 
     The requests: one as long as a prompt may be for each slot, then all slots at once."""
     from logitless.cli.setup.server import import_http
-    from logitless.engine.async_engine import Served, Service
+    from logitless.engine.async_engine import AsyncEngine, LoadedModel
     from logitless.engine.batch import PAGE
     from logitless.engine.loading.open_model import model_info
     from logitless.server.config import ServerConfig
@@ -60,7 +60,7 @@ async def rehearse(
         scheduler = model.scheduler(cast("Engine", DryRunEngine(engine)))
         return Served(scheduler, model.tokenizer, model.template, model_info(engine, model.tokenizer))
 
-    service = Service()
+    service = AsyncEngine()
     service.start(build)
     app = await http
     await service.loaded()

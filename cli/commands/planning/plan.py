@@ -20,7 +20,7 @@ from logitless.cli.setup.model import model_options, model_path
 
 if TYPE_CHECKING:
     from logitless.engine.loading.open_model import OpenModel
-    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.graph.execution.partition import Placement
     from logitless.graph.execution.session import DeviceBytes
 
@@ -106,8 +106,8 @@ def memory_of(d: DeviceBytes) -> dict[str, Any]:
     }
 
 
-def rehearse(
-    model: OpenModel, engine: Engine, draft: Engine | None
+def dry_run(
+    model: OpenModel, engine: ModelRunner, draft: ModelRunner | None
 ) -> tuple[list[DeviceBytes], list[DeviceBytes], int]:
     """Bytes of each device, of the draft model's devices, and of a server process with all slots busy."""
     import asyncio
@@ -116,12 +116,12 @@ def rehearse(
     from logitless.models.grammar import vocabulary
 
     def make_all() -> tuple[list[DeviceBytes], list[DeviceBytes], object]:
-        sizes, programs = engine.rehearse()
-        of_draft, others = draft.rehearse() if draft is not None else ([], None)
+        sizes, programs = engine.dry_run()
+        of_draft, others = draft.dry_run() if draft is not None else ([], None)
         vocabulary.prepare_ahead(model.tokenizer)
         return sizes, of_draft, (programs, others)
 
-    serving = dry_run.rehearse(model, engine, make_all, own_bytes)
+    serving = dry_run.dry_run(model, engine, make_all, own_bytes)
     (sizes, of_draft, _), process = asyncio.run(serving)
     ends = sum(large_pages(d.device, d.weights, d.variables + d.arena) for d in sizes + of_draft)
     return sizes, of_draft, process + ends

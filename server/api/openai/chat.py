@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import TokenProb
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Message, Parser, Reasoning
 from logitless.server.api.openai.completions import OpenAIReply
@@ -66,7 +66,7 @@ class ChatReply(OpenAIReply):
     text_open = '"delta":{"content":'
     text_close = "}}"
 
-    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+    def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._answers = Answers(self)
 

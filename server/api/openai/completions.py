@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.server.api.context import encode_json
 from logitless.server.api.llamacpp.completion import progress_object
@@ -21,7 +21,7 @@ class OpenAIReply(Reply):
     text_open = ""  # of a choice in a chunk, up to the text
     text_close = "}"
 
-    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+    def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._head = 'data: {"choices":[{"finish_reason":null,"index":'
         self._tail = f"],{encode_json({**self.common, 'object': self.chunk_kind})[1:]}\n\n"
@@ -155,7 +155,7 @@ class CompletionReply(OpenAIReply):
     kind = chunk_kind = "text_completion"
     text_open = '"logprobs":null,"text":'
 
-    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+    def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._legacy: dict[int, LegacyLogprobs] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.async_engine import Served
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import NotFound, RequestError
 from logitless.engine.requests import Finished, Progress, Token
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
@@ -126,7 +126,7 @@ class ResponsesReply(Reply):
     id_prefix = "resp_"
 
     def __init__(
-        self, job: Job, served: Served, config: ServerConfig, asked: dict[str, Any], keep: Keep | None
+        self, job: Job, served: LoadedModel, config: ServerConfig, asked: dict[str, Any], keep: Keep | None
     ) -> None:
         super().__init__(job, served, config)
         self._asked = asked

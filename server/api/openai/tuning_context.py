@@ -11,7 +11,7 @@ from aiohttp import web
 
 from logitless.engine.errors import NotSupported
 from logitless.engine.finetuning.store import Row, Store
-from logitless.engine.finetuning.worker import Tuning
+from logitless.engine.finetuning.worker import FineTuningWorker
 from logitless.server.api.context import CONTEXT
 
 
@@ -39,7 +39,7 @@ def desk_of(request: web.Request) -> Desk:
     return request.app[DESK] if DESK in request.app else tuning_of(request)
 
 
-def tuning_of(request: web.Request) -> Tuning:
+def tuning_of(request: web.Request) -> FineTuningWorker:
     """The fine-tuning part of the loaded model."""
     tuning = request.app[CONTEXT].served.tuning
     if tuning is None:

@@ -26,7 +26,7 @@ from logitless.backends.rpc.backend import RemoteBackend
 from logitless.backends.rpc.protocol import MAGIC, encode, version
 from logitless.cli import main
 from logitless.engine.batch import DeviceFailed
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Location
 from logitless.graph.ops.elementwise import silu
@@ -78,7 +78,7 @@ def test_rpc_device_matches_llama_cpp_and_falls_back_when_the_server_dies(
     monkeypatch.setattr(rpc, "serve", lambda sock, *rest: (links.append(sock), serve(sock, *rest))[1])
     lender = lend()
     expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
-    options = EngineOptions(
+    options = RunnerOptions(
         n_ctx=256,
         n_slots=1,
         n_ubatch=16,
@@ -88,7 +88,7 @@ def test_rpc_device_matches_llama_cpp_and_falls_back_when_the_server_dies(
         devices=(lender.name,),
         placement=PlacementOptions(n_layers),
     )
-    engine = Engine(shared_data / "models" / "stories260K.gguf", options)
+    engine = ModelRunner(shared_data / "models" / "stories260K.gguf", options)
     engine.load()
     placement, _ = engine.measure()
     assert {s.backend for s in placement.segments} == ({0, 1} if n_layers else {0})

@@ -24,10 +24,10 @@ from logitless.backends.errors import DeviceLost
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.adapters import Adapters
 from logitless.engine.batch import UBatch
-from logitless.engine.errand import Errand
+from logitless.engine.engine_task import EngineTask
 from logitless.engine.finetuning.store import Store
-from logitless.engine.finetuning.worker import Tuning
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.finetuning.worker import FineTuningWorker
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.errors import ModelFileError
@@ -41,10 +41,12 @@ HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learni
 
 
 @pytest.fixture(scope="module")
-def engine(shared_data: Path) -> Iterator[Engine]:
+def engine(shared_data: Path) -> Iterator[ModelRunner]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
-        engine = Engine(shared_data / "models" / "stories260K.gguf", EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16))
+        engine = ModelRunner(
+            shared_data / "models" / "stories260K.gguf", RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16)
+        )
     engine.load()
     yield engine
     engine.close()
@@ -53,10 +55,12 @@ def engine(shared_data: Path) -> Iterator[Engine]:
 class Job:
     """One, and the turns that it gets."""
 
-    def __init__(self, folder: Path, engine: Engine, *, full: bool) -> None:
+    def __init__(self, folder: Path, engine: ModelRunner, *, full: bool) -> None:
         self.store, self.ready = Store(folder), threading.Event()
         vocabulary = tokenizer.from_metadata(engine.gguf.metadata)
-        self.tuning = Tuning(self.store, engine, vocabulary, None, Adapters(engine.adapters, engine.weight_sets), "m")
+        self.tuning = FineTuningWorker(
+            self.store, engine, vocabulary, None, Adapters(engine.adapters, engine.weight_sets), "m"
+        )
         self.tuning.wake = self.ready.set
         file = self.store.add_file(ROWS, "rows.jsonl", "fine-tune")
         body = {"model": "m", "training_file": file["id"], "hyperparameters": {**HYPERPARAMETERS, "full": full}}
@@ -103,7 +107,7 @@ class Job:
 
 
 def test_a_turn_ends_before_a_part_that_would_not_fit(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every part takes a second: of two and a half, the third would end too late, as one that is known to be long."""
     job = Job(tmp_path, engine, full=False)
@@ -121,23 +125,23 @@ def test_a_turn_ends_before_a_part_that_would_not_fit(
 
 
 def test_an_errand_that_ends_while_it_is_looked_at_is_attended_first(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(tmp_path, engine, full=False)
     job.begin()
     looks, part = itertools.chain([False], itertools.repeat(True)), Mock(return_value=None)
     with monkeypatch.context() as patch:
         patch.setattr(job.tuning, "_part", part)
-        patch.setattr(Errand, "wants", property(lambda _: next(looks)))
-        job.tuning._errand = Errand(Mock(), Mock())
+        patch.setattr(EngineTask, "wants", property(lambda _: next(looks)))
+        job.tuning._task = EngineTask(Mock(), Mock())
         job.tuning.run(0.0)
     part.assert_not_called()
-    job.tuning._errand = None
+    job.tuning._task = None
     job.tuning.close()
 
 
 def test_what_streams_would_wait_for_is_not_done_on_their_thread(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Plans are thought out and files read and written beside it. It reads the device, and makes a part at a time."""
     here, seen, compiled = threading.get_ident(), defaultdict(set), Mock(side_effect=CPUBackend.compile, autospec=True)
@@ -152,7 +156,7 @@ def test_what_streams_would_wait_for_is_not_done_on_their_thread(
         monkeypatch.setattr(owner, name, watched)
 
     elsewhere = ("measure", "fsync", "read_checkpoint", "save_checkpoint", "save_result", "_finish")
-    for owner, name in zip((Session, os, checkpoint, checkpoint, save, Tuning), elsewhere, strict=True):
+    for owner, name in zip((Session, os, checkpoint, checkpoint, save, FineTuningWorker), elsewhere, strict=True):
         watch(owner, name)
     watch(Session, "read_bytes")
     monkeypatch.setattr(engine.session.backends[0], "compile", partial(compiled, engine.session.backends[0]))
@@ -181,7 +185,7 @@ def test_what_streams_would_wait_for_is_not_done_on_their_thread(
     assert seen == {**{name: {False} for name in elsewhere}, "read_bytes": {True}}
 
 
-def test_steps_that_were_not_kept_are_forgotten_at_once(engine: Engine, tmp_path: Path) -> None:
+def test_steps_that_were_not_kept_are_forgotten_at_once(engine: ModelRunner, tmp_path: Path) -> None:
     """Of a server that was killed: those after the checkpoint are done again, and nobody may read them twice."""
     job = Job(tmp_path, engine, full=False)
     job.begin()
@@ -191,15 +195,15 @@ def test_steps_that_were_not_kept_are_forgotten_at_once(engine: Engine, tmp_path
     kept = checkpoint.steps_behind(job.tuning._checkpoint_path(job.id))
     store = Store(tmp_path)
     store.add_event(job.id, "told before the end", type="metrics", step=kept + 1, data={"step": kept + 1})
-    again = Tuning(store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
+    again = FineTuningWorker(store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
     assert [e["data"]["step"] for _, e in store.events(job.id) if e["type"] == "metrics"] == list(range(1, kept + 1))
     again.close()
 
 
-def test_a_full_disk_keeps_no_server_from_starting(engine: Engine, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_no_server_from_starting(engine: ModelRunner, tmp_path: Path) -> None:
     job = Job(tmp_path, engine, full=False)
     with mock.patch.object(job.store, "forget_events", side_effect=OSError(errno.ENOSPC, "No space left")) as forget:
-        again = Tuning(job.store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
+        again = FineTuningWorker(job.store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
     forget.assert_called_once_with(job.id, 0)
     job.tuning.close()
     again.close()
@@ -215,7 +219,7 @@ def test_a_full_disk_keeps_no_server_from_starting(engine: Engine, tmp_path: Pat
     ],
 )
 def test_who_is_to_blame_for_a_job_that_fails(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
     monkeypatch.setattr("logitless.training.trainable.lora", Mock(side_effect=error))
     job = Job(tmp_path, engine, full=False)
@@ -227,7 +231,7 @@ def test_who_is_to_blame_for_a_job_that_fails(
 
 
 def test_a_job_whose_end_cannot_be_kept_is_left_alone(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full: requests go on, the job is not tried again at once, and goes on when somebody says so."""
     job = Job(tmp_path, engine, full=False)
@@ -247,7 +251,7 @@ def test_a_job_whose_end_cannot_be_kept_is_left_alone(
 
 
 def test_a_store_that_cannot_be_read_ends_no_server(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Job(tmp_path, engine, full=False)
     job.begin()
@@ -265,7 +269,7 @@ def test_a_store_that_cannot_be_read_ends_no_server(
 
 @pytest.mark.parametrize("at", ["begin", "step", "failure"])
 def test_a_job_waits_beside_requests_for_whoever_has_the_store(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Another process writes to it, for longer than anybody would wait: the engine's thread has nothing to do."""
     monkeypatch.setattr("logitless.engine.finetuning.store.PATIENCE", -1.0)
@@ -297,7 +301,9 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
-def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(engine: Engine, tmp_path: Path, full: bool) -> None:
+def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(
+    engine: ModelRunner, tmp_path: Path, full: bool
+) -> None:
     """Requests' steps run in between, and it is paused whatever it is doing. A batch is two device runs for an adapter:
     what it goes on from must not be the middle of them."""
     whole = Job(tmp_path / "whole", engine, full=full)
@@ -325,15 +331,15 @@ def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(engine: Engin
     assert any(left)
 
 
-@pytest.mark.parametrize("errand", ["_finish", "_keep_failure"])
+@pytest.mark.parametrize("task", ["_finish", "_keep_failure"])
 def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
-    errand: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    task: str, engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The errand that keeps how it ended comes to its end meanwhile."""
+    """The task that keeps how it ended comes to its end meanwhile."""
     monkeypatch.setitem(HYPERPARAMETERS, "n_epochs", 2)
     job = Job(tmp_path, engine, full=False)
-    tuning, real, begun = job.tuning, getattr(job.tuning, errand), threading.Event()
-    if errand == "_keep_failure":
+    tuning, real, begun = job.tuning, getattr(job.tuning, task), threading.Event()
+    if task == "_keep_failure":
         tuning._publish = Mock(side_effect=OSError("no room"))  # type: ignore[method-assign]
 
     def late(*args: Any) -> None:
@@ -341,7 +347,7 @@ def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
         time.sleep(0.3)
         real(*args)
 
-    setattr(tuning, errand, late)
+    setattr(tuning, task, late)
     job.begin()
     while not begun.is_set():
         job.turn(0.0)
@@ -351,4 +357,4 @@ def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
     there = path.exists()
     tuning.close()
     assert (part.call_count, path.exists(), caplog.messages) == (0, there, [])
-    assert Store(tmp_path).get("jobs", job.id)["status"] == ("failed" if errand == "_keep_failure" else "succeeded")  # type: ignore[index]
+    assert Store(tmp_path).get("jobs", job.id)["status"] == ("failed" if task == "_keep_failure" else "succeeded")  # type: ignore[index]

@@ -10,7 +10,7 @@ from logitless.engine.loading import memory
 from logitless.engine.loading.memory import cache_bytes
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions, OptionConflict
-from logitless.engine.runner.model_runner import EngineOptions
+from logitless.engine.runner.model_runner import RunnerOptions
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 
@@ -20,7 +20,7 @@ def model(shared_data: Path) -> Path:
     return shared_data / "models" / "prometheus-shakespeare-2.3M-F32.gguf"
 
 
-def wanted(model: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch, part: float) -> EngineOptions:
+def wanted(model: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch, part: float) -> RunnerOptions:
     """Of a machine of whose memory the weights take such a part."""
     with GGUFFile.open(model) as gguf:
         weights = memory.weights_nbytes(gguf)

@@ -10,7 +10,7 @@ import pytest
 from logitless.engine.kv_cache.host_cache import HostCache
 from logitless.engine.kv_cache.manager import KvCache
 from logitless.engine.loading.memory import cache_bytes
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from tests.helpers.architecture_specs import PLAIN
@@ -22,7 +22,7 @@ from tests.helpers.reference_model import write
 @pytest.mark.parametrize("n_ctx", [64, 4096])
 def test_it_is_what_the_engine_takes(shared_data: Path, name: str, n_ctx: int, swa_full: bool) -> None:
     path = shared_data / "models" / f"{name}.gguf"
-    engine = Engine(path, EngineOptions(n_ctx, n_slots=2, n_ubatch=32, threads=1, swa_full=swa_full))
+    engine = ModelRunner(path, RunnerOptions(n_ctx, n_slots=2, n_ubatch=32, threads=1, swa_full=swa_full))
     taken = sum(cache.nbytes for pool in engine.memory.pools for cache in pool.caches)
     spare = sum(pool.nbytes for pool in engine.memory.pools)
     assert (len(engine.memory.pools) == 2) == (n_ctx == 4096 and not swa_full and "gemma" in name)
@@ -44,7 +44,7 @@ def test_most_is_what_there_is_room_for(shared_data: Path, swa_full: bool) -> No
 def test_only_layers_that_attend_have_cells(name: str, tmp_path: Path) -> None:
     """Of three to five layers none, one and all; what is taken ahead of use and host memory's share can be nothing."""
     write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=512, vocabulary=True))
-    engine = Engine(path, EngineOptions(256, n_slots=2, n_ubatch=32, threads=1))
+    engine = ModelRunner(path, RunnerOptions(256, n_slots=2, n_ubatch=32, threads=1))
     engine.load()
     engine.prepare_ahead()
     attending = {"mamba2": 0, "nemotron_h": 1, "falcon-h1": 3}[name]

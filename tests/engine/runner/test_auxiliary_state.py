@@ -12,7 +12,7 @@ import pytest
 
 from logitless.engine.kv_cache.slot_actions import erase, install, snapshot
 from logitless.engine.requests import CompletionRequest, Finished, Token
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.settings import SpeculationParams
@@ -31,10 +31,10 @@ WINDOWS = {
 PROMPTS = [[1, *((7 * i + j) % 300 + 150 for i in range(n))] for j, n in enumerate((5, 37, 70, 90))]
 
 
-class Served:
+class LoadedModel:
     def __init__(self, path: Path, n_slots: int, n_ubatch: int, *, swa_full: bool = False) -> None:
-        options = EngineOptions(512, n_slots, n_ubatch, threads=2, swa_full=swa_full)
-        self.engine = Engine(path, options)
+        options = RunnerOptions(512, n_slots, n_ubatch, threads=2, swa_full=swa_full)
+        self.engine = ModelRunner(path, options)
         self.engine.load()
         vocab = from_metadata(self.engine.gguf.metadata)
         sizes = {"n_slots": n_slots, "n_ctx": 512, "n_ubatch": n_ubatch}
@@ -71,20 +71,20 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def alone(path: Path) -> Iterator[Served]:
-    served = Served(path, 1, 128, swa_full=True)
+def alone(path: Path) -> Iterator[LoadedModel]:
+    served = LoadedModel(path, 1, 128, swa_full=True)
     yield served
     served.engine.close()
 
 
 @pytest.fixture(scope="module")
-def company(path: Path) -> Iterator[Served]:
-    served = Served(path, 3, 24)
+def company(path: Path) -> Iterator[LoadedModel]:
+    served = LoadedModel(path, 3, 24)
     yield served
     served.engine.close()
 
 
-def test_in_company_and_in_pieces(alone: Served, company: Served) -> None:
+def test_in_company_and_in_pieces(alone: LoadedModel, company: LoadedModel) -> None:
     want = [alone.answers([prompt], cache_prompt=False)[0] for prompt in PROMPTS]
     assert company.answers(PROMPTS, cache_prompt=False) == want
     assert company.answers(PROMPTS) == want
@@ -92,7 +92,7 @@ def test_in_company_and_in_pieces(alone: Served, company: Served) -> None:
     assert any(company.cached.values())
 
 
-def test_going_on(alone: Served, company: Served) -> None:
+def test_going_on(alone: LoadedModel, company: LoadedModel) -> None:
     texts = [[*prompt, *(id for id, _ in alone.answers([prompt])[0]), 77, 78] for prompt in PROMPTS]
     want = [alone.answers([text], cache_prompt=False)[0] for text in texts]
     company.answers(PROMPTS)
@@ -100,7 +100,7 @@ def test_going_on(alone: Served, company: Served) -> None:
     assert all(company.cached.values())
 
 
-def test_guesses(alone: Served, company: Served) -> None:
+def test_guesses(alone: LoadedModel, company: LoadedModel) -> None:
     want = [alone.answers([prompt], cache_prompt=False)[0] for prompt in PROMPTS[:2]]
     for prompt, answer in zip(PROMPTS, want, strict=False):
         ids = [id for id, _ in answer]
@@ -109,7 +109,7 @@ def test_guesses(alone: Served, company: Served) -> None:
             assert company.answers([prompt], speculation=SpeculationParams(draft=draft)) == [answer]
 
 
-def test_host_memory_and_files(alone: Served, company: Served) -> None:
+def test_host_memory_and_files(alone: LoadedModel, company: LoadedModel) -> None:
     """What others needed the place of, and what was taken out of one slot and put into another, is what it was."""
     scheduler, prompts = company.scheduler, [[1, *(id + 3 for id in prompt[1:])] for prompt in PROMPTS[1:]]
     texts = [[*prompt, *(id for id, _ in alone.answers([prompt])[0]), 77, 78] for prompt in prompts]
@@ -131,7 +131,7 @@ def test_host_memory_and_files(alone: Served, company: Served) -> None:
     assert sorted(company.cached.values()) == [len(prompt) + 11 for prompt in prompts]
 
 
-def test_windows_have_few_pages(company: Served, alone: Served) -> None:
+def test_windows_have_few_pages(company: LoadedModel, alone: LoadedModel) -> None:
     engine = company.engine
     assert alone.engine.near is None
     assert (engine.near is not None) == engine.hparams.has_windows
@@ -139,12 +139,12 @@ def test_windows_have_few_pages(company: Served, alone: Served) -> None:
     assert len(engine.memory.pools) == 1 + engine.hparams.has_windows
 
 
-def test_tokens_are_not_forgotten(company: Served) -> None:
-    options = EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift", swa_full=False)
+def test_tokens_are_not_forgotten(company: LoadedModel) -> None:
+    options = RunnerOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift", swa_full=False)
     if company.engine.hparams.has_windows:  # then they keep everything
-        engine = Engine(company.engine.gguf.path, options)
+        engine = ModelRunner(company.engine.gguf.path, options)
         assert engine.near is None
         engine.close()
         return
     with pytest.raises(ValueError, match=r"^--context-shift: this model's layers keep states"):
-        Engine(company.engine.gguf.path, options)
+        ModelRunner(company.engine.gguf.path, options)

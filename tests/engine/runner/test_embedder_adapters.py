@@ -11,7 +11,7 @@ import pytest
 from logitless.engine.adapters import Adapters
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.adapters.lora import Adapter, Pair
 from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
@@ -49,19 +49,19 @@ def files(
 
 
 @pytest.fixture
-def engine(files: tuple[Path, Adapter, Path]) -> Iterator[Engine]:
+def engine(files: tuple[Path, Adapter, Path]) -> Iterator[ModelRunner]:
     engine = opened(files[0])
     yield engine
     engine.close()
 
 
-def opened(path: Path) -> Engine:
-    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=64, threads=1, embeddings=True))
+def opened(path: Path) -> ModelRunner:
+    engine = ModelRunner(path, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=64, threads=1, embeddings=True))
     engine.load()
     return engine
 
 
-def vectors(engine: Engine, pooling: str, known: Adapters | None = None, lora: Lora | None = None) -> list[F32]:
+def vectors(engine: ModelRunner, pooling: str, known: Adapters | None = None, lora: Lora | None = None) -> list[F32]:
     found: dict[int, F32] = {}
     for group in engine.embedder.groups(TEXTS):
         texts = [TEXTS[i] for i in group]
@@ -70,7 +70,7 @@ def vectors(engine: Engine, pooling: str, known: Adapters | None = None, lora: L
     return [found[i] for i in range(len(TEXTS))]
 
 
-def test_vectors_are_those_of_the_merged_model(files: tuple[Path, Adapter, Path], engine: Engine) -> None:
+def test_vectors_are_those_of_the_merged_model(files: tuple[Path, Adapter, Path], engine: ModelRunner) -> None:
     _, adapter, merged = files
     other = opened(merged)
     known = Adapters(engine.adapters, engine.weight_sets)

@@ -12,10 +12,10 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine import async_engine as service_module
-from logitless.engine.async_engine import ModelInfo, Served, Service
+from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.batch import UBatch
 from logitless.engine.requests import CompletionRequest, Finished
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.grammar import vocabulary
 from logitless.models.synthetic.model import synthesize
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer
@@ -26,13 +26,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "m.gguf"
     synthesize(path, "tiny", "F32")
     monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
-    engine = Engine(path, EngineOptions(n_ctx=256, n_slots=3, n_ubatch=32))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=256, n_slots=3, n_ubatch=32))
     engine.load()
     yield engine
     engine.close()
 
 
-def test_usual_steps_find_their_plan(engine: Engine) -> None:
+def test_usual_steps_find_their_plan(engine: ModelRunner) -> None:
     while engine.prepare_ahead():
         pass
     built = engine.session.n_plans_built
@@ -55,7 +55,7 @@ def test_usual_steps_find_their_plan(engine: Engine) -> None:
     assert not engine.prepare_ahead()
 
 
-def test_after_sleep_they_are_made_again(engine: Engine) -> None:
+def test_after_sleep_they_are_made_again(engine: ModelRunner) -> None:
     while engine.prepare_ahead():
         pass
     engine.sleep()
@@ -64,7 +64,7 @@ def test_after_sleep_they_are_made_again(engine: Engine) -> None:
     assert engine.prepare_ahead()
 
 
-def test_what_fails_ahead_is_left_to_the_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_ahead_is_left_to_the_step(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise MemoryError("full")
 
@@ -91,8 +91,8 @@ async def test_an_idle_server_makes_them_all_and_serves(monkeypatch: pytest.Monk
     """Before the first request without a pause."""
     monkeypatch.setattr(service_module, "PAUSE", threading.TIMEOUT_MAX)
     monkeypatch.setattr(vocabulary, "LARGE", FakeTokenizer.n_vocab)
-    engine, service, tokenizer = Ahead(5), Service(), FakeTokenizer()
-    served = Served(FakeScheduler(), tokenizer, FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
+    engine, service, tokenizer = Ahead(5), AsyncEngine(), FakeTokenizer()
+    served = LoadedModel(FakeScheduler(), tokenizer, FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
     service.start(lambda: served)
     await service.loaded()
     assert await asyncio.to_thread(engine.done.wait, 60)
@@ -105,8 +105,8 @@ async def test_an_idle_server_makes_them_all_and_serves(monkeypatch: pytest.Monk
 
 async def test_after_a_request_it_goes_on_when_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "PAUSE", 0.0)
-    engine, service = Ahead(0), Service()
-    served = Served(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
+    engine, service = Ahead(0), AsyncEngine()
+    served = LoadedModel(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
     service.start(lambda: served)
     await service.loaded()
     assert await asyncio.to_thread(engine.done.wait, 60)

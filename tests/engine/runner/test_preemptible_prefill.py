@@ -12,7 +12,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.batch import UBatch
 from logitless.engine.requests import CompletionRequest, Finished, Token, TokenProb
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.preemptible_prefill import RUNS
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -24,14 +24,14 @@ STREAMS = (7, 20)  # tokens of their prompts
 GREEDY = SamplingParams(temperature=0.0, n_probs=3)
 
 
-def opened(path: Path, monkeypatch: pytest.MonkeyPatch, threads: int = 1, **options: Any) -> Engine:
+def opened(path: Path, monkeypatch: pytest.MonkeyPatch, threads: int = 1, **options: Any) -> ModelRunner:
     monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(threads)])
-    engine = Engine(path, EngineOptions(**{"n_ctx": 2048, "n_slots": 3, "n_ubatch": 128, **options}))
+    engine = ModelRunner(path, RunnerOptions(**{"n_ctx": 2048, "n_slots": 3, "n_ubatch": 128, **options}))
     engine.load()
     return engine
 
 
-def prepared(engine: Engine) -> Engine:
+def prepared(engine: ModelRunner) -> ModelRunner:
     while engine.prepare_ahead():
         pass
     return engine
@@ -42,7 +42,7 @@ def ids(n: int, salt: int, n_vocab: int) -> tuple[int, ...]:
     return tuple(rng.randrange(5, n_vocab) for _ in range(n))
 
 
-def answers(engine: Engine, crowded: bool) -> tuple[list[list[tuple[int, TokenProb | None]]], int]:
+def answers(engine: ModelRunner, crowded: bool) -> tuple[list[list[tuple[int, TokenProb | None]]], int]:
     """Of two streams and a long prompt that arrives; and the steps that ran between theirs."""
     words = tokenizer.from_metadata(engine.gguf.metadata, path=engine.gguf.path)
     ticks = itertools.count()
@@ -141,7 +141,7 @@ def test_they_are_made_while_nobody_waits(tiny: Path, monkeypatch: pytest.Monkey
     engine.close()
 
 
-def run(engine: Engine, n: int) -> None:
+def run(engine: ModelRunner, n: int) -> None:
     list(engine.run_in_parts(UBatch([5] * n, list(range(n)), [0] * n, list(range(n)), tables={0: list(range(16))})))
 
 
@@ -199,7 +199,7 @@ def test_where_memory_is_short_there_are_none(tiny: Path, monkeypatch: pytest.Mo
 
 def test_a_plan_of_serving_counts_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(tiny, monkeypatch)
-    (planned,), _ = engine.rehearse()
+    (planned,), _ = engine.dry_run()
     prepared(engine)
     apart = [buffer.nbytes for (name, _), buffer in engine.session._arenas.items() if name]
     usual = [buffer.nbytes for (name, _), buffer in engine.session._arenas.items() if not name]

@@ -11,7 +11,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.batch import UBatch
 from logitless.engine.runner import prefault
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.synthetic.model import synthesize
 
 BOOK = Path("/proc/self/pagemap")  # the kernel's own, of which of our pages are there
@@ -27,13 +27,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
     monkeypatch.setattr(prefault, "LEAD", 3000 * 4096)  # a page takes 1 KiB in each of four caches
     monkeypatch.setattr(prefault, "PIECE", 3 << 20)  # more than a large page
-    engine = Engine(path, EngineOptions(n_ctx=16 * N_PAGES, n_slots=2, n_ubatch=32))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=16 * N_PAGES, n_slots=2, n_ubatch=32))
     engine.load()
     yield engine
     engine.close()
 
 
-def there(engine: Engine, page: int) -> list[bool]:
+def there(engine: ModelRunner, page: int) -> list[bool]:
     """For the keys and the values of each layer, whether the system has given the memory of this page's begin."""
     caches = engine.memory.far.caches
     assert all(cache.nbytes // cache.shape[0] == 1024 for cache in caches)
@@ -46,12 +46,12 @@ def there(engine: Engine, page: int) -> list[bool]:
     return found
 
 
-def step(engine: Engine, page: int) -> None:
+def step(engine: ModelRunner, page: int) -> None:
     """A token in the first cell of this page."""
     engine.step(UBatch([5], [0], [0], [16 * page], [0], [greedy()], [-1], tables={0: [page]}))
 
 
-def test_what_may_be_used_soon_is_there_and_what_is_far_is_not(engine: Engine) -> None:
+def test_what_may_be_used_soon_is_there_and_what_is_far_is_not(engine: ModelRunner) -> None:
     assert not any(there(engine, 2500) + there(engine, 5500))
     engine.prepare_ahead()
     assert all(there(engine, 8) + there(engine, 2500) + there(engine, 2999))
@@ -61,14 +61,14 @@ def test_what_may_be_used_soon_is_there_and_what_is_far_is_not(engine: Engine) -
     assert all(there(engine, 4000) + there(engine, 5500))
 
 
-def test_it_goes_to_the_end_and_no_further(engine: Engine) -> None:
+def test_it_goes_to_the_end_and_no_further(engine: ModelRunner) -> None:
     step(engine, N_PAGES - 1)
     engine.prepare_ahead()
     assert all(there(engine, N_PAGES - 1) + there(engine, N_PAGES - 200))
     engine.prepare_ahead()
 
 
-def test_who_waits_is_not_kept_waiting(engine: Engine) -> None:
+def test_who_waits_is_not_kept_waiting(engine: ModelRunner) -> None:
     looks = []
     engine.prepare_ahead(lambda: bool(looks.append(1)) or len(looks) > 2)
     assert len(looks) == 3
@@ -77,7 +77,7 @@ def test_who_waits_is_not_kept_waiting(engine: Engine) -> None:
     assert all(there(engine, 2500))
 
 
-def test_what_is_cached_stays(engine: Engine) -> None:
+def test_what_is_cached_stays(engine: ModelRunner) -> None:
     step(engine, 700)
     before = engine.memory.far.read(engine.session, 700)
     assert before.any()
@@ -85,7 +85,7 @@ def test_what_is_cached_stays(engine: Engine) -> None:
     np.testing.assert_array_equal(engine.memory.far.read(engine.session, 700), before)
 
 
-def test_nothing_is_there_to_take_while_the_model_sleeps(engine: Engine) -> None:
+def test_nothing_is_there_to_take_while_the_model_sleeps(engine: ModelRunner) -> None:
     engine.sleep()
     engine.prepare_ahead()
     engine.wake()

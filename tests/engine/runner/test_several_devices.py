@@ -21,7 +21,7 @@ from logitless.engine.batch import DeviceFailed, UBatch
 from logitless.engine.loading.open_model import load_weights
 from logitless.engine.loading.options import OptionConflict
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -84,7 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def step(engine: Engine, tokens: list[int]) -> int:
+def step(engine: ModelRunner, tokens: list[int]) -> int:
     """The greedy token after these, from an empty cache."""
     n = len(tokens)
     batch = UBatch(
@@ -101,7 +101,7 @@ def step(engine: Engine, tokens: list[int]) -> int:
 
 
 def test_a_lost_device_is_replaced_by_the_next(fake: dict[str, Flaky], model: Path) -> None:
-    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "cpu")))
+    engine = ModelRunner(model, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "cpu")))
     engine.load()
     expected = step(engine, [5, 9, 3])
     assert engine.session.backends[0] is fake["opencl:0"]
@@ -118,7 +118,7 @@ def test_one_that_fails_in_its_place_is_replaced_too(
     error: type[Exception], fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that has died takes all of its devices, one may be gone, and another too small for all layers."""
-    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "opencl:1", "cpu")))
+    engine = ModelRunner(model, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "opencl:1", "cpu")))
     engine.load()
     expected = step(engine, [5, 9, 3])
     fake["opencl:0"].lost = True
@@ -141,10 +141,10 @@ def test_layers_go_to_a_device_as_long_as_they_fit(
 ) -> None:
     """And to the CPU from the first one on that does not; when the device is lost all of them are there."""
 
-    def opened(memory: int, **wanted: Any) -> tuple[Engine, int]:
+    def opened(memory: int, **wanted: Any) -> tuple[ModelRunner, int]:
         monkeypatch.setattr(Flaky, "memory_bytes", memory)
-        options = EngineOptions(64, 1, 8, devices=("opencl:0",), placement=PlacementOptions(**wanted))
-        engine = Engine(model, options)
+        options = RunnerOptions(64, 1, 8, devices=("opencl:0",), placement=PlacementOptions(**wanted))
+        engine = ModelRunner(model, options)
         return engine, engine.session.device_bytes([engine.measure()])[0].total
 
     whole, n_bytes = opened(0)
@@ -171,7 +171,7 @@ def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, mon
         raise MemoryError("opencl:0: no room")
 
     monkeypatch.setattr(Flaky, "load", full)
-    engine = Engine(model, EngineOptions(64, 1, 8, devices=("opencl:0",)))
+    engine = ModelRunner(model, RunnerOptions(64, 1, 8, devices=("opencl:0",)))
     with pytest.raises(
         OptionConflict, match=r"^out of memory \(opencl:0: no room\); --gpu-layers N leaves layers to the CPU$"
     ):
@@ -194,7 +194,7 @@ def test_a_plan_is_made_again_where_compilers_are_in_memory(monkeypatch: pytest.
 
 
 def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model: Path) -> None:
-    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:1", "cpu")))
+    engine = ModelRunner(model, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:1", "cpu")))
     placement, _ = engine.measure()
     found = plan.crossings(placement, engine.devices)
     to_cpu = [c for c in found if c["to"] == "cpu"]
@@ -279,10 +279,10 @@ def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Path) -> None:
     """Both models are on one device. The request that ran has failed; the next one is served, and drafted."""
-    options = EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=("opencl:0", "cpu"))
-    engine = Engine(model, options)
+    options = RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=("opencl:0", "cpu"))
+    engine = ModelRunner(model, options)
     engine.load()
-    draft = Engine(model, options, beside=engine)
+    draft = ModelRunner(model, options, beside=engine)
     draft.load()
     n_vocab = engine.hparams.n_vocab
     vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)

@@ -15,7 +15,7 @@ from gguf import GGUFReader
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import CompletionRequest, Token, TokenProb
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.grammar_mask import Constraint
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
@@ -36,19 +36,19 @@ PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
-def engine(shared_data: Path) -> Iterator[Engine]:
-    engine = Engine(shared_data / "models" / "stories260K.gguf", EngineOptions(128, 1, 32, threads=1))
+def engine(shared_data: Path) -> Iterator[ModelRunner]:
+    engine = ModelRunner(shared_data / "models" / "stories260K.gguf", RunnerOptions(128, 1, 32, threads=1))
     engine.load()
     yield engine
     engine.close()
 
 
-def vocabulary(engine: Engine, *suppressed: int) -> Tokenizer:
+def vocabulary(engine: ModelRunner, *suppressed: int) -> Tokenizer:
     given = {"tokenizer.ggml.suppress_tokens": list(suppressed)} if suppressed else {}
     return tokenizers.from_metadata({**engine.gguf.metadata, **given})
 
 
-def first(engine: Engine, vocab: Tokenizer, **sampling: Any) -> TokenProb:
+def first(engine: ModelRunner, vocab: Tokenizer, **sampling: Any) -> TokenProb:
     """The first token after the prompt, and what was likely."""
     scheduler = Scheduler(engine, vocab, SchedulerConfig(n_slots=1, n_ctx=128, n_ubatch=32))
     params = SamplingParams(**{"temperature": 0.0, "seed": 3, "n_probs": 6, **sampling})
@@ -61,7 +61,7 @@ def first(engine: Engine, vocab: Tokenizer, **sampling: Any) -> TokenProb:
     return found[0].prob
 
 
-def test_the_likeliest_that_is_left_is_taken(engine: Engine) -> None:
+def test_the_likeliest_that_is_left_is_taken(engine: ModelRunner) -> None:
     before = first(engine, vocabulary(engine))
     likely = [id for id, _ in before.top]
     assert before.id == likely[0]
@@ -74,7 +74,7 @@ def test_the_likeliest_that_is_left_is_taken(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("samplers", [(), ("top_k", "temperature"), ("penalties", "dry", "top_p", "temperature")])
-def test_any_chain_leaves_them_out(engine: Engine, samplers: tuple[str, ...]) -> None:
+def test_any_chain_leaves_them_out(engine: ModelRunner, samplers: tuple[str, ...]) -> None:
     vocab = vocabulary(engine, *range(3, 500))
     options = {"temperature": 5.0, "samplers": samplers, "repeat_penalty": 1.1, "dry_multiplier": 0.5}
     chosen = [first(engine, vocab, seed=seed, post_sampling_probs=True, **options) for seed in range(8)]
@@ -82,7 +82,7 @@ def test_any_chain_leaves_them_out(engine: Engine, samplers: tuple[str, ...]) ->
     assert all(not 3 <= id < 500 for prob in chosen for id, _ in prob.top)
 
 
-def test_a_grammar_takes_what_it_allows_of_the_rest(engine: Engine) -> None:
+def test_a_grammar_takes_what_it_allows_of_the_rest(engine: ModelRunner) -> None:
     vocab = vocabulary(engine)
     likely = [id for id, _ in first(engine, vocab).top]
     texts = " | ".join(f"<[{id}]>" for id in likely[:2])
@@ -91,7 +91,7 @@ def test_a_grammar_takes_what_it_allows_of_the_rest(engine: Engine) -> None:
     assert first(engine, fewer, grammar=grammar).id == likely[1]
 
 
-def test_rows_and_requests(engine: Engine) -> None:
+def test_rows_and_requests(engine: ModelRunner) -> None:
     vocab = vocabulary(engine, 7, 5)
     rows = RowSampler(SamplingParams(seed=1, logit_bias=((9, 1.0),)), vocab, 64).draft_feeds([1, 2])
     for row in rows:
@@ -113,7 +113,7 @@ for body in bodies:
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
-def test_llama_cpp_takes_the_same(engine: Engine, tmp_path: Path) -> None:
+def test_llama_cpp_takes_the_same(engine: ModelRunner, tmp_path: Path) -> None:
     likely = [id for id, _ in first(engine, vocabulary(engine)).top]
     path, held = tmp_path / "m.gguf", GGUFReader(engine.gguf.path).tensors
     keys = copied_keys(engine.gguf.metadata)

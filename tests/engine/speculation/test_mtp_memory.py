@@ -11,7 +11,7 @@ import pytest
 
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.runner import model_runner
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.mtp import NextnDrafter
@@ -25,21 +25,21 @@ from tests.helpers.reference_model import write
 from tests.models.architectures.test_mtp import changed
 from tests.models.gguf.test_mtp_file import three_files
 
-OPTIONS = EngineOptions(256, n_slots=2, n_ubatch=64, threads=1, n_guesses=2)
+OPTIONS = RunnerOptions(256, n_slots=2, n_ubatch=64, threads=1, n_guesses=2)
 
 
 def test_all_of_it_is_loaded_and_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, _, _ = three_files(tmp_path, NEXTN["glm4moe 355B"])
     asked: list[Any] = []
     monkeypatch.setattr(model_runner, "fit", lambda sizes, backends: asked.append(sizes) or True)
-    engine = Engine(both, OPTIONS)
+    engine = ModelRunner(both, OPTIONS)
     assert engine._fits(None)
     engine.load()
     own = f"blk.{engine.hparams.n_layer}."
     held = {name: state for name, state in engine.session._variables.items() if name.startswith(own)}
     assert len(held) > 20
     assert [name for name, state in held.items() if not state.buffers] == []
-    planned, _ = engine.rehearse()
+    planned, _ = engine.dry_run()
     assert asked[-1][0].weights == planned[0].weights
     assert asked[-1][0].variables == planned[0].variables
     engine.close()
@@ -49,7 +49,7 @@ def test_finetunes_made_before_the_block_came_are_served(tmp_path: Path) -> None
     """Of a model whose block has a file of its own."""
     s = replace(NEXTN["glm4moe"], n_layer=2)
     both, layers, block = three_files(tmp_path, s)
-    engine = Engine(layers, replace(OPTIONS, block=str(block)))
+    engine = ModelRunner(layers, replace(OPTIONS, block=str(block)))
     name = "blk.0.attn_q.weight"
     tuned = changed(layers, tmp_path / "tuned.gguf", {name: np.zeros((64, 64), np.float32)})
     for path in (tuned, both):
@@ -66,7 +66,7 @@ def test_finetunes_made_before_the_block_came_are_served(tmp_path: Path) -> None
 def test_steps_that_verify_have_their_plans(tmp_path: Path) -> None:
     s = NEXTN["qwen35, no norm behind"]
     write(path := tmp_path / "m.gguf", replace(s, n_vocab=512, vocabulary=True, traits=(*s.traits, "agrees", "much")))
-    engine = Engine(path, OPTIONS)
+    engine = ModelRunner(path, OPTIONS)
     engine.load()
     while engine.prepare_ahead():
         pass

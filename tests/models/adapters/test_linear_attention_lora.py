@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from logitless.engine.batch import UBatch
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.adapters.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
 from logitless.models.adapters.merge import merge
 from logitless.models.errors import ModelFileError
@@ -35,7 +35,7 @@ def adapter_of(path: Path, *, convs: bool) -> Adapter:
 
 def logits(path: Path, adapter: Adapter | None = None) -> Array:
     """Log-probabilities of 20 tokens' followers."""
-    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=32, threads=1, type_k="f32", type_v="f32"))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=32, threads=1, type_k="f32", type_v="f32"))
     n, n_vocab = 20, engine.hparams.n_vocab
     rows, tokens = list(range(n)), [(7 * i) % n_vocab for i in range(n)]
     batch = UBatch(tokens, rows, [0] * n, rows, rows, [None] * n, [0] * n, n_top=1 + n_vocab)

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from logitless.engine.batch import UBatch
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.adapters.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
 from logitless.models.adapters.low_rank import EMBEDDING, NORMS
 from logitless.models.adapters.merge import merge
@@ -40,7 +40,7 @@ def random_adapter(base: GGUFFile, seed: int, rank: int = 4, alpha: float = 0.0,
     return Adapter(pairs, alpha)
 
 
-def log_probs(engine: Engine, mixes: list[tuple[tuple[int, float], ...]], weights: int = 0) -> list[bytes]:
+def log_probs(engine: ModelRunner, mixes: list[tuple[tuple[int, float], ...]], weights: int = 0) -> list[bytes]:
     """Log-probabilities after each prompt token, of one sequence a slot, as bits."""
     batch = UBatch(n_top=1, weights=weights)
     for slot, mix in enumerate(mixes):
@@ -67,7 +67,7 @@ def values(bits: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 @pytest.mark.parametrize("name", ["arch-llama-gqa-F32", "arch-llama-gqa-Q6_K"])
 def test_rows_have_their_own_adapters(name: str, shared_data: Path) -> None:
-    engine = Engine(shared_data / "models" / f"{name}.gguf", EngineOptions(n_ctx=64, n_slots=4, n_ubatch=64))
+    engine = ModelRunner(shared_data / "models" / f"{name}.gguf", RunnerOptions(n_ctx=64, n_slots=4, n_ubatch=64))
     engine.load()
     base = log_probs(engine, [()])[0]
     one = engine.adapters.put(random_adapter(engine.gguf, 1))
@@ -91,7 +91,9 @@ def test_an_adapter_that_has_no_room_changes_nothing(
     call: str, n: int, shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for those that run, and it may come again."""
-    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64))
+    engine = ModelRunner(
+        shared_data / "models" / "arch-llama-gqa-F32.gguf", RunnerOptions(n_ctx=64, n_slots=2, n_ubatch=64)
+    )
     bank, session = engine.adapters, engine.session
     one = bank.put(random_adapter(engine.gguf, 1))
     mix = ((one, 1.0),)
@@ -116,11 +118,11 @@ def test_whole_finetunes_answer_beside_the_model(shared_data: Path, tmp_path: Pa
     with GGUFFile.open(path) as gguf:
         adapter, h = random_adapter(gguf, 4), hparams_of(gguf)
         merge(tmp_path / "whole.gguf", gguf, h, [(adapter, 1.0)])
-    options = EngineOptions(n_ctx=64, n_slots=4, n_ubatch=64)
-    alone = Engine(tmp_path / "whole.gguf", options)
+    options = RunnerOptions(n_ctx=64, n_slots=4, n_ubatch=64)
+    alone = ModelRunner(tmp_path / "whole.gguf", options)
     expected = log_probs(alone, [()])
     alone.close()
-    engine = Engine(path, options)
+    engine = ModelRunner(path, options)
     base = log_probs(engine, [()])
     handle = engine.weight_sets.put(tmp_path / "whole.gguf")
     one = engine.adapters.put(random_adapter(engine.gguf, 1))
@@ -138,7 +140,9 @@ def test_whole_finetunes_answer_beside_the_model(shared_data: Path, tmp_path: Pa
 
 
 def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data: Path) -> None:
-    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=4, n_ubatch=64))
+    engine = ModelRunner(
+        shared_data / "models" / "arch-llama-gqa-F32.gguf", RunnerOptions(n_ctx=64, n_slots=4, n_ubatch=64)
+    )
     base = log_probs(engine, [()])[0]
     sane = random_adapter(engine.gguf, 1)
     huge = engine.adapters.put(
@@ -188,7 +192,7 @@ def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> No
             )
     got = []
     for file, given in ((path, read), (tmp_path / "merged.gguf", [])):
-        engine = Engine(file, EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64, type_k="f32", type_v="f32"))
+        engine = ModelRunner(file, RunnerOptions(n_ctx=64, n_slots=2, n_ubatch=64, type_k="f32", type_v="f32"))
         mix = tuple((engine.adapters.put(adapter), scale) for adapter, scale in given)
         got.append(values(log_probs(engine, [mix])[0]))
         if given:

@@ -17,7 +17,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from logitless.engine.batch import UBatch
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.adapters.lora import Adapter, Pair, fused, read_adapter, write_adapter
 from logitless.models.adapters.low_rank import EMBEDDING, NORMS
 from logitless.models.adapters.merge import merge
@@ -101,7 +101,7 @@ def answers(code: str, given: str) -> list[str]:
 
 def ours(case: Case) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
     """Log-probabilities of all tokens after each prefix, for each mixture."""
-    engine = Engine(case.model, EngineOptions(n_ctx=256, n_slots=1, n_ubatch=64))
+    engine = ModelRunner(case.model, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64))
     handles = [engine.adapters.put(read_adapter(a, engine.gguf, hparams_of(engine.gguf))) for a in case.adapters]
     n, n_vocab, got = len(TEXT), hparams_of(engine.gguf).n_vocab, []
     for mix in case.mixes:

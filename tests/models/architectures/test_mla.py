@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import feed
 from logitless.models.batch import PagedMemory
@@ -57,7 +57,7 @@ def test_a_row_is_kept_of_a_token_and_nothing_else(name: str, tmp_path: Path) ->
 def test_pages_come_back(tmp_path: Path) -> None:
     """What a server writes into a file or the host's memory."""
     write(path := tmp_path / "m.gguf", DEEPSEEK)
-    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16))
     engine.load()
     page = np.random.default_rng(1).integers(0, 100, engine.far.nbytes).astype(np.uint8)
     engine.far.write(1, page)

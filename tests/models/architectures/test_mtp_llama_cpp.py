@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from logitless.engine.requests import CompletionRequest, Finished, Token
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
@@ -78,7 +78,7 @@ class Resting(NextnDrafter):
 
 def ours(path: Path, kind: type[NextnDrafter], n_tokens: int) -> list[Told]:
     """By drafts of so many tokens, and without any."""
-    engine = Engine(path, EngineOptions(n_ctx=256, n_slots=1, n_ubatch=64, n_guesses=max(MOST)))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, n_guesses=max(MOST)))
     engine.load()
     assert engine.hidden is not None
     tokenizer, found = from_metadata(engine.gguf.metadata), []

@@ -17,7 +17,7 @@ from logitless.cli.flags.flags import parse
 from logitless.cli.flags.options import MODEL_KEYS
 from logitless.cli.setup.model import model_options
 from logitless.engine.loading.open_model import metadata_overrides
-from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
 from logitless.models.batch import Batch, PagedMemory
 from logitless.models.errors import ModelFileError
@@ -277,7 +277,7 @@ def test_learned_positions_end_where_the_file_says(tmp_path: Path) -> None:
             define_model(session, gguf, h, 49)
     session.close()
     for slots, given, wanted in ((1, 256, 48), (4, 64, 48), (2, 32, 32)):
-        engine = Engine(path, EngineOptions(n_ctx=given, n_slots=slots))
+        engine = ModelRunner(path, RunnerOptions(n_ctx=given, n_slots=slots))
         assert engine.n_ctx_slot == wanted
         engine.close()
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 GIVEN_UP = "the engine has ended"
 
 
-class Errand:
+class EngineTask:
     """Call that runs on its own thread. The engine thread executes its `ask` calls in `serve`."""
 
     def __init__(self, call: Callable[[], Any], wake: Callable[[], None]) -> None:
@@ -24,7 +24,7 @@ class Errand:
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._outcome: Future[Any] = Future()
         self._given_up = False
-        self._thread = threading.Thread(target=self._run, name="errand", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-task", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
