@@ -11,7 +11,7 @@ import numpy.typing as npt
 from logitless.engine.sampling.sampler import Row
 from logitless.models.adapters.stacked_lora import Mix
 
-PAGE = 16  # tokens of a KV block
+BLOCK_SIZE = PAGE  # tokens of a KV block
 LEAST_BESIDE = 8  # tokens of a mixed batch, at least: matrix products are fastest by eight rows
 APART = (64, 16)  # tokens of a preemptible prefill chunk: larger ones are faster, but have longer parts
 I32 = npt.NDArray[np.int32]
@@ -29,7 +29,7 @@ class UBatch:
     tokens: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)  # slot mapping: block × PAGE + position mod PAGE
+    cells: list[int] = field(default_factory=list)  # slot mapping: block × BLOCK_SIZE + position mod BLOCK_SIZE
     out: list[int] = field(default_factory=list)
     rows: list[Row | None] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)  # -1: the sampled token itself

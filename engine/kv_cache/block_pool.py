@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from logitless.engine.batch import APART, PAGE
+from logitless.engine.batch import APART, BLOCK_SIZE
 
 
-def n_pages_for(n_tokens: int) -> int:
+def n_blocks_for(n_tokens: int) -> int:
     """Number of KV blocks that hold `n_tokens` tokens of one sequence."""
-    return -(-n_tokens // PAGE)
+    return -(-n_tokens // BLOCK_SIZE)
 
 
 def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
@@ -19,16 +19,18 @@ def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
     it.
     """
     if unified:
-        return n_pages_for(n_ctx)
-    return n_slots * n_pages_for(n_ctx // n_slots)
+        return n_blocks_for(n_ctx)
+    return n_slots * n_blocks_for(n_ctx // n_slots)
 
 
-def window_pages(n: int, window: int) -> range:
+def blocks_in_window(n: int, window: int) -> range:
     """Block indices that a sliding window of `window` positions covers after `n` tokens."""
-    return range(max(0, n - window + 1) // PAGE, n_pages_for(n))
+    return range(max(0, n - window + 1) // BLOCK_SIZE, n_blocks_for(n))
 
 
-def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *, more_here: bool) -> tuple[int, int]:
+def usable_prefix(
+    seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *, more_here: bool
+) -> tuple[int, int]:
     """Usable prefix length as (full blocks, tokens after them).
 
     Resuming after n tokens needs the auxiliary state (window blocks, recurrent state) of the blocks
@@ -39,55 +41,55 @@ def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *
     for i, is_here in enumerate(here):
         first.append(first[-1] if is_here else i + 1)
     n = len(here)
-    if n_more and more_here and first[n] <= seen(n * PAGE + n_more).start:
+    if n_more and more_here and first[n] <= seen(n * BLOCK_SIZE + n_more).start:
         return n, n_more
-    while first[n] > seen(n * PAGE).start:
+    while first[n] > seen(n * BLOCK_SIZE).start:
         n -= 1
     return n, 0
 
 
-def near_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
+def window_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
     """Number of blocks of the sliding-window KV group, enough for every step.
 
     It counts the windows of all slots, the tokens of one step and of one preempted prefill chunk,
     and `n_kept` windows of cached prefixes.
     """
-    seen = -(-(window - 1) // PAGE) + 1
-    written = n_pages_for(n_ubatch) + n_pages_for(min(n_ubatch, APART[0]))
+    seen = -(-(window - 1) // BLOCK_SIZE) + 1
+    written = n_blocks_for(n_ubatch) + n_blocks_for(min(n_ubatch, APART[0]))
     return n_slots * (seen + 2) + written + n_kept * seen  # 2: one block begun, one copied
 
 
-class Pages:
+class BlockPool:
     """Reference-counted pool of KV blocks.
 
     A block is free, or it has one reference from each block table, radix node and pending copy.
     """
 
-    __slots__ = ("free", "n_pages", "refs")
+    __slots__ = ("free", "n_blocks", "refs")
 
-    def __init__(self, n_pages: int) -> None:
-        self.n_pages = n_pages
-        self.refs = [0] * n_pages
-        self.free = list(range(n_pages - 1, -1, -1))  # a stack: deterministic, prefers recently used blocks
+    def __init__(self, n_blocks: int) -> None:
+        self.n_blocks = n_blocks
+        self.refs = [0] * n_blocks
+        self.free = list(range(n_blocks - 1, -1, -1))  # a stack: deterministic, prefers recently used blocks
 
     @property
     def n_used(self) -> int:
-        return self.n_pages - len(self.free)
+        return self.n_blocks - len(self.free)
 
     def take(self) -> int:
         """Take a free block; it has one reference."""
-        page = self.free.pop()
-        self.refs[page] = 1
-        return page
+        block = self.free.pop()
+        self.refs[block] = 1
+        return block
 
-    def share(self, page: int) -> None:
+    def share(self, block: int) -> None:
         """Add a reference."""
-        self.refs[page] += 1
+        self.refs[block] += 1
 
-    def drop(self, page: int) -> int:
+    def drop(self, block: int) -> int:
         """Drop a reference and return the number of remaining ones. At 0 the block is free."""
-        left = self.refs[page] - 1
-        self.refs[page] = left
+        left = self.refs[block] - 1
+        self.refs[block] = left
         if left == 0:
-            self.free.append(page)
+            self.free.append(block)
         return left

@@ -5,9 +5,9 @@ Only engine/kv_cache writes it. The batch builder and the drafters read it.
 
 from __future__ import annotations
 
-from logitless.engine.batch import PAGE
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.host_cache import Bytes
-from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, Tail
+from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, PartialBlock
 
 
 class BlockTable:
@@ -66,7 +66,7 @@ class BlockTable:
 
         Positions that are computed already are ignored.
         """
-        position -= position % PAGE
+        position -= position % BLOCK_SIZE
         if position > n_computed:
             self.marks.add(position)
 
@@ -75,12 +75,12 @@ class BlockTable:
         part = tokens[self.n_committed : end]
         return (INEXACT, *part) if self.shifted else tuple(part)
 
-    def tail(self, tokens: list[int], n_computed: int) -> Tail | None:
+    def tail(self, tokens: list[int], n_computed: int) -> PartialBlock | None:
         """The partial block at the end, as a prefix that other sequences may copy."""
         if self.n_committed == n_computed or self.copy is not None or self.n_dropped:
             return None  # a block with a pending copy has no content; a shifted context is private
-        if n_computed - self.n_committed >= PAGE:
+        if n_computed - self.n_committed >= BLOCK_SIZE:
             return None  # its full block is cached with other bits
-        i = self.n_committed // PAGE
+        i = self.n_committed // BLOCK_SIZE
         window = self.window_blocks[i] if self.window_blocks else None
-        return Tail(self.node, self.content(tokens, n_computed), self.blocks[i], window)
+        return PartialBlock(self.node, self.content(tokens, n_computed), self.blocks[i], window)

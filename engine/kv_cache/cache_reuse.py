@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
-from logitless.engine.batch import PAGE
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.context_shift import Moves
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence, Slot
 
@@ -40,7 +40,9 @@ def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: in
         old_at += 1
 
 
-def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> int:
+def reuse_chunks(
+    cache: KVCacheManager, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int
+) -> int:
     """Reuse chunks of the slot's last sequence for the next tokens of `seq`, at most `limit` of
     them.
 
@@ -54,19 +56,19 @@ def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Seque
     if not found:
         return 0
     known = cache.prefixes.match(old, len(old), root=seq.kv.root, inexact=True)
-    source = [node.page for node in known.path] + ([known.page] if known.n_more else [])
-    n_known = len(known.path) * PAGE + known.n_more
-    for page in source:
-        cache.prefixes.acquire(page)  # the copies must not evict their source
+    source = [node.block for node in known.path] + ([known.block] if known.n_more else [])
+    n_known = len(known.path) * BLOCK_SIZE + known.n_more
+    for block in source:
+        cache.prefixes.acquire(block)  # the copies must not evict their source
     try:
         return _move(cache, move_cells, seq, source, n_known, found, limit)
     finally:
-        for page in reversed(source):
-            cache.prefixes.release(page)
+        for block in reversed(source):
+            cache.prefixes.release(block)
 
 
 def _move(
-    cache: KvCache,
+    cache: KVCacheManager,
     move_cells: Callable[[Moves], None],
     seq: Sequence,
     source: list[int],
@@ -88,10 +90,10 @@ def _move(
     moves: Moves = []
     if seq.kv.copy is not None:  # the pending block copy would overwrite the moves: do it here
         first, to = seq.kv.copy
-        moves += [(first * PAGE + i, to * PAGE + i, 0) for i in range(start % PAGE)]
+        moves += [(first * BLOCK_SIZE + i, to * BLOCK_SIZE + i, 0) for i in range(start % BLOCK_SIZE)]
     for position, at in enumerate(places, start):
-        cell = source[at // PAGE] * PAGE + at % PAGE
-        moves.append((cell, seq.kv.blocks[position // PAGE] * PAGE + position % PAGE, position - at))
+        cell = source[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
+        moves.append((cell, seq.kv.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE, position - at))
     try:
         move_cells(moves)
     except Exception as error:  # fall back to prefill

@@ -8,10 +8,10 @@ does not contain them, and preemption swaps them out to host memory as they are.
 
 from __future__ import annotations
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.host_cache import Bytes
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.sequence import Sequence, Slot
 
 Moves = list[tuple[int, int, int]]  # (source token slot, target token slot, change of position)
@@ -32,20 +32,20 @@ def kept_and_discarded(seq: Sequence, *, add_bos: bool) -> tuple[int, int]:
     return n_keep, max(1, min(request.n_discard or n_left // 2, n_left))
 
 
-class Shift:
+class ContextShift:
     """Context shift of one sequence, planned. Nothing changes before `apply`."""
 
-    def __init__(self, cache: KvCache, seq: Sequence, n_keep: int, n_discard: int) -> None:
+    def __init__(self, cache: KVCacheManager, seq: Sequence, n_keep: int, n_discard: int) -> None:
         self.cache, self.seq, self.n_keep, self.n_discard = cache, seq, n_keep, n_discard
-        self.first = n_keep // PAGE  # blocks before this index stay as they are
-        self.n_pages = n_pages_for(seq.n_computed - n_discard)
+        self.first = n_keep // BLOCK_SIZE  # blocks before this index stay as they are
+        self.n_blocks = n_blocks_for(seq.n_computed - n_discard)
         self._own: set[int] = set()
 
     @property
     def n_missing(self) -> int:
         """Number of new blocks that the shift needs in place of shared ones."""
-        self._own = self._own_pages()
-        return sum(page not in self._own for page in self.seq.kv.blocks[self.first : self.n_pages])
+        self._own = self._own_blocks()
+        return sum(block not in self._own for block in self.seq.kv.blocks[self.first : self.n_blocks])
 
     def forget_others(self) -> bool:
         """Evict idle cached prefixes that continue the sequence's blocks, so that these become its
@@ -56,20 +56,20 @@ class Shift:
         table = set(self.seq.kv.blocks[self.first :])
         return self.cache.prefixes.forget_after(table)
 
-    def _own_pages(self) -> set[int]:
+    def _own_blocks(self) -> set[int]:
         """Blocks that only this sequence uses: uncached ones, and cached ones without cached
         children.
         """
-        pages, prefixes = self.cache.pages, self.cache.prefixes
+        pool, prefixes = self.cache.pool, self.cache.prefixes
         own: set[int] = set()
-        for page in reversed(self.seq.kv.blocks[self.first :]):
-            node = prefixes.node_of(page)
+        for block in reversed(self.seq.kv.blocks[self.first :]):
+            node = prefixes.node_of(block)
             if node is None:
-                mine = pages.refs[page] == 1
+                mine = pool.refs[block] == 1
             else:
-                mine = pages.refs[page] == 2 and all(child.page in own for child in node.children.values())
+                mine = pool.refs[block] == 2 and all(child.block in own for child in node.children.values())
             if mine:
-                own.add(page)
+                own.add(block)
         return own
 
     def apply(self) -> Moves:
@@ -78,52 +78,52 @@ class Shift:
         The caller then drops the tokens (Sequence.discard).
         """
         seq, prefixes = self.seq, self.cache.prefixes
-        self._own = self._own_pages()
-        while seq.kv.n_committed > self.first * PAGE:
+        self._own = self._own_blocks()
+        while seq.kv.n_committed > self.first * BLOCK_SIZE:
             assert seq.kv.node.parent is not None
             seq.kv.node = seq.kv.node.parent
-            seq.kv.n_committed -= PAGE
+            seq.kv.n_committed -= BLOCK_SIZE
         source = list(seq.kv.blocks)
         if seq.kv.copy is not None:  # pending copy: read its source
             source[source.index(seq.kv.copy[1])] = seq.kv.copy[0]
-        for page in reversed(seq.kv.blocks):
-            if page in self._own:
-                prefixes.claim(page)
+        for block in reversed(seq.kv.blocks):
+            if block in self._own:
+                prefixes.claim(block)
         table = seq.kv.blocks[: self.first]
-        for page in seq.kv.blocks[self.first : self.n_pages]:
-            table.append(page if page in self._own else prefixes.allocate())
+        for block in seq.kv.blocks[self.first : self.n_blocks]:
+            table.append(block if block in self._own else prefixes.allocate())
         moves: Moves = []
-        for p in range(self.first * PAGE, seq.n_computed):
-            at = source[p // PAGE] * PAGE + p % PAGE
+        for p in range(self.first * BLOCK_SIZE, seq.n_computed):
+            at = source[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
             back = 0 if p < self.n_keep else self.n_discard
             if self.n_keep <= p < self.n_keep + self.n_discard:
                 continue
-            to = table[(p - back) // PAGE] * PAGE + (p - back) % PAGE
+            to = table[(p - back) // BLOCK_SIZE] * BLOCK_SIZE + (p - back) % BLOCK_SIZE
             if at != to:
                 moves.append((at, to, -back))
         kept = set(table)
-        for page in reversed(seq.kv.blocks):
-            if page not in kept:
-                prefixes.release(page)
+        for block in reversed(seq.kv.blocks):
+            if block not in kept:
+                prefixes.release(block)
         self.cache.copied(seq)
         seq.kv.blocks, seq.kv.uploaded = table, False
         seq.kv.n_dropped += self.n_discard
         return moves
 
 
-def park(cache: KvCache, seq: Sequence) -> None:
+def swap_out(cache: KVCacheManager, seq: Sequence) -> None:
     """Swap out the blocks of a sequence that cannot recompute them.
 
     Raises MemoryError or OSError if the device cannot be read; nothing has changed then.
     """
-    source = list(seq.kv.blocks[: n_pages_for(seq.n_computed)])
+    source = list(seq.kv.blocks[: n_blocks_for(seq.n_computed)])
     if seq.kv.copy is not None:  # pending copy: read its source
         source[source.index(seq.kv.copy[1])] = seq.kv.copy[0]
-    pages: list[Bytes] = [cache.store.read(page) for page in source]
-    seq.kv.swapped, seq.kv.n_swapped = pages, seq.n_computed
+    blocks: list[Bytes] = [cache.store.read(block) for block in source]
+    seq.kv.swapped, seq.kv.n_swapped = blocks, seq.n_computed
 
 
-def unpark(cache: KvCache, seq: Sequence, slot: Slot) -> int:
+def swap_in(cache: KVCacheManager, seq: Sequence, slot: Slot) -> int:
     """Swap the blocks of a sequence in again and return its number of computed tokens.
 
     The caller has checked that enough blocks are available. Raises MemoryError or OSError if the

@@ -45,7 +45,7 @@ class HostCache:
     same bits as a recomputed one.
     """
 
-    __slots__ = ("_pages", "limit", "n_restored", "n_saved", "nbytes")
+    __slots__ = ("_blocks", "limit", "n_restored", "n_saved", "nbytes")
 
     def __init__(self, limit: int | None) -> None:
         """`limit`: bytes; None: unlimited."""
@@ -53,21 +53,21 @@ class HostCache:
         self.nbytes = 0
         self.n_saved = 0
         self.n_restored = 0
-        self._pages: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (bit mask of slots, bytes)
+        self._blocks: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (bit mask of slots, bytes)
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._blocks)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._pages
+        return key in self._blocks
 
     def add_owners(self, key: bytes, owners: int) -> bool:
         """Mark a block as used by these slots (bit mask); False if it is not cached."""
-        known = self._pages.get(key)
+        known = self._blocks.get(key)
         if known is None:
             return False
-        self._pages[key] = known[0] | owners, known[1]
-        self._pages.move_to_end(key)
+        self._blocks[key] = known[0] | owners, known[1]
+        self._blocks.move_to_end(key)
         return True
 
     def has_room(self, nbytes: int) -> bool:
@@ -78,27 +78,27 @@ class HostCache:
         """Store a block. A block larger than the limit is ignored."""
         if self.limit is not None and data.nbytes > self.limit:
             return
-        self._pages[key] = owners, data
+        self._blocks[key] = owners, data
         self.nbytes += data.nbytes
         self.n_saved += 1
         while self.limit is not None and self.nbytes > self.limit:
-            _, (_, oldest) = self._pages.popitem(last=False)
+            _, (_, oldest) = self._blocks.popitem(last=False)
             self.nbytes -= oldest.nbytes
 
     def get(self, key: bytes, owners: int) -> Bytes | None:
         """Bytes of a block, or None. They stay cached, for the device may evict the block again."""
-        return self._pages[key][1] if self.add_owners(key, owners) else None
+        return self._blocks[key][1] if self.add_owners(key, owners) else None
 
     def clear(self) -> None:
         """Drop everything: another device computes other bits."""
-        self._pages.clear()
+        self._blocks.clear()
         self.nbytes = 0
 
     def forget(self, owner: int) -> None:
         """Drop blocks that only this slot's sequences have used."""
-        for key, (owners, data) in list(self._pages.items()):
+        for key, (owners, data) in list(self._blocks.items()):
             if owners & ~owner:
-                self._pages[key] = owners & ~owner, data
+                self._blocks[key] = owners & ~owner, data
             else:
-                del self._pages[key]
+                del self._blocks[key]
                 self.nbytes -= data.nbytes

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import Pages, n_pages_for, reach
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import BlockPool, n_blocks_for, usable_prefix
 from logitless.engine.kv_cache.host_cache import HostCache, Store
 from logitless.engine.kv_cache.offload import Offload
-from logitless.engine.kv_cache.prefix_cache import Node, PrefixCache, Tail
-from logitless.engine.kv_cache.recurrent_state import NOTHING, States
-from logitless.engine.kv_cache.sliding_window import NearStore, Windows
+from logitless.engine.kv_cache.prefix_cache import Node, PartialBlock, PrefixCache
+from logitless.engine.kv_cache.recurrent_state import NOTHING, RecurrentStates
+from logitless.engine.kv_cache.sliding_window import SlidingWindowBlocks, WindowStore
 from logitless.engine.sequence import Sequence, Slot
 
 NEAR_END = 8  # tokens before a prompt's end that the next chat turn may render differently (an opened <think>)
@@ -22,46 +22,48 @@ AHEAD = 64 << 20  # bytes of idle blocks that are offloaded before they must be 
 
 class _Found(NamedTuple):
     """Cached prefix of a sequence: radix nodes of full blocks, then the first `n_more` tokens of
-    `page`.
+    `block`.
     """
 
     path: list[Node]
     n_more: int
-    page: int
+    block: int
     inexact: bool  # part of it is moved KV (cache_reuse.py)
     n_known: int  # tokens of cached full blocks, usable or not
-    beside: int  # row of the recurrent state, or sliding-window block of `page`
+    beside: int  # row of the recurrent state, or sliding-window block of `block`
 
 
-class KvCache:
+class KVCacheManager:
     """Allocates KV blocks to sequences and caches the blocks of finished ones."""
 
-    __slots__ = ("beside", "host", "keep_idle", "offload", "pages", "prefixes", "states", "store", "windows")
+    __slots__ = ("beside", "host", "keep_idle", "offload", "pool", "prefixes", "states", "store", "windows")
 
     def __init__(
         self,
-        n_pages: int,
+        n_blocks: int,
         store: Store,
         host: HostCache | None = None,
         keep_idle: bool = True,
         n_slots: int = 0,
         states: Store | None = None,
-        near: NearStore | None = None,
+        near: WindowStore | None = None,
     ) -> None:
         """`host`: host memory for preempted sequences and, with `keep_idle`, for evicted prefixes.
 
         `states`: rows of recurrent state, for models that have it. `near`: blocks of the
         sliding-window KV group, if it is separate. No model has both.
         """
-        self.pages = Pages(n_pages)
-        self.prefixes = PrefixCache(self.pages)
+        self.pool = BlockPool(n_blocks)
+        self.prefixes = PrefixCache(self.pool)
         self.prefixes.by_ends = states is not None
         self.store = store
         self.host = host
         self.keep_idle = keep_idle
-        self.states = States(states, n_slots) if states is not None else None
-        self.windows = Windows(near) if near is not None else None
-        self.beside: States | Windows | None = self.states or self.windows  # auxiliary per-block state
+        self.states = RecurrentStates(states, n_slots) if states is not None else None
+        self.windows = SlidingWindowBlocks(near) if near is not None else None
+        self.beside: RecurrentStates | SlidingWindowBlocks | None = (
+            self.states or self.windows
+        )  # auxiliary per-block state
         if self.beside is not None:
             self.prefixes.on_forget = self.beside.forget
         self.offload = Offload(self.prefixes, store, self.beside, host)
@@ -75,7 +77,7 @@ class KvCache:
         """Number of free and evictable blocks."""
         return self.prefixes.n_available
 
-    def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> int:
+    def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[PartialBlock]) -> int:
         """Fill an empty block table with the longest cached prefix of the first `limit` tokens.
 
         `tails`: partial blocks that running sequences still write. Returns the number of cached
@@ -84,23 +86,23 @@ class KvCache:
         prefixes, tails = self.prefixes, list(tails)
         found = self._match(seq, limit, tails)
         if self.host is not None and len(self.host):
-            n_found = len(found.path) * PAGE + found.n_more
+            n_found = len(found.path) * BLOCK_SIZE + found.n_more
             if self.offload.restore(seq.kv.root, seq.tokens, limit, n_found, 1 << slot.id, inexact=seq.takes_inexact):
                 found = self._match(seq, limit, tails)
         path, n_more = found.path, found.n_more
         if self.states is not None:
-            self.states.hold(seq, found.beside, len(path) * PAGE + n_more)
+            self.states.hold(seq, found.beside, len(path) * BLOCK_SIZE + n_more)
         if self.windows is not None:
             self.windows.attach(seq, path, n_more)
         for node in path:
-            prefixes.acquire(node.page)
+            prefixes.acquire(node.block)
             node.owners |= 1 << slot.id
-            seq.kv.blocks.append(node.page)
+            seq.kv.blocks.append(node.block)
         seq.kv.node = path[-1] if path else seq.kv.root
-        seq.kv.n_committed = len(path) * PAGE
-        if n_more and not self._begin_page(seq, found.page, found.beside):
+        seq.kv.n_committed = len(path) * BLOCK_SIZE
+        if n_more and not self._begin_block(seq, found.block, found.beside):
             self._let_go(seq)
-            return self.attach(seq, slot, len(path) * PAGE, ())
+            return self.attach(seq, slot, len(path) * BLOCK_SIZE, ())
         n_computed = seq.kv.n_committed + n_more
         seq.kv.shifted = seq.kv.shifted or found.inexact
         seq.kv.uploaded = False
@@ -113,26 +115,26 @@ class KvCache:
                 seq.kv.mark(position, n_computed)
         return n_computed
 
-    def _match(self, seq: Sequence, limit: int, tails: list[Tail]) -> _Found:
+    def _match(self, seq: Sequence, limit: int, tails: list[PartialBlock]) -> _Found:
         """Longest cached prefix whose auxiliary state is cached too."""
-        path, n_more, page, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.kv.root, seq.takes_inexact)
-        n_known, beside = len(path) * PAGE, NOTHING
+        path, n_more, block, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.kv.root, seq.takes_inexact)
+        n_known, beside = len(path) * BLOCK_SIZE, NOTHING
         if self.states is not None:
             path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.kv.root)
-            page = -1 if begun is None else begun.page
+            block = -1 if begun is None else begun.block
         if self.windows is not None:
-            near = self._near_of(self.windows, page, tails) if n_more else None
+            near = self._near_of(self.windows, block, tails) if n_more else None
             here = [self.windows.of(node) is not None for node in path]
-            n_pages, n_more = reach(self.windows.seen, here, n_more, more_here=near is not None)
-            path, beside = path[:n_pages], NOTHING if near is None else near
-        return _Found(path, n_more, page, inexact, n_known, beside)
+            n_blocks, n_more = usable_prefix(self.windows.seen, here, n_more, more_here=near is not None)
+            path, beside = path[:n_blocks], NOTHING if near is None else near
+        return _Found(path, n_more, block, inexact, n_known, beside)
 
-    def _near_of(self, windows: Windows, page: int, tails: list[Tail]) -> int | None:
+    def _near_of(self, windows: SlidingWindowBlocks, block: int, tails: list[PartialBlock]) -> int | None:
         """Sliding-window block of a partially matched block, cached or being written."""
-        node = self.prefixes.node_of(page)
-        return windows.of(node) if node is not None else next(tail.near for tail in tails if tail.page == page)
+        node = self.prefixes.node_of(block)
+        return windows.of(node) if node is not None else next(tail.near for tail in tails if tail.block == block)
 
-    def _begin_page(self, seq: Sequence, source: int, near: int) -> bool:
+    def _begin_block(self, seq: Sequence, source: int, near: int) -> bool:
         """Continue in the partially matched block `source` (sliding window: `near`): copy on write.
 
         Without a free block the sequence takes over the block itself if nobody else uses it.
@@ -163,16 +165,16 @@ class KvCache:
         """Allocate blocks for the next `n` tokens; returns the number of tokens that have a token
         slot.
         """
-        missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
+        missing = n_blocks_for(seq.n_computed + n) - len(seq.kv.blocks)
         if missing > 0:
             for _ in range(min(missing, self.prefixes.n_available)):
                 seq.kv.blocks.append(self.prefixes.allocate())
             seq.kv.uploaded = False
-        return min(n, len(seq.kv.blocks) * PAGE - seq.n_computed)
+        return min(n, len(seq.kv.blocks) * BLOCK_SIZE - seq.n_computed)
 
     def trim(self, seq: Sequence) -> None:
         """Free blocks that only rejected draft tokens used."""
-        while len(seq.kv.blocks) > n_pages_for(len(seq.tokens)):
+        while len(seq.kv.blocks) > n_blocks_for(len(seq.tokens)):
             self.prefixes.release(seq.kv.blocks.pop())
 
     def pause(self, seq: Sequence, slot: Slot) -> None:
@@ -195,7 +197,7 @@ class KvCache:
         Stops when `wanted()` is True: a request waits.
         """
         nbytes = self.store.nbytes  # 0: all layers are recurrent
-        n = AHEAD // nbytes - len(self.pages.free) if nbytes else 0
+        n = AHEAD // nbytes - len(self.pool.free) if nbytes else 0
         if self.host is not None and self.keep_idle and n > 0:
             self.offload.save_ahead(list(islice(self.prefixes.idle, n)), wanted)
 
@@ -229,18 +231,18 @@ class KvCache:
     def seal(self, seq: Sequence, slot: Slot) -> None:
         """Commit full blocks to the prefix cache."""
         kv = seq.kv
-        while kv.n_committed + PAGE <= seq.n_computed and not kv.n_dropped:
-            i = kv.n_committed // PAGE
-            tokens = kv.content(seq.tokens, kv.n_committed + PAGE)
+        while kv.n_committed + BLOCK_SIZE <= seq.n_computed and not kv.n_dropped:
+            i = kv.n_committed // BLOCK_SIZE
+            tokens = kv.content(seq.tokens, kv.n_committed + BLOCK_SIZE)
             if kv.shifted and tokens in kv.node.children:
                 break  # cached already, with other bits
             kv.node = self.prefixes.seal(kv.node, tokens, kv.blocks[i], 1 << slot.id)
-            if kv.node.page != kv.blocks[i]:  # another sequence was faster: share its block, the bits are the same
-                kv.blocks[i] = kv.node.page
+            if kv.node.block != kv.blocks[i]:  # another sequence was faster: share its block, the bits are the same
+                kv.blocks[i] = kv.node.block
                 kv.uploaded = False
             if self.windows is not None:
                 self.windows.seal(seq, i)
-            kv.n_committed += PAGE
+            kv.n_committed += BLOCK_SIZE
 
     def release(self, seq: Sequence, slot: Slot) -> Node:
         """Free all blocks and return the radix node at which the sequence ends.
@@ -251,9 +253,9 @@ class KvCache:
         known: Node | None = seq.kv.node if seq.n_computed == seq.kv.n_committed else None
         if seq.kv.copy is not None:  # the last block has no content yet
             self.copied(seq)
-        elif seq.kv.n_committed < seq.n_computed < seq.kv.n_committed + PAGE and not seq.kv.n_dropped:
-            page = seq.kv.blocks[seq.kv.n_committed // PAGE]
-            known = self.prefixes.keep(seq.kv.node, seq.kv.content(seq.tokens, seq.n_computed), page, 1 << slot.id)
+        elif seq.kv.n_committed < seq.n_computed < seq.kv.n_committed + BLOCK_SIZE and not seq.kv.n_dropped:
+            block = seq.kv.blocks[seq.kv.n_committed // BLOCK_SIZE]
+            known = self.prefixes.keep(seq.kv.node, seq.kv.content(seq.tokens, seq.n_computed), block, 1 << slot.id)
         self._let_go(seq, known)
         return known or end
 
@@ -264,8 +266,8 @@ class KvCache:
         """
         if self.beside is not None:
             self.beside.leave(seq, known)
-        for page in reversed(seq.kv.blocks):
-            self.prefixes.release(page)
+        for block in reversed(seq.kv.blocks):
+            self.prefixes.release(block)
         seq.kv.blocks = []
         seq.kv.node = seq.kv.root
         seq.kv.n_committed = 0

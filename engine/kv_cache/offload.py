@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import reach
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import usable_prefix
 from logitless.engine.kv_cache.host_cache import Bytes, HostCache, Store, chain_key
 from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, PrefixCache
 from logitless.engine.sequence import Slot
 from logitless.models.adapters.stacked_lora import Choice
 
 
-class Known(NamedTuple):
+class CachedBlock(NamedTuple):
     """Cached block: on the device (`node`) or in host memory (`key`)."""
 
     name: tuple[int, ...]
@@ -22,10 +22,10 @@ class Known(NamedTuple):
     node: Node | None
 
 
-class Beside(Protocol):
+class AuxiliaryState(Protocol):
     """Auxiliary per-block state that resuming from a cached prefix needs.
 
-    Implemented by recurrent_state.States and sliding_window.Windows.
+    Implemented by RecurrentStates and SlidingWindowBlocks.
     """
 
     @property
@@ -49,8 +49,8 @@ def _beside(key: bytes) -> bytes:
     return b"beside" + key
 
 
-def _beside_key(page: Known) -> bytes:
-    return _beside(page.node.key if page.node is not None else page.key)
+def _beside_key(block: CachedBlock) -> bytes:
+    return _beside(block.node.key if block.node is not None else block.key)
 
 
 class Offload:
@@ -59,16 +59,18 @@ class Offload:
     `host` None: nothing is kept in host memory.
     """
 
-    def __init__(self, prefixes: PrefixCache, store: Store, beside: Beside | None, host: HostCache | None) -> None:
+    def __init__(
+        self, prefixes: PrefixCache, store: Store, beside: AuxiliaryState | None, host: HostCache | None
+    ) -> None:
         self.prefixes, self.store, self.beside, self.host = prefixes, store, beside, host
 
     def save(self, node: Node) -> None:
         """Copy a block and its auxiliary state to host memory."""
         if self._is_kept(node):
             self.save_beside(node)
-            self._save_page(node)
+            self._save_block(node)
 
-    def _save_page(self, node: Node) -> None:
+    def _save_block(self, node: Node) -> None:
         """Copy a block to host memory.
 
         One that the device cannot read is recomputed when needed.
@@ -76,7 +78,7 @@ class Offload:
         assert self.host is not None
         if not self.host.add_owners(node.key, node.owners):
             with suppress(MemoryError, OSError):
-                self.host.put(node.key, node.owners, self.store.read(node.page))
+                self.host.put(node.key, node.owners, self.store.read(node.block))
 
     def save_ahead(self, nodes: Iterable[Node], wanted: Callable[[], bool]) -> None:
         """Offload blocks before they are evicted.
@@ -88,14 +90,14 @@ class Offload:
             if wanted() or not self.host.has_room(self.store.nbytes):
                 break
             if node.key not in self.host and self._is_kept(node):
-                self._save_page(node)
+                self._save_block(node)
 
     def _is_kept(self, node: Node) -> bool:
         """True for full blocks and, in recurrent models, for partial blocks that end a sequence."""
         assert self.host is not None
-        if node.n_tokens == PAGE:
+        if node.n_tokens == BLOCK_SIZE:
             return True
-        return self.prefixes.by_ends and self._has_beside(Known(node.tokens, b"", node))
+        return self.prefixes.by_ends and self._has_beside(CachedBlock(node.tokens, b"", node))
 
     def save_beside(self, node: Node) -> None:
         """Copy a block's auxiliary state to host memory, if a sequence may resume from it."""
@@ -126,12 +128,12 @@ class Offload:
                 if node is None:
                     break
             else:
-                prefixes.acquire(node.page)
+                prefixes.acquire(node.block)
             nodes.append(node)
         if self.beside is not None:
             self._restore_beside(self.beside, nodes, owner)
         for node in reversed(nodes):
-            prefixes.release(node.page)
+            prefixes.release(node.block)
         return True
 
     def _restored(self, parent: Node, name: tuple[int, ...], key: bytes, owner: int) -> Node | None:
@@ -141,19 +143,19 @@ class Offload:
         data = host.get(key, owner)
         if data is None or not prefixes.n_available:
             return None
-        page = prefixes.allocate()
+        block = prefixes.allocate()
         try:
-            self.store.write(page, data)
+            self.store.write(block, data)
         except (MemoryError, OSError):
-            prefixes.release(page)
+            prefixes.release(block)
             return None
         host.n_restored += 1
-        return prefixes.insert(parent, name, page, owner)
+        return prefixes.insert(parent, name, block, owner)
 
-    def _restore_beside(self, beside: Beside, nodes: list[Node], owner: int) -> None:
+    def _restore_beside(self, beside: AuxiliaryState, nodes: list[Node], owner: int) -> None:
         """Restore the auxiliary state that resuming after the last of these blocks needs."""
         assert self.host is not None
-        seen = [nodes[i] for i in beside.seen(len(nodes) * PAGE)]
+        seen = [nodes[i] for i in beside.seen(len(nodes) * BLOCK_SIZE)]
         data: dict[Node, Bytes] = {}
         for node in seen:
             if beside.of(node) is None:
@@ -172,28 +174,30 @@ class Offload:
         others: list[Bytes] = []
         if self.beside is not None:
             others = [self._read_beside(known[i], owner) for i in self.beside.seen(n_tokens)]
-        return tokens[:n_tokens], [self._read(page, owner) for page in known], others
+        return tokens[:n_tokens], [self._read(block, owner) for block in known], others
 
-    def _reached(self, known: list[Known], end: Known | None, n_more: int) -> tuple[list[Known], int]:
+    def _reached(self, known: list[CachedBlock], end: CachedBlock | None, n_more: int) -> tuple[list[CachedBlock], int]:
         """Usable part of cached blocks and the partial block `end` of `n_more` tokens.
 
         Returns (blocks, number of tokens in them).
         """
         n = len(known)
         if self.beside is not None:
-            here = [self._has_beside(page) for page in known]
-            n, n_more = reach(self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end))
+            here = [self._has_beside(block) for block in known]
+            n, n_more = usable_prefix(
+                self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end)
+            )
         last = [end] if end is not None and n_more else []
-        return [*known[:n], *last], n * PAGE + n_more
+        return [*known[:n], *last], n * BLOCK_SIZE + n_more
 
-    def _end(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Known | None, int]:
+    def _end(self, root: Node, known: list[CachedBlock], tokens: list[int]) -> tuple[CachedBlock | None, int]:
         """Partial block after `known` that holds the next tokens, and how many of them it holds.
 
         In recurrent models its content must end there and have a state; the longest such block
         wins. Otherwise an exact match wins, then the longest common prefix.
         """
         node, key = (known[-1].node, known[-1].key) if known else (root, b"")
-        rest = tuple(tokens[len(known) * PAGE :][: PAGE - 1])
+        rest = tuple(tokens[len(known) * BLOCK_SIZE :][: BLOCK_SIZE - 1])
         if self.prefixes.by_ends:
             for n in range(len(rest), 0, -1):
                 found = self._next(node, key, rest[:n], inexact=False)
@@ -204,72 +208,72 @@ class Offload:
             return None, 0
         exact = node.children.get(rest)
         if exact is not None:
-            return Known(rest, b"", exact), len(rest)
+            return CachedBlock(rest, b"", exact), len(rest)
         match = self.prefixes.match(tokens, len(tokens), root=root)
-        last = self.prefixes.node_of(match.page) if match.n_more else None
-        return (None, 0) if last is None else (Known(last.tokens, b"", last), match.n_more)
+        last = self.prefixes.node_of(match.block) if match.n_more else None
+        return (None, 0) if last is None else (CachedBlock(last.tokens, b"", last), match.n_more)
 
-    def copy_in(self, tokens: list[int], pages: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
+    def copy_in(self, tokens: list[int], blocks: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
         """Import what `copy_out` returned; False without any change if there are too few free
         blocks.
         """
         prefixes, owner = self.prefixes, 1 << slot.id
-        n_full = len(tokens) // PAGE
+        n_full = len(tokens) // BLOCK_SIZE
         node = prefixes.root_of(choice)
         held: list[int] = []  # referenced, so that allocation evicts none of them
         path: list[Node] = []
         try:
             for i in range(n_full):
-                child = node.children.get(tuple(tokens[i * PAGE : (i + 1) * PAGE]))
+                child = node.children.get(tuple(tokens[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE]))
                 if child is None:
                     break
-                prefixes.acquire(child.page)
+                prefixes.acquire(child.block)
                 child.owners |= owner
-                held.append(child.page)
+                held.append(child.block)
                 path.append(child)
                 node = child
-            if prefixes.n_available < len(pages) - len(held):
+            if prefixes.n_available < len(blocks) - len(held):
                 return False
-            for i in range(len(held), len(pages)):
-                page = prefixes.allocate()
-                held.append(page)
-                self.store.write(page, pages[i])
-                part = tuple(tokens[i * PAGE : (i + 1) * PAGE])
-                if len(part) == PAGE:
-                    node = prefixes.insert(node, part, page, owner)
+            for i in range(len(held), len(blocks)):
+                block = prefixes.allocate()
+                held.append(block)
+                self.store.write(block, blocks[i])
+                part = tuple(tokens[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE])
+                if len(part) == BLOCK_SIZE:
+                    node = prefixes.insert(node, part, block, owner)
                     path.append(node)
-                elif (last := prefixes.keep(node, part, page, owner)) is not None:
+                elif (last := prefixes.keep(node, part, block, owner)) is not None:
                     path.append(last)
-            if self.beside is not None and len(path) == len(pages):
+            if self.beside is not None and len(path) == len(blocks):
                 seen = path[len(path) - len(others) :]
                 self.beside.put(seen, dict(zip(seen, others, strict=True)))
             return True
         finally:
-            for page in reversed(held):
-                prefixes.release(page)
+            for block in reversed(held):
+                prefixes.release(block)
 
     def share(self, source: Slot, slot: Slot) -> None:
         """Add another slot as an owner of a slot's cached blocks."""
         tokens, root, owner = source.cached, self.prefixes.root_of(source.choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
         end, _ = self._end(root, known, tokens)
-        for page in known if end is None else [*known, end]:
-            if page.node is not None:
-                page.node.owners |= owner
+        for block in known if end is None else [*known, end]:
+            if block.node is not None:
+                block.node.owners |= owner
             elif self.host is not None:
-                self.host.add_owners(page.key, owner)
+                self.host.add_owners(block.key, owner)
             if self.host is not None:  # the auxiliary state may be offloaded without the block
-                self.host.add_owners(_beside_key(page), owner)
+                self.host.add_owners(_beside_key(block), owner)
 
-    def _known(self, root: Node, tokens: list[int], limit: int, *, inexact: bool = False) -> list[Known]:
+    def _known(self, root: Node, tokens: list[int], limit: int, *, inexact: bool = False) -> list[CachedBlock]:
         """Cached full blocks of tokens[:limit], on the device or in host memory.
 
         `inexact`: accept moved KV where no exact block is cached.
         """
-        known: list[Known] = []
+        known: list[CachedBlock] = []
         node: Node | None = root
-        for start in range(0, limit - PAGE + 1, PAGE):
-            part = tuple(tokens[start : start + PAGE])
+        for start in range(0, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
+            part = tuple(tokens[start : start + BLOCK_SIZE])
             found = self._next(node, known[-1].key if known and node is None else b"", part, inexact=inexact)
             if found is None:
                 break
@@ -277,7 +281,7 @@ class Offload:
             node = found.node
         return known
 
-    def _next(self, node: Node | None, key: bytes, part: tuple[int, ...], *, inexact: bool) -> Known | None:
+    def _next(self, node: Node | None, key: bytes, part: tuple[int, ...], *, inexact: bool) -> CachedBlock | None:
         """Cached block after `node`, or after the block `key` of host memory.
 
         The latter has no child nodes.
@@ -285,32 +289,32 @@ class Offload:
         for name in (part, (INEXACT, *part)) if inexact else (part,):
             child = node.children.get(name) if node is not None else None
             if child is not None:
-                return Known(name, b"", child)
+                return CachedBlock(name, b"", child)
             if self.host is not None and len(self.host):
                 own = chain_key(node.key if node is not None else key, name)
                 if own in self.host:
-                    return Known(name, own, None)
+                    return CachedBlock(name, own, None)
         return None
 
-    def _has_beside(self, page: Known) -> bool:
+    def _has_beside(self, block: CachedBlock) -> bool:
         """True if the block's auxiliary state is on the device or in host memory."""
         assert self.beside is not None
-        if self.beside.of(page.node) is not None:
+        if self.beside.of(block.node) is not None:
             return True
-        return self.host is not None and _beside_key(page) in self.host
+        return self.host is not None and _beside_key(block) in self.host
 
-    def _read(self, page: Known, owner: int) -> Bytes:
-        if page.node is not None:
-            return self.store.read(page.node.page)
-        data = self.host.get(page.key, owner) if self.host is not None else None
+    def _read(self, block: CachedBlock, owner: int) -> Bytes:
+        if block.node is not None:
+            return self.store.read(block.node.block)
+        data = self.host.get(block.key, owner) if self.host is not None else None
         assert data is not None
         return data
 
-    def _read_beside(self, page: Known, owner: int) -> Bytes:
+    def _read_beside(self, block: CachedBlock, owner: int) -> Bytes:
         assert self.beside is not None
-        number = self.beside.of(page.node)
+        number = self.beside.of(block.node)
         if number is not None:
             return self.beside.store.read(number)
-        data = self.host.get(_beside_key(page), owner) if self.host is not None else None
+        data = self.host.get(_beside_key(block), owner) if self.host is not None else None
         assert data is not None
         return data

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import Pages
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import BlockPool
 from logitless.engine.kv_cache.host_cache import chain_key
 from logitless.models.adapters.stacked_lora import BASE
 
@@ -46,12 +46,12 @@ class Node:
     requests that accept it match it.
     """
 
-    __slots__ = ("__weakref__", "_key", "children", "owners", "page", "parent", "tokens")
+    __slots__ = ("__weakref__", "_key", "block", "children", "owners", "parent", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int, root_key: bytes = b"") -> None:
+    def __init__(self, parent: Node | None, tokens: tuple[int, ...], block: int, root_key: bytes = b"") -> None:
         self.parent = parent
         self.tokens = tokens
-        self.page = page
+        self.block = block
         self.children: dict[tuple[int, ...], Node] = {}
         self.owners = 0  # bit mask of the slots whose sequences have used it
         self._key: bytes | None = root_key if parent is None else None
@@ -81,21 +81,21 @@ class Node:
 
 class Match(NamedTuple):
     """Cached prefix of a token sequence: nodes of full blocks, then the first `n_more` tokens of
-    `page`.
+    `block`.
     """
 
     path: list[Node]
     n_more: int
-    page: int
+    block: int
     inexact: bool  # part of it is moved KV
 
 
-class Tail(NamedTuple):
+class PartialBlock(NamedTuple):
     """Partial block that a running sequence still writes."""
 
     parent: Node
     tokens: tuple[int, ...]
-    page: int
+    block: int
     near: int | None  # its block in the sliding-window KV group, if that is separate
 
 
@@ -107,8 +107,8 @@ class PrefixCache:
     is a leaf.
     """
 
-    def __init__(self, pages: Pages) -> None:
-        self.pages = pages
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
         # sequences resume only at the end of a block, so shorter partial blocks stay (recurrent_state.py)
         self.by_ends = False
         self.root = Node(None, (), -1)
@@ -117,12 +117,12 @@ class PrefixCache:
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.on_forget: Callable[[Node], None] | None = None  # called when content leaves the cache
         self.on_evict: Callable[[Node], None] | None = None  # called before a cached block is evicted
-        self._node_of: list[Node | None] = [None] * pages.n_pages
+        self._node_of: list[Node | None] = [None] * pool.n_blocks
 
     @property
     def n_available(self) -> int:
         """Number of free and idle blocks."""
-        return len(self.pages.free) + len(self.idle)
+        return len(self.pool.free) + len(self.idle)
 
     def root_of(self, choice: Hashable) -> Node:
         """Root of the prefixes that were computed with these weights and adapters."""
@@ -135,24 +135,24 @@ class PrefixCache:
     def nodes(self) -> list[Node]:
         return [node for node in self._node_of if node is not None]
 
-    def node_of(self, page: int) -> Node | None:
+    def node_of(self, block: int) -> Node | None:
         """Node of a cached block; None: the block is not cached."""
-        return self._node_of[page]
+        return self._node_of[block]
 
     def allocate(self) -> int:
         """Take a free block, or evict the least recently used idle one. It has one reference."""
-        if not self.pages.free:
+        if not self.pool.free:
             oldest = next(iter(self.idle))
             if self.on_evict is not None:
                 self.on_evict(oldest)
             self._remove(oldest)
-        return self.pages.take()
+        return self.pool.take()
 
     def match(
         self,
         tokens: list[int],
         limit: int,
-        tails: Iterable[Tail] = (),
+        tails: Iterable[PartialBlock] = (),
         root: Node | None = None,
         inexact: bool = False,
     ) -> Match:
@@ -163,9 +163,9 @@ class PrefixCache:
         """
         node = root or self.root
         path: list[Node] = []
-        while (len(path) + 1) * PAGE <= limit:
-            start = len(path) * PAGE
-            part = tuple(tokens[start : start + PAGE])
+        while (len(path) + 1) * BLOCK_SIZE <= limit:
+            start = len(path) * BLOCK_SIZE
+            part = tuple(tokens[start : start + BLOCK_SIZE])
             child = node.children.get(part)
             if child is None and inexact:
                 child = node.children.get((INEXACT, *part))
@@ -173,58 +173,58 @@ class PrefixCache:
                 break
             path.append(child)
             node = child
-        start = len(path) * PAGE
-        rest = tuple(tokens[start : min(limit, start + PAGE)])
-        best, page, found_inexact = 0, -1, node.inexact
+        start = len(path) * BLOCK_SIZE
+        rest = tuple(tokens[start : min(limit, start + BLOCK_SIZE)])
+        best, block, found_inexact = 0, -1, node.inexact
         if rest:
-            begun = [(child.tokens, child.page) for child in node.children.values()]
-            begun += [(tail.tokens, tail.page) for tail in tails if tail.parent is node]
+            begun = [(child.tokens, child.block) for child in node.children.values()]
+            begun += [(tail.tokens, tail.block) for tail in tails if tail.parent is node]
             for written, candidate in begun:
                 n = _common(rest, written)
                 if inexact and written[0] == INEXACT:
                     n = _common(rest, written[1:])
                 if n > best:
-                    best, page, found_inexact = n, candidate, written[0] == INEXACT
-        return Match(path, best, page, found_inexact)
+                    best, block, found_inexact = n, candidate, written[0] == INEXACT
+        return Match(path, best, block, found_inexact)
 
-    def acquire(self, page: int) -> None:
+    def acquire(self, block: int) -> None:
         """Add a reference to a block. An idle one is idle no longer."""
-        if self.pages.refs[page] == 1:
-            node = self._node_of[page]
+        if self.pool.refs[block] == 1:
+            node = self._node_of[block]
             if node is not None:
                 del self.idle[node]
-        self.pages.share(page)
+        self.pool.share(block)
 
-    def release(self, page: int) -> None:
+    def release(self, block: int) -> None:
         """Drop a reference to a block. Release the deepest block of a sequence first."""
-        if self.pages.drop(page) == 1:
-            node = self._node_of[page]
+        if self.pool.drop(block) == 1:
+            node = self._node_of[block]
             if node is not None:
                 self.idle[node] = None
 
-    def claim(self, page: int) -> bool:
+    def claim(self, block: int) -> bool:
         """Remove a block from the tree for writing, if the caller is its only other owner."""
-        node = self._node_of[page]
-        if node is None or node.children or self.pages.refs[page] != 2:
+        node = self._node_of[block]
+        if node is None or node.children or self.pool.refs[block] != 2:
             return False
         self._detach(node)
-        self.pages.drop(page)
+        self.pool.drop(block)
         return True
 
-    def seal(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
+    def seal(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node:
         """Commit the caller's full block.
 
         If its content is cached already, the caller gets that block instead.
         """
         known = parent.children.get(tokens)
         if known is not None:
-            self.acquire(known.page)
-            self.release(page)
+            self.acquire(known.block)
+            self.release(block)
             known.owners |= owner
             return known
-        return self.insert(parent, tokens, page, owner)
+        return self.insert(parent, tokens, block, owner)
 
-    def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node | None:
+    def keep(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node | None:
         """Cache the partial block at the end of a finished sequence.
 
         A cached block that begins with the same tokens serves as well. Returns the node with
@@ -237,16 +237,16 @@ class PrefixCache:
                     self.idle.move_to_end(child)
                 child.owners |= owner
                 return child if len(child.tokens) == n else None
-        return self.insert(parent, tokens, page, owner)
+        return self.insert(parent, tokens, block, owner)
 
-    def forget_after(self, pages: set[int]) -> bool:
+    def forget_after(self, blocks: set[int]) -> bool:
         """Evict idle descendants of these blocks; True if there were any."""
         found = False
         for node in list(self.idle):  # children come before their parents
             above = node.parent
-            while above is not None and above.page not in pages:
+            while above is not None and above.block not in blocks:
                 above = above.parent
-            if above is not None and node.page not in pages and not node.children:
+            if above is not None and node.block not in blocks and not node.children:
                 self._remove(node)
                 found = True
         return found
@@ -264,27 +264,27 @@ class PrefixCache:
         for node in list(self.idle):  # children come before their parents
             self._remove(node)
 
-    def insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
+    def insert(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node:
         """Add the caller's block to the tree. The caller keeps its reference."""
         for child in list(parent.children.values()) if not self.by_ends else ():
             # Idle partial blocks with the same beginning have no further use.
             if child in self.idle and len(child.tokens) < len(tokens) and child.tokens == tokens[: len(child.tokens)]:
                 self._remove(child)
-        node = Node(parent, tokens, page)
+        node = Node(parent, tokens, block)
         node.owners = owner
         parent.children[tokens] = node
-        self._node_of[page] = node
-        self.pages.share(page)
+        self._node_of[block] = node
+        self.pool.share(block)
         return node
 
     def _remove(self, node: Node) -> None:
         del self.idle[node]
         self._detach(node)
-        self.pages.drop(node.page)
+        self.pool.drop(node.block)
 
     def _detach(self, node: Node) -> None:
         if self.on_forget is not None:
             self.on_forget(node)
         if node.parent is not None:
             del node.parent.children[node.tokens]
-        self._node_of[node.page] = None
+        self._node_of[node.block] = None

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.host_cache import Bytes, Store
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.sequence import Sequence
@@ -27,7 +27,7 @@ def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
     return 1 + n_slots * (2 + n_checkpoints + n_guesses)
 
 
-class States:
+class RecurrentStates:
     """State rows of the device, with reference counts, and checkpoints by radix node.
 
     Checkpoints are evicted for sequences: each of the `n_slots` slots can always have two rows.
@@ -51,7 +51,7 @@ class States:
 
     def seen(self, n: int) -> range:
         """Block indices whose state resuming after `n` tokens needs: the last one."""
-        return range(n_pages_for(n))[-1:]
+        return range(n_blocks_for(n))[-1:]
 
     @property
     def n_spare(self) -> int:
@@ -76,10 +76,10 @@ class States:
         """
         for n in range(len(path), -1, -1):
             node = path[n - 1] if n else root
-            rest = tuple(tokens[n * PAGE : limit])
+            rest = tuple(tokens[n * BLOCK_SIZE : limit])
             begun = [c for c in node.children.values() if c in self._kept and rest[: len(c.tokens)] == c.tokens]
             best = max(begun, key=lambda c: len(c.tokens), default=None)
-            if best is not None and len(best.tokens) < PAGE:
+            if best is not None and len(best.tokens) < BLOCK_SIZE:
                 return path[:n], best, len(best.tokens), self._use(best)
             if node in self._kept or not n:
                 return path[:n], None, 0, self._use(node) if n else NOTHING
@@ -133,7 +133,7 @@ class States:
     @staticmethod
     def _node_at(seq: Sequence, position: int) -> Node:
         node = seq.kv.node
-        for _ in range((seq.kv.n_committed - position) // PAGE):
+        for _ in range((seq.kv.n_committed - position) // BLOCK_SIZE):
             assert node.parent is not None
             node = node.parent
         return node

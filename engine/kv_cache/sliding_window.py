@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
 from typing import Protocol
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import Pages, n_pages_for, window_pages
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import BlockPool, blocks_in_window, n_blocks_for
 from logitless.engine.kv_cache.host_cache import Bytes, Store
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.sequence import Sequence
 
 
-class NearStore(Store, Protocol):
+class WindowStore(Store, Protocol):
     """Device blocks of the sliding-window group.
 
     Block number `n` is a spare that no sequence owns.
@@ -30,18 +30,18 @@ class NearStore(Store, Protocol):
     def window(self) -> int: ...
 
 
-class Windows:
+class SlidingWindowBlocks:
     """Block pool of the sliding-window group, with cached blocks by radix node.
 
     A block that only its node references is idle: in `_behind` if the window has passed it, else in
     `_kept`. Both are in LRU order, and `_behind` is evicted first.
     """
 
-    def __init__(self, store: NearStore) -> None:
+    def __init__(self, store: WindowStore) -> None:
         self.store = store
         self.window = store.window
         self.on_evict: Callable[[Node], None] | None = None  # called before a kept block is evicted
-        self._pages = Pages(store.n)
+        self._pool = BlockPool(store.n)
         self._of: dict[Node, int] = {}
         self._nodes: list[Node | None] = [None] * store.n
         self._kept: OrderedDict[Node, None] = OrderedDict()
@@ -57,50 +57,50 @@ class Windows:
 
     def seen(self, n: int) -> range:
         """Block indices that the window covers after `n` tokens."""
-        return window_pages(n, self.window)
+        return blocks_in_window(n, self.window)
 
     def attach(self, seq: Sequence, path: list[Node], n_more: int) -> None:
         """Fill a block table with the window of a cached prefix: `path` and `n_more` tokens after
         it.
         """
-        first = self.seen(len(path) * PAGE + n_more).start
+        first = self.seen(len(path) * BLOCK_SIZE + n_more).start
         seq.kv.window_blocks, seq.kv.n_window_passed = [self.store.n] * first, first
         for node in path[first:]:
             seq.kv.window_blocks.append(self.acquire(node))
 
     def acquire(self, node: Node) -> int:
         """Add a reference to a node's block and return it."""
-        page = self._of[node]
+        block = self._of[node]
         self._kept.pop(node, None)
         self._behind.pop(node, None)
-        return self.share(page)
+        return self.share(block)
 
-    def share(self, page: int) -> int:
+    def share(self, block: int) -> int:
         """Add a reference to a sequence's block and return it."""
-        self._pages.share(page)
-        return page
+        self._pool.share(block)
+        return block
 
     def take(self) -> int:
         """Take a free block, or evict the least recently used idle one. It has one reference."""
-        if not self._pages.free:
+        if not self._pool.free:
             idle = self._behind or self._kept
             node = next(iter(idle))
             if idle is self._kept and self.on_evict is not None:
                 self.on_evict(node)
             self.forget(node)
-        return self._pages.take()
+        return self._pool.take()
 
-    def release(self, page: int, *, behind: bool = False) -> None:
+    def release(self, block: int, *, behind: bool = False) -> None:
         """Drop a reference. `behind`: the window has passed the block, so it is evicted early."""
-        if page == self.store.n or self._pages.drop(page) != 1:
+        if block == self.store.n or self._pool.drop(block) != 1:
             return
-        if node := self._nodes[page]:
+        if node := self._nodes[block]:
             (self._behind if behind else self._kept)[node] = None
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
         """Allocate blocks for the next n tokens of each sequence."""
         for seq, n in plan:
-            while len(seq.kv.window_blocks) < n_pages_for(seq.n_computed + n):
+            while len(seq.kv.window_blocks) < n_blocks_for(seq.n_computed + n):
                 seq.kv.window_blocks.append(self.take())
                 seq.kv.uploaded = False
 
@@ -119,11 +119,11 @@ class Windows:
             seq.kv.window_blocks[i] = self.acquire(seq.kv.node)
             seq.kv.uploaded = False
 
-    def learn(self, node: Node, page: int) -> None:
+    def learn(self, node: Node, block: int) -> None:
         """Add a reference from a node to the caller's block."""
         if node not in self._of:
-            self._of[node], self._nodes[page] = page, node
-            self._pages.share(page)
+            self._of[node], self._nodes[block] = block, node
+            self._pool.share(block)
 
     def commit(self, seq: Sequence) -> None:
         """Release the blocks that the window has left.
@@ -138,11 +138,11 @@ class Windows:
             seq.kv.window_blocks[i] = self.store.n
         if first > seq.kv.n_window_passed:
             seq.kv.n_window_passed = first
-            seq.kv.marks -= {mark for mark in seq.kv.marks if mark <= first * PAGE}
+            seq.kv.marks -= {mark for mark in seq.kv.marks if mark <= first * BLOCK_SIZE}
 
     def _trim(self, seq: Sequence) -> None:
         """Free blocks of rejected or failed tokens."""
-        while len(seq.kv.window_blocks) > n_pages_for(seq.n_computed):
+        while len(seq.kv.window_blocks) > n_blocks_for(seq.n_computed):
             self.release(seq.kv.window_blocks.pop())
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
@@ -151,19 +151,19 @@ class Windows:
         `node`: radix node of its end, if that is cached.
         """
         if node is not None and node.n_tokens and seq.n_computed > seq.kv.n_committed:
-            self.learn(node, seq.kv.window_blocks[seq.kv.n_committed // PAGE])
-        for page in reversed(seq.kv.window_blocks):
-            self.release(page)
+            self.learn(node, seq.kv.window_blocks[seq.kv.n_committed // BLOCK_SIZE])
+        for block in reversed(seq.kv.window_blocks):
+            self.release(block)
         seq.kv.window_blocks, seq.kv.n_window_passed = [], 0
 
     def forget(self, node: Node) -> None:
         """Drop the cached block of a node."""
-        page = self._of.pop(node, None)
-        if page is not None:
-            self._nodes[page] = None
+        block = self._of.pop(node, None)
+        if block is not None:
+            self._nodes[block] = None
             self._kept.pop(node, None)
             self._behind.pop(node, None)
-            self._pages.drop(page)
+            self._pool.drop(block)
 
     def put(self, nodes: Listed[Node], data: Mapping[Node, Bytes]) -> None:
         """Write the missing blocks of a window.
@@ -179,5 +179,5 @@ class Windows:
                     self.store.write(held[-1], data[node])
                     self.learn(node, held[-1])
         finally:
-            for page in held:
-                self.release(page)
+            for block in held:
+                self.release(block)

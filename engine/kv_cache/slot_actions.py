@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
-from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.slot_files import SlotState
 from logitless.engine.sequence import Slot
 from logitless.models.adapters.stacked_lora import BASE
@@ -27,8 +27,8 @@ def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) ->
         raise NotSupported(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
     try:
-        tokens, pages, beside = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
-        return SlotState(tokens, pages, names, beside)
+        tokens, blocks, beside = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
+        return SlotState(tokens, blocks, names, beside)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
@@ -53,12 +53,12 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
     if state.adapters and adapters is None:
         raise InvalidRequest("the state was computed with adapters, and this server has none")
     try:
-        fits = scheduler.cache.offload.copy_in(state.tokens, state.pages, state.beside, slot, choice)
+        fits = scheduler.cache.offload.copy_in(state.tokens, state.blocks, state.beside, slot, choice)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
     if not fits:
-        n_pages = n_pages_for(n_tokens)
-        raise Unavailable(f"running requests leave too few KV blocks: the state needs {n_pages}; try again later")
+        n_blocks = n_blocks_for(n_tokens)
+        raise Unavailable(f"running requests leave too few KV blocks: the state needs {n_blocks}; try again later")
     slot.cached, slot.choice = list(state.tokens), choice
     scheduler.touch(slot)
     scheduler.count()

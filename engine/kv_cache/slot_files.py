@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.errors import InvalidRequest, NotFound, ServerFault, unkept
-from logitless.engine.kv_cache.block_pool import n_pages_for, window_pages
+from logitless.engine.kv_cache.block_pool import blocks_in_window, n_blocks_for
 
 MAGIC = b"logitless slot\0\0"
 VERSION = 2  # version 1 had no adapters
@@ -54,7 +54,7 @@ class CacheKind:
         """Number of auxiliary entries that resuming after `n` tokens needs."""
         if not self.beside_nbytes:
             return 0
-        return len(window_pages(n_tokens, self.window)) if self.window else min(1, n_tokens)
+        return len(blocks_in_window(n_tokens, self.window)) if self.window else min(1, n_tokens)
 
 
 AdapterNames = tuple[tuple[str, float], ...]  # (digest of the adapter's weights, scale)
@@ -65,7 +65,7 @@ class SlotState:
     """Saved slot: tokens, their KV blocks, adapters, and auxiliary state (offload.py)."""
 
     tokens: list[int]
-    pages: list[npt.NDArray[np.uint8]]
+    blocks: list[npt.NDArray[np.uint8]]
     adapters: AdapterNames = ()
     beside: list[npt.NDArray[np.uint8]] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
     header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens)}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
     yield np.array(state.tokens, "<i4").tobytes()
-    yield from (page.data for page in (*state.pages, *state.beside))
+    yield from (block.data for block in (*state.blocks, *state.beside))
 
 
 def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotState:
@@ -144,8 +144,8 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
         raise InvalidRequest(f"slot file '{name}' has version {version}, this server reads {VERSION}")
     raw = file.read(min(n_header, MAX_HEADER))
     n_tokens, adapters = _check_header(raw, n_header, name, kind)
-    sizes = [kind.page_nbytes] * n_pages_for(n_tokens)
-    n_pages = len(sizes)
+    sizes = [kind.page_nbytes] * n_blocks_for(n_tokens)
+    n_blocks = len(sizes)
     sizes += [kind.beside_nbytes] * kind.n_beside(n_tokens)
     expected = len(start) + len(raw) + 4 * n_tokens + sum(sizes) + DIGEST
     if size != expected:
@@ -156,14 +156,14 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
     digest = blake2b(start + raw, digest_size=DIGEST)
     tokens = file.read(4 * n_tokens)
     digest.update(tokens)
-    pages = []
+    blocks = []
     for nbytes in sizes:
-        page = np.frombuffer(file.read(nbytes), np.uint8)
-        digest.update(page.data)
-        pages.append(page)
+        block = np.frombuffer(file.read(nbytes), np.uint8)
+        digest.update(block.data)
+        blocks.append(block)
     if file.read(DIGEST) != digest.digest():
         raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
-    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages[:n_pages], adapters, pages[n_pages:])
+    return SlotState(np.frombuffer(tokens, "<i4").tolist(), blocks[:n_blocks], adapters, blocks[n_blocks:])
 
 
 def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:

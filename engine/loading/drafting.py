@@ -158,7 +158,7 @@ def make_speculator(
     if draft is not None:
         drafters[MODEL] = ModelDrafter(
             draft,
-            n_pages=draft.n_pages,
+            n_blocks=draft.n_blocks,
             n_vocab=min(draft.hparams.n_vocab, engine.hparams.n_vocab),
             n_ubatch=draft.options.n_ubatch,
             eog_ids=tokenizer.eog_ids,

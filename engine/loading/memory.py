@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import near_pool_size
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.engine.speculation.settings import NEXTN

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.batch import PagedMemory
 from logitless.models.kv_move import move_cells
@@ -19,7 +19,7 @@ MOVES = 128  # token slots that one device run moves
 COPIES = 8  # blocks that one device run copies
 
 
-class Cells:
+class KVMover:
     """Copies and moves KV entries on the device.
 
     Padding uses the last block of a pool, which no sequence owns. `can_move` is set by
@@ -71,7 +71,7 @@ class Cells:
         """Move token slots: (source, target, change of position), ordered so that reads precede
         writes.
         """
-        spare = (self._memory.far.n - 1) * PAGE
+        spare = (self._memory.far.n - 1) * BLOCK_SIZE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])
             part += [(spare, spare, 0)] * (MOVES - len(part))

@@ -36,7 +36,7 @@ class DeviceStore:
         self._pool.write(self._session, i, data)
 
 
-class DevicePages(DeviceStore):
+class DeviceBlocks(DeviceStore):
     """KV blocks of the device, and one spare block number `n` for padding tokens.
 
     `window`: positions that its layers attend to; 0: all.
@@ -46,14 +46,14 @@ class DevicePages(DeviceStore):
         super().__init__(n)
         self.window = window
 
-    def open_pages(self, session: Session, pool: PagePool) -> None:
+    def open_blocks(self, session: Session, pool: PagePool) -> None:
         """Attach the blocks to a pool of a session."""
         self.open(session, pool)
         self._tables, self._prefault = pool.tables, Prefault(session, pool)
 
-    def write_table(self, slot: int, pages: Sequence[int]) -> None:
+    def write_table(self, slot: int, blocks: Sequence[int]) -> None:
         """Write a slot's block table, from the first block on."""
-        table = np.asarray(pages, np.int32)
+        table = np.asarray(blocks, np.int32)
         self._session.write(self._tables.name, table, slot * self._tables.shape[1] * 4)
         self._prefault.used(int(np.where(table < self.n, table, 0).max(initial=0)))
 

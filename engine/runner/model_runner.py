@@ -22,13 +22,13 @@ import numpy.typing as npt
 
 from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.registry import open_backends
-from logitless.engine.batch import DeviceFailed, StepFailed, StepResult, UBatch
-from logitless.engine.kv_cache.block_pool import near_pool_size, pool_size
+from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.kv_cache.block_pool import pool_size, window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.runner.buckets import GUESS, USUAL_STREAMS, Shape, shape_of, usual
-from logitless.engine.runner.copy_move import Cells
-from logitless.engine.runner.device_store import DevicePages, DeviceStore
+from logitless.engine.runner.copy_move import KVMover
+from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.runner.placement import ANYWHERE, PlacementOptions, chosen, fit
@@ -38,7 +38,6 @@ from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
-from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.adapters.full_finetunes import FullFinetunes
@@ -114,13 +113,13 @@ class ModelRunner:
         self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx, most)
         if self.n_ctx_slot < 1:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
-        self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
-        self.table_pages = -(-self.n_ctx_slot // PAGE)
-        n_near = near_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
-        if options.swa_full or options.moves or not h.has_windows or n_near >= self.n_pages:
+        self.n_blocks = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
+        self.table_blocks = -(-self.n_ctx_slot // BLOCK_SIZE)
+        n_near = window_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
+        if options.swa_full or options.moves or not h.has_windows or n_near >= self.n_blocks:
             n_near = 0
-        self.far = DevicePages(self.n_pages)
-        self.near = DevicePages(n_near, h.window) if n_near else None
+        self.far = DeviceBlocks(self.n_blocks)
+        self.near = DeviceBlocks(n_near, h.window) if n_near else None
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_guesses)
         self.states = DeviceStore(n_states) if h.recurrent else None
         self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_guesses else None
@@ -150,14 +149,14 @@ class ModelRunner:
         self.session: Session = Session(backends)
         self._placed = False
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_guesses > 0)
-        tables = (options.n_slots + 1, self.table_pages)
+        tables = (options.n_slots + 1, self.table_blocks)
         # One spare block and one spare table, for padding tokens.
         types = options.type_k, options.type_v
         n_near = self.near.n + 1 if self.near is not None else 0
         self.memory = PagedMemory.define(
             self.session,
             h,
-            self.n_pages + 1,
+            self.n_blocks + 1,
             tables,
             *types,
             n_states=self.states.n if self.states is not None else 0,
@@ -166,9 +165,9 @@ class ModelRunner:
         )
         if self.states is not None:
             self.states.open(self.session, self.memory.states)
-        for pages, pool in zip(self._pages, self.memory.pools, strict=True):
-            pages.open_pages(self.session, pool)
-        self.cells = Cells(self.session, self.model, self.memory)
+        for blocks, pool in zip(self._blocks, self.memory.pools, strict=True):
+            blocks.open_blocks(self.session, pool)
+        self.cells = KVMover(self.session, self.model, self.memory)
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
         rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
         self._graph = StepGraph(self.memory, sampler_state, rows)
@@ -177,7 +176,7 @@ class ModelRunner:
         self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
 
     @property
-    def _pages(self) -> list[DevicePages]:
+    def _blocks(self) -> list[DeviceBlocks]:
         return [self.far] if self.near is None else [self.far, self.near]
 
     def load(self) -> None:
@@ -195,8 +194,8 @@ class ModelRunner:
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         self.session.reserve(self._reserved)
-        for pages in self._pages:
-            pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
+        for blocks in self._blocks:
+            blocks.write_table(self.options.n_slots, [blocks.n] * self.table_blocks)
         largest = Shape(self.options.n_ubatch, 0)
         self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
@@ -217,8 +216,8 @@ class ModelRunner:
         Returns False if there is nothing left to make. Errors are ignored: the step that needs the
         plan reports them. `wanted()` is True if a request waits by now.
         """
-        for pages in self._pages:
-            pages.prefault(wanted)
+        for blocks in self._blocks:
+            blocks.prefault(wanted)
         try:
             if not self._ahead:
                 return self.preemptible.prepare_ahead(wanted)
@@ -418,9 +417,9 @@ class ModelRunner:
 
     def before_step(self, batch: UBatch) -> None:
         """Write changed block tables and do pending block copies, before the batch's plan runs."""
-        for pages, tables in zip(self._pages, (batch.tables, batch.near_tables), strict=False):
+        for blocks, tables in zip(self._blocks, (batch.tables, batch.near_tables), strict=False):
             for slot, table in tables.items():
-                pages.write_table(slot, table)
+                blocks.write_table(slot, table)
         self.cells.copy(batch.copies, batch.near_copies)
 
     def feeds_of(self, plan: Plan) -> StepFeeds:
@@ -445,7 +444,7 @@ class ModelRunner:
         late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
         n_out = len(batch.out)
         n_tables, n_copies = len(batch.tables) + len(batch.near_tables), len(batch.copies) + len(batch.near_copies)
-        n_written = feeds.nbytes + 4 * self.table_pages * n_tables + 8 * n_copies
+        n_written = feeds.nbytes + 4 * self.table_blocks * n_tables + 8 * n_copies
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
@@ -471,9 +470,9 @@ class ModelRunner:
 
         Padding tokens belong to a spare sequence on the spare block.
         """
-        spare_near = self.near.n * PAGE if self.near is not None else 0
+        spare_near = self.near.n * BLOCK_SIZE if self.near is not None else 0
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
-        return StepFeeds(room, self.options.n_slots, self.far.n * PAGE, spare_near, spare_hidden)
+        return StepFeeds(room, self.options.n_slots, self.far.n * BLOCK_SIZE, spare_near, spare_hidden)
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""
@@ -498,7 +497,7 @@ class ModelRunner:
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move KV entries: (source token slot, target token slot, change of position).
 
-        See Cells.move.
+        See KVMover.move.
         """
         self.cells.move(moves)
 
@@ -513,7 +512,7 @@ class ModelRunner:
         types = self.options.type_k, self.options.type_v
         beside = self.near or self.states
         window = self.near.window if self.near is not None else 0
-        return CacheKind(model, *types, PAGE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
+        return CacheKind(model, *types, BLOCK_SIZE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
 
     def close(self) -> None:
         """Free everything and close the model's files."""

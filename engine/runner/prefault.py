@@ -26,21 +26,21 @@ class Prefault:
 
     def __init__(self, session: Session, pool: PagePool) -> None:
         self._session, self._caches = session, pool.caches
-        self._n_pages = pool.n
+        self._n_blocks = pool.n
         largest = max((cache.nbytes for cache in self._caches), default=1)
         self._lead = LEAD // max(1, pool.nbytes)
-        self._step = max(1, PIECE * self._n_pages // largest)  # blocks of a piece
+        self._step = max(1, PIECE * self._n_blocks // largest)  # blocks of a piece
         self._used = self._done = 0  # blocks used so far; pieces prefaulted, round-robin over the caches
 
-    def used(self, page: int) -> None:
+    def used(self, block: int) -> None:
         """Note that a step uses this block."""
-        self._used = max(self._used, page + 1)
+        self._used = max(self._used, block + 1)
 
     def run(self, wanted: Callable[[], bool]) -> None:
         """Prefault until `wanted()` is True (a request waits) or the lead is reached."""
-        end, n = min(self._n_pages, self._used + self._lead), len(self._caches)
+        end, n = min(self._n_blocks, self._used + self._lead), len(self._caches)
         while n and (first := self._done // n * self._step) < end and not wanted():
             cache = self._caches[self._done % n]
-            size = cache.nbytes // self._n_pages
-            self._session.prefault(cache.name, first * size, min(self._step, self._n_pages - first) * size)
+            size = cache.nbytes // self._n_blocks
+            self._session.prefault(cache.name, first * size, min(self._step, self._n_blocks - first) * size)
             self._done += 1

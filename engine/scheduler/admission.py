@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.cache_reuse import reuse_chunks
-from logitless.engine.kv_cache.context_shift import unpark
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.context_shift import swap_in
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.requests import Event, Progress
 from logitless.engine.scheduler.postprocess import failure
@@ -30,7 +30,7 @@ class Admission:
     queue: WaitingQueue
     running: RunningSet
     claims: Claims  # slots kept free for slot actions
-    kv: KvCache
+    kv: KVCacheManager
     runner: Runner
     stats: SchedulerStats
     clock: Callable[[], float]
@@ -89,7 +89,7 @@ class Admission:
             same_bits = other.kv.root is seq.kv.root and (seq.takes_inexact or not other.kv.shifted)
             if other.started and other.owed > 1 and same_bits:
                 n_common = min(limit, common_prefix(seq.tokens, other.tokens))
-                if n_common - other.n_computed >= PAGE:
+                if n_common - other.n_computed >= BLOCK_SIZE:
                     if self.kv.beside is not None:
                         other.kv.mark(n_common, other.n_computed)
                     return True
@@ -132,7 +132,7 @@ class Admission:
             seq.refused_at = self.running.n_released
             return False
         try:
-            seq.n_computed = unpark(self.kv, seq, slot)
+            seq.n_computed = swap_in(self.kv, seq, slot)
         except (MemoryError, OSError) as error:
             self.running.lose(seq, error)
             return True
@@ -162,4 +162,4 @@ def _known_limit(seq: Sequence, slot: Slot) -> int:
 
 def _n_missing(seq: Sequence) -> int:
     """Blocks that the sequence needs to get to its next token."""
-    return n_pages_for(len(seq.tokens)) - len(seq.kv.blocks)
+    return n_blocks_for(len(seq.tokens)) - len(seq.kv.blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.batch import BLOCK_SIZE, UBatch
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sequence import Sequence
 
@@ -58,15 +58,15 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
             tokens.append(seq.tokens[start])
             pos.append(start)
             slots.append(id)
-            cells.append(table[start // PAGE] * PAGE + start % PAGE)
+            cells.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
         else:
             tokens += seq.tokens[start : start + n]
             tokens += draft_part(seq, n)
             pos += range(start, start + n)
             slots += [id] * n
-            cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+            cells += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
         if near:
-            batch.near += [near[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+            batch.near += [near[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
         if kv.state_writes:
             batch.begin += [kv.state_row, *[-1] * (n - 1)]
             batch.end += [kv.state_writes.get(p, -1) for p in range(start + 1, start + n + 1)]

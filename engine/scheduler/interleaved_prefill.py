@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from logitless.engine.batch import DeviceFailed, StepResult
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.batch_builder import Plan, build_batch
 from logitless.engine.scheduler.prefill_budget import PrefillBudget
@@ -38,7 +38,7 @@ class InterleavedPrefill:
     def __init__(
         self,
         runner: Runner,
-        kv: KvCache,
+        kv: KVCacheManager,
         budget: PrefillBudget,
         running: RunningSet,
         stats: SchedulerStats,

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Container
 from dataclasses import dataclass
 
-from logitless.engine.batch import PAGE, StepResult
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.batch import BLOCK_SIZE, StepResult
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import Event, Failed, Finished, Progress, Token, TokenProb
 from logitless.engine.scheduler.batch_builder import draft_part, prompt_rows
 from logitless.engine.sequence import Sequence
@@ -42,7 +42,7 @@ class OutputProcessor:
 
     __slots__ = ("_cache", "_eog_ids", "_shifts", "_stats")
 
-    def __init__(self, cache: KvCache, eog_ids: Container[int], stats: SchedulerStats, *, shifts: bool) -> None:
+    def __init__(self, cache: KVCacheManager, eog_ids: Container[int], stats: SchedulerStats, *, shifts: bool) -> None:
         """`shifts`: a full context does not end a sequence."""
         self._shifts = shifts
         self._cache = cache

@@ -8,7 +8,7 @@ from typing import Protocol
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.kv_cache.context_shift import Moves
 from logitless.engine.kv_cache.host_cache import Store
-from logitless.engine.kv_cache.sliding_window import NearStore
+from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.runner.hidden_rows import HiddenRows
 
@@ -21,7 +21,7 @@ class Runner(Protocol):
         """KV blocks of layers with full attention."""
 
     @property
-    def near(self) -> NearStore | None:
+    def near(self) -> WindowStore | None:
         """KV blocks of layers with a sliding window, if these have blocks of their own."""
 
     @property

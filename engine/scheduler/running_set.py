@@ -10,9 +10,9 @@ from bisect import insort
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 
-from logitless.engine.kv_cache.block_pool import n_pages_for
-from logitless.engine.kv_cache.context_shift import park
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.block_pool import n_blocks_for
+from logitless.engine.kv_cache.context_shift import swap_out
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.batch_builder import Plan
 from logitless.engine.scheduler.postprocess import failure
@@ -24,7 +24,7 @@ from logitless.engine.stats import SchedulerStats
 class RunningSet:
     """Sequences with a slot."""
 
-    def __init__(self, kv: KvCache, slots: Listed[Slot], queue: WaitingQueue, stats: SchedulerStats) -> None:
+    def __init__(self, kv: KVCacheManager, slots: Listed[Slot], queue: WaitingQueue, stats: SchedulerStats) -> None:
         self.seqs: list[Sequence] = []  # by rank
         self.slots = slots
         self.step = 0  # number of the current step
@@ -57,7 +57,7 @@ class RunningSet:
         for seq, n in sorted(plan, key=lambda part: part[0].rank):
             if not seq.started:  # preempted by an earlier one just now
                 continue
-            missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
+            missing = n_blocks_for(seq.n_computed + n) - len(seq.kv.blocks)
             while self._kv.n_available < missing and (last := self.last()) is not seq:
                 self.preempt(last)
             granted[seq] = self._kv.grow(seq, n)
@@ -68,7 +68,7 @@ class RunningSet:
         assert seq.slot is not None
         if not seq.kv.recomputable:
             try:
-                park(self._kv, seq)
+                swap_out(self._kv, seq)
             except (MemoryError, OSError) as error:
                 self.lose(seq, error)
                 return

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from logitless.engine.batch import DeviceFailed, StepResult
 from logitless.engine.errors import ExceedsContext, InvalidRequest, NotSupported
 from logitless.engine.kv_cache.block_pool import pool_size
-from logitless.engine.kv_cache.context_shift import Shift, is_full, kept_and_discarded
+from logitless.engine.kv_cache.context_shift import ContextShift, is_full, kept_and_discarded
 from logitless.engine.kv_cache.host_cache import HostCache
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import CompletionRequest, Event, Failed, Lora
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import Thoughts
@@ -277,7 +277,7 @@ class Scheduler:
         for seq in list(self.running):
             if not (seq.started and is_full(seq)):
                 continue
-            shift = Shift(cache, seq, *kept_and_discarded(seq, add_bos=self.vocab.add_bos))
+            shift = ContextShift(cache, seq, *kept_and_discarded(seq, add_bos=self.vocab.add_bos))
             while cache.n_available < shift.n_missing:
                 if shift.forget_others():
                     continue
@@ -300,8 +300,8 @@ class Scheduler:
         stats.ops_rerouted = len(self.engine.rerouted)
         stats.requests_processing = len(self.running)
         stats.requests_deferred = len(self.queue)
-        stats.kv_pages_free = len(prefixes.pages.free)
-        stats.kv_pages_used = prefixes.pages.n_used
+        stats.kv_pages_free = len(prefixes.pool.free)
+        stats.kv_pages_used = prefixes.pool.n_used
         stats.kv_pages_cached = len(prefixes.idle)
         if self.cache.host is not None:
             stats.host_bytes = self.cache.host.nbytes
@@ -309,10 +309,12 @@ class Scheduler:
             stats.host_pages_restored = self.cache.host.n_restored
 
 
-def _kv_cache(runner: Runner, config: SchedulerConfig) -> KvCache:
+def _kv_cache(runner: Runner, config: SchedulerConfig) -> KVCacheManager:
     host = HostCache(config.cache_ram) if config.cache_ram != 0 else None
     n_blocks = pool_size(config.n_ctx, config.n_slots, unified=config.unified)
-    return KvCache(n_blocks, runner.far, host, config.cache_idle_slots, config.n_slots, runner.states, runner.near)
+    return KVCacheManager(
+        n_blocks, runner.far, host, config.cache_idle_slots, config.n_slots, runner.states, runner.near
+    )
 
 
 def _slots(config: SchedulerConfig) -> list[Slot]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.scheduler.batch_builder import Plan, bucket_floor
 from logitless.engine.scheduler.prefill_budget import PrefillBudget, shares
 from logitless.engine.scheduler.running_set import RunningSet
@@ -18,7 +18,7 @@ class StepPlanner:
 
     def __init__(
         self,
-        kv: KvCache,
+        kv: KVCacheManager,
         running: RunningSet,
         budget: PrefillBudget,
         speculator: Callable[[], Speculator],
@@ -47,7 +47,7 @@ class StepPlanner:
                 seq.served = self._running.step
         if prompts:
             plan += self._prefill(plan, prompts)
-        if any(len(seq.kv.blocks) * PAGE < seq.n_computed + n for seq, n in plan):
+        if any(len(seq.kv.blocks) * BLOCK_SIZE < seq.n_computed + n for seq, n in plan):
             plan = self._running.reserve(plan)
         return self._with_drafts(plan)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logitless.engine.batch import PAGE, StepResult, UBatch
-from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.batch import BLOCK_SIZE, StepResult, UBatch
+from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.manager import NEAR_END
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence
@@ -63,7 +63,7 @@ class ModelDrafter:
         self,
         engine: StepRunner,
         *,
-        n_pages: int,
+        n_blocks: int,
         n_vocab: int,
         n_ubatch: int,
         eog_ids: Iterable[int] = (),
@@ -79,7 +79,7 @@ class ModelDrafter:
         self._n_ubatch = n_ubatch
         self._eog_ids = frozenset(eog_ids)
         self._has_states = has_states
-        self._free = list(range(n_pages - 1, -1, -1))
+        self._free = list(range(n_blocks - 1, -1, -1))
         self._mirrors: dict[int, _Mirror] = {}  # by slot, in LRU order
         self._active: set[int] = set()  # slots of this step
 
@@ -155,13 +155,13 @@ class ModelDrafter:
         if mirror.places is not None:
             n = mirror.places.go_back(n)
         del mirror.tokens[n:]
-        while len(mirror.table) > n_pages_for(n):
+        while len(mirror.table) > n_blocks_for(n):
             self._free.append(mirror.table.pop())
         return n
 
     def _has_room(self, mirror: _Mirror, n: int) -> bool:
         """Allocate blocks for n more tokens, evicting the least recently used slots if needed."""
-        missing = n_pages_for(len(mirror.tokens) + n) - len(mirror.table)
+        missing = n_blocks_for(len(mirror.tokens) + n) - len(mirror.table)
         for id, other in self._mirrors.items():
             if len(self._free) >= missing or id in self._active:
                 break
@@ -185,7 +185,7 @@ class ModelDrafter:
             batch.tokens += mirror.tokens[start:]
             batch.pos += range(start, end)
             batch.slot += [seq.slot.id] * guess.n_now
-            batch.cells += [mirror.table[p // PAGE] * PAGE + p % PAGE for p in range(start, end)]
+            batch.cells += [mirror.table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
             if mirror.places is not None:
                 begin, ends = mirror.places.step(start, end, len(seq.tokens), seq.n_prompt - NEAR_END)
                 batch.begin += begin

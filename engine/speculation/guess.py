@@ -15,7 +15,7 @@ from logitless.engine.sampling.sampler import Row
 from logitless.engine.sequence import Sequence
 from logitless.graph.ops.sampling import samplers as s
 
-Grow = Callable[[Sequence, int], int]  # KvCache.grow: allocates token slots for a sequence's next tokens
+Grow = Callable[[Sequence, int], int]  # KVCacheManager.grow: allocates token slots for a sequence's next tokens
 
 
 @dataclass(slots=True)

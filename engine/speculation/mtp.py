@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from logitless.engine.batch import PAGE, DeviceFailed, StepResult, UBatch
+from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepResult, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.guess import Grow, Guess
@@ -80,7 +80,7 @@ class NextnDrafter:
             batch.tokens.append(guess.draft[-1] if guess.draft else seq.tokens[-1])
             batch.pos.append(pos)
             batch.slot.append(id)
-            batch.cells.append(seq.kv.blocks[pos // PAGE] * PAGE + pos % PAGE)
+            batch.cells.append(seq.kv.blocks[pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE)
             own = self._hidden.guess(id)
             batch.hidden_before.append(own if guess.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(own)

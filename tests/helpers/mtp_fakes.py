@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.engine.batch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepResult, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.speculation.mtp import NextnDrafter
 from tests.helpers.scheduler_checks import chain
@@ -22,19 +22,21 @@ class GuessedPages(FakePages):
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
-        self.own: list[Cell] = [None] * (n * PAGE)
+        self.own: list[Cell] = [None] * (n * BLOCK_SIZE)
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
         super().copy(copies)
         for source, to in copies:
-            self.own[to * PAGE : (to + 1) * PAGE] = self.own[source * PAGE : (source + 1) * PAGE]
+            self.own[to * BLOCK_SIZE : (to + 1) * BLOCK_SIZE] = self.own[
+                source * BLOCK_SIZE : (source + 1) * BLOCK_SIZE
+            ]
 
     def write(self, page: int, data: Any) -> None:
         super().write(page, data)
-        self.own[page * PAGE : (page + 1) * PAGE] = [(-1, 0)] * PAGE
+        self.own[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE] = [(-1, 0)] * BLOCK_SIZE
 
     def keep(self, slot: int, pos: int, content: int) -> None:
-        self.own[self.tables[slot][pos // PAGE] * PAGE + pos % PAGE] = pos, content
+        self.own[self.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE] = pos, content
 
 
 class GuessingEngine(FakeEngine):
@@ -92,12 +94,12 @@ class GuessingEngine(FakeEngine):
         assert batch.begin == batch.end == batch.near == batch.copies == []
         ids = []
         for i, (token, slot, pos) in enumerate(zip(batch.tokens, batch.slot, batch.pos, strict=True)):
-            assert batch.cells[i] == self.far.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            assert batch.cells[i] == self.far.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             said = self.rows[batch.hidden_before[i]]
             if batch.hidden_before[i] != batch.hidden_to[i]:  # the first token of a draft
                 assert said == self.far.content(slot, pos - 1)
             for p in range(pos):  # it attends to every earlier token
-                cell = self.pages.own[self.far.tables[slot][p // PAGE] * PAGE + p % PAGE]
+                cell = self.pages.own[self.far.tables[slot][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
                 assert cell is not None
                 assert cell[0] in (p, -1)
             content = chain(said, token)

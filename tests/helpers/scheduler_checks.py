@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -31,27 +31,27 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
     for seq in scheduler.running:
         content = 0
         for p in range(seq.n_computed if not seq.kv.recomputable and seq.kv.copy is None else 0):
-            cell = engine.far.cells[seq.kv.blocks[p // PAGE] * PAGE + p % PAGE]
+            cell = engine.far.cells[seq.kv.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
             assert cell is not None
             assert cell[0] == p
         known = seq.n_computed if seq.kv.copy is None and not seq.kv.n_dropped else seq.kv.n_committed
         for p in range(known if not seq.kv.shifted else 0):
             content = chain(content, seq.tokens[p])
-            assert engine.far.cells[seq.kv.blocks[p // PAGE] * PAGE + p % PAGE] == (p, content)
+            assert engine.far.cells[seq.kv.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] == (p, content)
     for node in scheduler.cache.prefixes.nodes:
         path = [node]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
-        assert path[-1].page == -1
+        assert path[-1].block == -1
         content = p = 0
         for link in reversed(path[:-1]):
             assert link.parent is not None
             assert link.parent.children[link.tokens] is link
-            assert link.n_tokens == PAGE or link is node
+            assert link.n_tokens == BLOCK_SIZE or link is node
             assert link.inexact or not link.parent.inexact
             for i, token in enumerate(link.tokens[link.inexact :]):
                 content = chain(content, token)
-                cell = engine.far.cells[link.page * PAGE + i]
+                cell = engine.far.cells[link.block * BLOCK_SIZE + i]
                 assert cell is not None
                 assert cell == (p, cell[1] if link.inexact else content)
                 p += 1
@@ -89,56 +89,56 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
 
 
 def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """Every sliding-window page has the tokens its name claims, and every reference an owner."""
+    """Every sliding-window block has the tokens its name claims, and every reference an owner."""
     windows = scheduler.cache.windows
     if windows is None:
         return
     assert engine.near is not None
     owners = [0] * engine.near.n
     for seq in scheduler.running:
-        for page in seq.kv.window_blocks:
-            if page < engine.near.n:
-                owners[page] += 1
+        for block in seq.kv.window_blocks:
+            if block < engine.near.n:
+                owners[block] += 1
         if seq.kv.window_copy is not None:
             owners[seq.kv.window_copy[0]] += 1
         under_way = scheduler.interleaved.n if seq is scheduler.interleaved.seq else 0
-        assert len(seq.kv.window_blocks) * PAGE < seq.n_computed + under_way + PAGE
-    for node, page in windows._of.items():
-        owners[page] += 1
-        assert windows._nodes[page] is node
+        assert len(seq.kv.window_blocks) * BLOCK_SIZE < seq.n_computed + under_way + BLOCK_SIZE
+    for node, block in windows._of.items():
+        owners[block] += 1
+        assert windows._nodes[block] is node
         assert node in scheduler.cache.prefixes.nodes
-        assert (node in windows._kept or node in windows._behind) == (windows._pages.refs[page] == 1)
+        assert (node in windows._kept or node in windows._behind) == (windows._pool.refs[block] == 1)
         n = node.n_tokens
-        assert engine.near.cells[page * PAGE :][:n] == engine.far.cells[node.page * PAGE :][:n]
-    assert owners == windows._pages.refs
-    assert sorted(windows._pages.free) == [page for page, n in enumerate(owners) if not n]
+        assert engine.near.cells[block * BLOCK_SIZE :][:n] == engine.far.cells[node.block * BLOCK_SIZE :][:n]
+    assert owners == windows._pool.refs
+    assert sorted(windows._pool.free) == [block for block, n in enumerate(owners) if not n]
 
 
 def check_pages(scheduler: Scheduler) -> None:
-    """References and owners of pages match; idle nodes are ordered so that leaves are evicted
+    """References and owners of blocks match; idle nodes are ordered so that leaves are evicted
     first.
     """
-    cache, pages = scheduler.cache.prefixes, scheduler.cache.pages
-    owners = [0] * pages.n_pages
+    cache, pool = scheduler.cache.prefixes, scheduler.cache.pool
+    owners = [0] * pool.n_blocks
     for seq in scheduler.running:
         assert seq.started or not seq.kv.blocks
-        assert len(seq.kv.blocks) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
-        for page in seq.kv.blocks:
-            owners[page] += 1
+        assert len(seq.kv.blocks) <= n_blocks_for(len(seq.tokens)), "blocks beyond what it owes"
+        for block in seq.kv.blocks:
+            owners[block] += 1
         assert not (seq.kv.swapped and seq.kv.blocks)
         if seq.kv.copy is not None:
             assert seq.kv.blocks[-1] == seq.kv.copy[1] or seq.kv.copy[1] in seq.kv.blocks
             owners[seq.kv.copy[0]] += 1
     for node in cache.nodes:
-        owners[node.page] += 1
-    assert owners == pages.refs
-    assert sorted(pages.free) == [page for page, n in enumerate(pages.refs) if n == 0]
+        owners[node.block] += 1
+    assert owners == pool.refs
+    assert sorted(pool.free) == [block for block, n in enumerate(pool.refs) if n == 0]
     host = scheduler.cache.host
     if host is not None:
-        kept = [data for _, data in host._pages.values()]
+        kept = [data for _, data in host._blocks.values()]
         assert host.nbytes == sum(data.nbytes for data in kept) <= (host.limit or host.nbytes)
     order = {node: i for i, node in enumerate(cache.idle)}
-    assert set(order) == {node for node in cache.nodes if pages.refs[node.page] == 1}
+    assert set(order) == {node for node in cache.nodes if pool.refs[node.block] == 1}
     for node, i in order.items():
         assert all(order[child] < i for child in node.children.values())
     for slot in scheduler.slots:

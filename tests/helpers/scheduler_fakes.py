@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from logitless.engine.batch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
-from logitless.engine.kv_cache.block_pool import near_pool_size
+from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
 from logitless.engine.runner.hidden_rows import HiddenRows
@@ -94,11 +94,11 @@ Cell = tuple[int, int] | None  # position, content
 class FakePages:
     """KV pages of such cells; for a sliding window, or full attention (0)."""
 
-    nbytes = PAGE * 16
+    nbytes = BLOCK_SIZE * 16
 
     def __init__(self, n: int, window: int = 0) -> None:
         self.n, self.window = n, window
-        self.cells: list[Cell] = [None] * (n * PAGE)
+        self.cells: list[Cell] = [None] * (n * BLOCK_SIZE)
         self.tables: dict[int, list[int]] = {}
         self.n_read = 0
 
@@ -106,24 +106,26 @@ class FakePages:
         assert not {to for _, to in copies} & {source for source, _ in copies}
         assert len({to for _, to in copies}) == len(copies)
         for source, to in copies:
-            self.cells[to * PAGE : (to + 1) * PAGE] = self.cells[source * PAGE : (source + 1) * PAGE]
+            self.cells[to * BLOCK_SIZE : (to + 1) * BLOCK_SIZE] = self.cells[
+                source * BLOCK_SIZE : (source + 1) * BLOCK_SIZE
+            ]
 
     def lose(self) -> None:
         self.cells, self.tables = [None] * len(self.cells), {}
 
-    def read(self, page: int) -> Any:
+    def read(self, block: int) -> Any:
         self.n_read += 1
-        cells = self.cells[page * PAGE : (page + 1) * PAGE]
+        cells = self.cells[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
         return np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
 
-    def write(self, page: int, data: Any) -> None:
-        cells = data.view(np.int64).reshape(PAGE, 2).tolist()
-        self.cells[page * PAGE : (page + 1) * PAGE] = [(p, c) if p >= 0 else None for p, c in cells]
+    def write(self, block: int, data: Any) -> None:
+        cells = data.view(np.int64).reshape(BLOCK_SIZE, 2).tolist()
+        self.cells[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = [(p, c) if p >= 0 else None for p, c in cells]
 
     def content(self, slot: int, pos: int) -> int:
         if pos < 0:
             return 0
-        cell = self.cells[self.tables[slot][pos // PAGE] * PAGE + pos % PAGE]
+        cell = self.cells[self.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE]
         assert cell is not None
         assert cell[0] == pos, f"slot {slot} sees position {cell[0]} at {pos}"
         return cell[1]
@@ -157,8 +159,8 @@ class FakeEngine:
 
     pages_kind = FakePages
 
-    def __init__(self, n_pages: int, states: FakeStates | None = None, near: FakePages | None = None) -> None:
-        self.far, self.states, self.near = self.pages_kind(n_pages), states, near
+    def __init__(self, n_blocks: int, states: FakeStates | None = None, near: FakePages | None = None) -> None:
+        self.far, self.states, self.near = self.pages_kind(n_blocks), states, near
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
@@ -240,7 +242,7 @@ class FakeEngine:
         far, contents = self.far, []
         for i in tokens:
             token, pos, slot, cell = batch.tokens[i], batch.pos[i], batch.slot[i], batch.cells[i]
-            assert cell == far.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            assert cell == far.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             far.cells[cell] = pos, chain(far.content(slot, pos - 1), token)
             contents.append(far.content(slot, pos))
         return contents
@@ -268,7 +270,7 @@ class FakeEngine:
     def _look_around(self, batch: UBatch, near: FakePages) -> None:
         """Sliding-window cells agree with the full ones as far as the window reaches."""
         for pos, slot, cell in zip(batch.pos, batch.slot, batch.near, strict=True):
-            assert cell == near.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            assert cell == near.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             near.cells[cell] = pos, self.far.content(slot, pos)
         for pos, slot in zip(batch.pos, batch.slot, strict=True):
             for p in range(max(0, pos - near.window + 1), pos + 1):
@@ -299,7 +301,9 @@ class FakeEngine:
     def cache_kind(self) -> CacheKind:
         beside = self.near or self.states
         window = 0 if self.near is None else self.near.window
-        return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, 0 if beside is None else beside.nbytes, window)
+        return CacheKind(
+            "fake", "f16", "f16", BLOCK_SIZE, BLOCK_SIZE * 16, 0 if beside is None else beside.nbytes, window
+        )
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
         """Move cells a few at a time: all are read before any is written. Moved content changes."""
@@ -414,7 +418,7 @@ class Bench:
         self.time = 0.0
         near = None
         if window is not None:
-            near = FakePages(near_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
+            near = FakePages(window_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
         self.engine = engine(0, FakeStates(n_states) if n_states else None, near)
         self.scheduler = Scheduler(
             self.engine,
@@ -424,7 +428,7 @@ class Bench:
             make_sampler=FakeSampler,
             speculator=Speculator(SPECULATION),
         )
-        self.engine.far.__init__(self.scheduler.cache.pages.n_pages)  # type: ignore[misc]
+        self.engine.far.__init__(self.scheduler.cache.pool.n_blocks)  # type: ignore[misc]
         self.answers: dict[Sequence, Answer] = {}
 
     def _clock(self) -> float:

@@ -51,8 +51,8 @@ class Server:
 
     def run(self, seeds: range, wish: Wish, n_predict: int = 64) -> tuple[Texts, Scheduler]:
         """Tokens for each seed."""
-        n_vocab, n_pages = self.engine.hparams.n_vocab, self.draft.n_pages
-        model = ModelDrafter(self.draft, n_pages=n_pages, n_vocab=n_vocab, n_ubatch=256, eog_ids=self.vocab.eog_ids)
+        n_vocab, n_blocks = self.engine.hparams.n_vocab, self.draft.n_blocks
+        model = ModelDrafter(self.draft, n_blocks=n_blocks, n_vocab=n_vocab, n_ubatch=256, eog_ids=self.vocab.eog_ids)
         scheduler = Scheduler(
             self.engine,
             self.vocab,

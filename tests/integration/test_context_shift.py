@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.errors import DeviceError
-from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.batch import BLOCK_SIZE, UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.backend import Backend
 from tests.helpers.paths import MODELS
@@ -56,12 +56,12 @@ def test_turned_keys_are_those_of_their_new_places(
     for slot, start in ((0, 57), (1, 20)):  # positions only have to be different, and nothing is read before them
         batch = UBatch(tables={slot: tables[slot]})
         batch.tokens, batch.pos, batch.slot = tokens, list(range(start, start + N)), [slot] * N
-        batch.cells = [tables[slot][i // PAGE] * PAGE + i % PAGE for i in range(N)]
+        batch.cells = [tables[slot][i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(N)]
         engine.step(batch)
-    cells = {slot: [tables[slot][i // PAGE] * PAGE + i % PAGE for i in range(N)] for slot in tables}
+    cells = {slot: [tables[slot][i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(N)] for slot in tables}
     before, held = first_layer(engine)
     assert np.abs(before[cells[0]] - before[cells[1]]).max() > 0.05
-    target = [10 * PAGE + i for i in range(N)]
+    target = [10 * BLOCK_SIZE + i for i in range(N)]
     engine.move_cells([(a, b, -37) for a, b in zip(cells[0], target, strict=True)])
     after, values = first_layer(engine)
     np.testing.assert_array_equal(values[target], held[cells[0]])
@@ -83,10 +83,10 @@ def test_q8_0_cells_move_without_a_change_where_nothing_turns() -> None:
     batch.cells = list(range(16))
     engine.step(batch)
     page = engine.far.read(0)
-    engine.move_cells([(i, PAGE + i, 0) for i in range(PAGE)])
+    engine.move_cells([(i, BLOCK_SIZE + i, 0) for i in range(BLOCK_SIZE)])
     np.testing.assert_array_equal(engine.far.read(1), page)
-    engine.move_cells([(i, PAGE + i, 5) for i in range(PAGE)])
-    engine.move_cells([(PAGE + i, PAGE + i, -5) for i in range(PAGE)])
+    engine.move_cells([(i, BLOCK_SIZE + i, 5) for i in range(BLOCK_SIZE)])
+    engine.move_cells([(BLOCK_SIZE + i, BLOCK_SIZE + i, -5) for i in range(BLOCK_SIZE)])
     there_and_back = engine.far.read(1)
     assert not np.array_equal(there_and_back, page)
     engine.close()

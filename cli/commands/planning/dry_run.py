@@ -47,7 +47,7 @@ async def dry_run(
     The requests: one as long as a prompt may be for each slot, then all slots at once."""
     from logitless.cli.setup.server import import_http
     from logitless.engine.async_engine import AsyncEngine, LoadedModel
-    from logitless.engine.batch import PAGE
+    from logitless.engine.batch import BLOCK_SIZE
     from logitless.engine.loading.open_model import model_info
     from logitless.server.config import ServerConfig
 
@@ -67,7 +67,7 @@ async def dry_run(
     try:
         async with app.listening(service, ServerConfig(port=0, model_path="m")) as port:
             if engine.hparams.causal:
-                share = max(2, engine.n_ctx // engine.options.n_slots // PAGE * PAGE - 1)
+                share = max(2, engine.n_ctx // engine.options.n_slots // BLOCK_SIZE * BLOCK_SIZE - 1)
                 reply = min(REPLY, share // 2)
                 await _ask_all(service, port, engine, max(1, min(LONGEST, engine.n_ctx_slot - 2)), 1)
                 await _ask_all(service, port, engine, min(LONGEST, share - reply), reply)

@@ -155,7 +155,7 @@ def test_what_was_moved_is_a_prefix_for_the_next_one_that_asks() -> None:
     assert again.ids == bench.answers[seq].ids
     assert len(snapshot(bench.scheduler, 0).tokens) <= 26  # a slot file has what is exact only
     erase(bench.scheduler, 0)
-    assert bench.scheduler.cache.pages.n_used == 0
+    assert bench.scheduler.cache.pool.n_used == 0
 
 
 def test_a_paused_one_comes_back_with_its_own_cells() -> None:

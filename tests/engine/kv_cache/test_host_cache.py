@@ -27,7 +27,7 @@ def full(cache_ram: int | None = None) -> Bench:
     bench = Bench(n_slots=1, n_ctx=192, cache_ram=cache_ram)
     bench.run(prompt(118, 0), n_predict=2, ignore_eos=True)
     bench.run(prompt(46, 1), n_predict=2, ignore_eos=True)
-    assert len(bench.scheduler.cache.pages.free) == 1
+    assert len(bench.scheduler.cache.pool.free) == 1
     assert not len(host_of(bench))
     return bench
 
@@ -42,7 +42,7 @@ def test_what_others_will_take_the_place_of_is_saved_while_nobody_waits() -> Non
     assert bench.engine.far.n_read == 4
     bench.run(prompt(94, 2), n_predict=1)  # six pages: the free one, and those five
     assert bench.engine.far.n_read == 4
-    assert len(cache.pages.free) == 0
+    assert len(cache.pool.free) == 0
     answer = bench.run(prompt(118, 0), n_predict=5, ignore_eos=True)
     assert answer.finished.n_cached > 96
     assert answer.ids == oracle(CompletionRequest(tuple(prompt(118, 0)), n_predict=5, ignore_eos=True), 192)[0]

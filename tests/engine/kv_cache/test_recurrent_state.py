@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logitless.engine.batch import PAGE
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.prefix_cache import PrefixCache
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
 from logitless.engine.kv_cache.slot_files import load, save
@@ -118,7 +118,7 @@ def test_what_a_failed_step_has_taken_is_free_for_others() -> None:
     first, other = (b.submit(prompt(100, i)) for i in range(2))
     b.scheduler.step()
     other.tokens += [1] * 90
-    other.kv.marks = {other.n_computed + n - other.n_computed % PAGE for n in (16, 32, 48, 64, 80)}
+    other.kv.marks = {other.n_computed + n - other.n_computed % BLOCK_SIZE for n in (16, 32, 48, 64, 80)}
     states.prepare([(other, other.owed)])
     assert states.n_spare == 0
     states.undo([(other, other.owed)])
@@ -155,11 +155,11 @@ def test_who_waits_for_a_mask_computes_nothing_again_meanwhile(monkeypatch: pyte
 
 
 def test_without_a_page_to_go_on_in_it_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    b = bench(n_slots=2, n_ctx=4 * PAGE)
+    b = bench(n_slots=2, n_ctx=4 * BLOCK_SIZE)
     answer = b.run(prompt(10), n_predict=2, ignore_eos=True).ids
     seq = b.submit([*prompt(10), *answer, 3], n_predict=2, ignore_eos=True)
     with monkeypatch.context() as patched:
-        patched.setattr(PrefixCache, "claim", lambda self, page: False)
+        patched.setattr(PrefixCache, "claim", lambda self, block: False)
         patched.setattr(PrefixCache, "n_available", property(lambda self: 0))
         slot, cache = b.scheduler.slots[0], b.scheduler.cache
         cache.attach(seq, slot, 12, ())
@@ -235,7 +235,7 @@ def test_slots_are_saved_and_restored(tmp_path: Path) -> None:
     b = bench()
     answer = b.run(prompt(70), n_predict=5, ignore_eos=True, id_slot=0).ids
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.pages), len(state.beside)) == (74, 5, 1)
+    assert (len(state.tokens), len(state.blocks), len(state.beside)) == (74, 5, 1)
     save(tmp_path, "a", b.engine.cache_kind, state)
     again, _ = load(tmp_path, "a", b.engine.cache_kind, 1000)
     assert again.tokens == state.tokens
@@ -264,9 +264,9 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
     asked(b, prompt(70))
     states = b.scheduler.cache.states
     assert states is not None
-    states.forget(next(node for node in states._kept if node.n_tokens < PAGE))  # as if another had needed the row
+    states.forget(next(node for node in states._kept if node.n_tokens < BLOCK_SIZE))  # as if another had needed the row
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.pages), len(state.beside)) == (48, 3, 1)
+    assert (len(state.tokens), len(state.blocks), len(state.beside)) == (48, 3, 1)
     states.forget(next(iter(states._kept)))
     state = snapshot(b.scheduler, 0)
-    assert (state.tokens, state.pages, state.beside) == ([], [], [])
+    assert (state.tokens, state.blocks, state.beside) == ([], [], [])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from logitless.engine.kv_cache.block_pool import near_pool_size, window_pages
+from logitless.engine.kv_cache.block_pool import blocks_in_window, window_pool_size
 from logitless.engine.kv_cache.slot_actions import install, snapshot
 from logitless.engine.kv_cache.slot_files import load, save
 from logitless.engine.speculation.settings import SpeculationParams
@@ -40,14 +40,14 @@ def test_a_long_context_has_few_pages_of_windows() -> None:
         (64, 40, [1, 2, 3]),
     ],
 )
-def test_what_the_next_token_sees(n: int, window: int, pages: list[int]) -> None:
-    assert list(window_pages(n, window)) == pages
+def test_what_the_next_token_sees(n: int, window: int, blocks: list[int]) -> None:
+    assert list(blocks_in_window(n, window)) == blocks
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 18, 100, 1024])
 def test_no_window_has_more_pages_than_a_pool_counts_with(window: int) -> None:
-    most = max(len(window_pages(n, window)) for n in range(3000))
-    assert near_pool_size(window, 1, 512, 1) - near_pool_size(window, 1, 512, 0) >= most
+    most = max(len(blocks_in_window(n, window)) for n in range(3000))
+    assert window_pool_size(window, 1, 512, 1) - window_pool_size(window, 1, 512, 0) >= most
 
 
 def test_a_chat_goes_on_from_its_last_token() -> None:
@@ -104,12 +104,12 @@ def test_slots_are_saved_and_restored(tmp_path: Any) -> None:
     b = bench()
     answer = b.run(prompt(170), n_predict=5, ignore_eos=True, id_slot=0).ids
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.pages), len(state.beside)) == (174, 11, 3)
+    assert (len(state.tokens), len(state.blocks), len(state.beside)) == (174, 11, 3)
     kind = b.engine.cache_kind
     save(tmp_path, "a", kind, state)
     again, _ = load(tmp_path, "a", kind, 1000)
     assert again.tokens == state.tokens
-    for found, wanted in zip([*again.pages, *again.beside], [*state.pages, *state.beside], strict=True):
+    for found, wanted in zip([*again.blocks, *again.beside], [*state.blocks, *state.beside], strict=True):
         np.testing.assert_array_equal(found, wanted)
     other = bench()
     install(other.scheduler, 1, again)
@@ -126,7 +126,7 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
         windows.forget(node)
     state = snapshot(b.scheduler, 0)
     assert len(state.tokens) < 170
-    assert len(state.beside) == len(window_pages(len(state.tokens), WINDOW))
+    assert len(state.beside) == len(blocks_in_window(len(state.tokens), WINDOW))
 
 
 def test_drafts_that_are_wrong_leave_nothing_behind() -> None:

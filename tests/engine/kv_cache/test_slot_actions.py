@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from logitless.engine.batch import PAGE
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
 from logitless.engine.kv_cache.slot_files import AdapterNames, SlotState
@@ -54,11 +54,11 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
     bench = Bench(n_slots=2, n_ctx=128)
     bench.run(prompt(40), n_predict=1, id_slot=0)
     before = snapshot(bench.scheduler, 0)
-    state = SlotState(prompt(100, 3), [np.zeros(PAGE * 16, np.uint8)] * 7)
+    state = SlotState(prompt(100, 3), [np.zeros(BLOCK_SIZE * 16, np.uint8)] * 7)
     with pytest.raises(InvalidRequest, match="has 129 tokens, slot 0 has room for 128"):
         install(bench.scheduler, 0, SlotState([1] * 129, []))
     with pytest.raises(InvalidRequest, match="not in the vocabulary"):
-        install(bench.scheduler, 0, SlotState([N_VOCAB], state.pages[:1]))
+        install(bench.scheduler, 0, SlotState([N_VOCAB], state.blocks[:1]))
     busy = bench.submit(prompt(20, 1), id_slot=1, ignore_eos=True)
     bench.step(2)
     with pytest.raises(Unavailable, match="too few KV blocks: the state needs 7"):
@@ -72,7 +72,7 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
 
     bench.engine.far.write = fails  # type: ignore[method-assign]
     with pytest.raises(ServerFault, match="slot 0 cannot be restored: device lost"):
-        install(bench.scheduler, 0, SlotState(state.tokens[:30], state.pages[:2]))
+        install(bench.scheduler, 0, SlotState(state.tokens[:30], state.blocks[:2]))
     check_pages(bench.scheduler)
     assert snapshot(bench.scheduler, 0).tokens == before.tokens
     bench.engine.far.read = fails  # type: ignore[method-assign]
@@ -97,15 +97,15 @@ def test_what_two_slots_have_had_stays_with_the_other(n: int) -> None:
 def test_a_fork_shares_its_pages() -> None:
     bench = Bench(n_slots=3)
     bench.run(prompt(40), n_predict=3, id_slot=0)
-    n_used = bench.scheduler.cache.pages.n_used
+    n_used = bench.scheduler.cache.pool.n_used
     assert fork(bench.scheduler, 0, 2) == 42
-    assert bench.scheduler.cache.pages.n_used == n_used
+    assert bench.scheduler.cache.pool.n_used == n_used
     erase(bench.scheduler, 0)
     assert bench.run([*prompt(40), 1], n_predict=1, id_slot=2).finished.n_cached == 40
     assert bench.run(prompt(40), n_predict=1, id_slot=0).finished.n_cached == 0
     erase(bench.scheduler, 0)
     erase(bench.scheduler, 2)
-    assert bench.scheduler.cache.pages.n_used == 0
+    assert bench.scheduler.cache.pool.n_used == 0
 
 
 def test_a_fork_of_what_is_in_host_memory() -> None:

@@ -33,7 +33,7 @@ def test_a_round_trip(tmp_path: Path) -> None:
     state, n_read = load(tmp_path, "a.bin", KIND, 33)
     assert n_read == size
     assert state.tokens == STATE.tokens
-    assert all(np.array_equal(a, b) for a, b in zip(state.pages, STATE.pages, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(state.blocks, STATE.blocks, strict=True))
     assert os.listdir(tmp_path) == ["a.bin"]
     save(tmp_path, "a.bin", KIND, SlotState([], [], (("ab", 0.1), ("cd", -1e-30))))
     assert load(tmp_path, "a.bin", KIND, 33)[0] == SlotState([], [], (("ab", 0.1), ("cd", -1e-30)))

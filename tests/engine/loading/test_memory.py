@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logitless.engine.kv_cache.host_cache import HostCache
-from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.loading.memory import cache_bytes
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.gguf.file import GGUFFile
@@ -49,7 +49,7 @@ def test_only_layers_that_attend_have_cells(name: str, tmp_path: Path) -> None:
     engine.prepare_ahead()
     attending = {"mamba2": 0, "nemotron_h": 1, "falcon-h1": 3}[name]
     assert engine.far.nbytes == attending * 2 * 2 * 2 * 32 * 16  # keys and values, heads, f16, elements, positions
-    cache = KvCache(engine.far.n, engine.far, HostCache(1 << 20), n_slots=2, states=engine.states)
+    cache = KVCacheManager(engine.far.n, engine.far, HostCache(1 << 20), n_slots=2, states=engine.states)
     cache.prepare_ahead(lambda: False)
     counted = cache_bytes(engine.hparams, "f16", "f16", n_slots=2, n_ubatch=32, n_kept=2, swa_full=False)
     assert counted.of(256) == 16 * engine.far.nbytes

@@ -286,7 +286,7 @@ def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Pat
     draft.load()
     n_vocab = engine.hparams.n_vocab
     vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)
-    drafter = ModelDrafter(draft, n_pages=draft.n_pages, n_vocab=n_vocab, n_ubatch=16)
+    drafter = ModelDrafter(draft, n_blocks=draft.n_blocks, n_vocab=n_vocab, n_ubatch=16)
     speculator = Speculator(SpeculationSettings(), {"draft-simple": drafter})
     scheduler = Scheduler(engine, vocab, SchedulerConfig(n_slots=1, n_ctx=64, n_ubatch=16), speculator=speculator)
 

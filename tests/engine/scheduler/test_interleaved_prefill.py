@@ -266,7 +266,7 @@ def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
     other = bench.submit(prompt(200, 8), n_predict=20, ignore_eos=True)  # gets its seat and its pages
     bench.drain()
     assert bench.answers[other].outcome() == oracle(other.request, 2048)
-    assert bench.scheduler.cache.pages.n_used == len(bench.scheduler.cache.prefixes.idle)
+    assert bench.scheduler.cache.pool.n_used == len(bench.scheduler.cache.prefixes.idle)
 
 
 def test_a_step_that_fails_is_run_as_ever_and_fails_alone() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from logitless.engine.batch import PAGE, bucket
+from logitless.engine.batch import BLOCK_SIZE, bucket
 from logitless.engine.errors import ExceedsContext, InvalidRequest, Unavailable
 from logitless.engine.kv_cache.block_pool import pool_size
 from logitless.engine.kv_cache.slot_actions import erase
@@ -370,7 +370,7 @@ def test_tables_are_sent_when_they_change() -> None:
     bench = Bench()
     bench.run(prompt(10), n_predict=30, ignore_eos=True)
     sent = [bool(batch.tables) for batch in bench.engine.batches]
-    assert sum(sent) == math.ceil(39 / PAGE)
+    assert sum(sent) == math.ceil(39 / BLOCK_SIZE)
     assert not sent[1]
 
 
@@ -427,7 +427,7 @@ def test_paused_sequences_come_back_from_host_memory(idle: bool) -> None:
     bench.drain()
     stats = bench.scheduler.stats
     assert stats.preemptions > 0
-    assert stats.recomputed_tokens < 2 * PAGE * stats.preemptions
+    assert stats.recomputed_tokens < 2 * BLOCK_SIZE * stats.preemptions
     for seq in seqs:
         assert bench.answers[seq].outcome() == oracle(seq.request, 256)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.batch import BLOCK_SIZE, UBatch
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.speculation.settings import NGRAM_KINDS, SpeculationParams
@@ -43,7 +43,7 @@ def test_a_wrong_token_ends_what_is_accepted(n_right: int) -> None:
     bench.step()
     assert seq.tokens == [*PROMPT, *right[: n_right + 1]]
     assert seq.n_computed == len(PROMPT) + n_right
-    assert len(seq.kv.blocks) == -(-len(seq.tokens) // PAGE)
+    assert len(seq.kv.blocks) == -(-len(seq.tokens) // BLOCK_SIZE)
     bench.drain()
     assert bench.answers[seq].ids == right
     accepted, rejected = bench.answers[seq].finished.prediction
@@ -103,14 +103,14 @@ def test_prompt_probabilities_and_drafts_share_a_step() -> None:
 
 
 def test_drafts_take_pages_from_nobody() -> None:
-    bench = Bench(n_slots=2, n_ctx=4 * PAGE, unified=True)
-    first = bench.submit([1] * (PAGE + 2), n_predict=3 * PAGE - 6, ignore_eos=True)
+    bench = Bench(n_slots=2, n_ctx=4 * BLOCK_SIZE, unified=True)
+    first = bench.submit([1] * (BLOCK_SIZE + 2), n_predict=3 * BLOCK_SIZE - 6, ignore_eos=True)
     bench.step()
     right = answer_to(40, (2,) * 20)
     second = bench.submit([2] * 20, n_predict=11, ignore_eos=True, speculation=client(right))
     bench.drain()
     assert bench.scheduler.stats.preemptions == 0
-    assert bench.answers[first].ids == answer_to(3 * PAGE - 6, (1,) * (PAGE + 2))
+    assert bench.answers[first].ids == answer_to(3 * BLOCK_SIZE - 6, (1,) * (BLOCK_SIZE + 2))
     assert bench.answers[second].ids == right[:11]
 
 

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.batch import BLOCK_SIZE, UBatch
 from logitless.engine.errors import Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
 from logitless.engine.requests import CompletionRequest, Failed
@@ -172,7 +172,7 @@ class Life(RuleBasedStateMachine):
         streams = [  # those that need no page; others may have to wait for an older one's
             (seq, seq.n_generated)
             for seq in scheduler.running
-            if seq.started and seq.owed == 1 and seq.n_computed < len(seq.kv.blocks) * PAGE
+            if seq.started and seq.owed == 1 and seq.n_computed < len(seq.kv.blocks) * BLOCK_SIZE
             if len(seq.tokens) < self.n_ctx  # a full one may have to wait for room to shift
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
@@ -255,7 +255,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def cells_suffice(self) -> None:
         for seq in self.bench.scheduler.running:
-            assert len(seq.kv.blocks) * PAGE < self.n_ctx + PAGE
+            assert len(seq.kv.blocks) * BLOCK_SIZE < self.n_ctx + BLOCK_SIZE
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -287,10 +287,10 @@ class Life(RuleBasedStateMachine):
             if seq.request.prompt_logprobs is not None:
                 known = [prob and (prob.id, prob.value, len(prob.top)) for prob in end.prompt_probs]
                 assert known == [None, *((token, -token, 2) for token in seq.request.prompt[1:])]
-        pages = self.bench.scheduler.cache.pages
+        pool = self.bench.scheduler.cache.pool
         for slot in self.bench.scheduler.slots:
             erase(self.bench.scheduler, slot.id)
-        assert pages.n_used == 0, "a page leaked"
+        assert pool.n_used == 0, "a block leaked"
         assert not self.bench.scheduler.cache.host or not len(self.bench.scheduler.cache.host)
 
 

@@ -72,8 +72,8 @@ def test_a_claim_on_two_slots_holds_both_and_keeps_its_turn() -> None:
 class Gated(FakeEngine):
     """A step waits until the test lets it go."""
 
-    def __init__(self, n_pages: int) -> None:
-        super().__init__(n_pages)
+    def __init__(self, n_blocks: int) -> None:
+        super().__init__(n_blocks)
         self.gate = threading.Semaphore(0)
 
     def step(self, batch: UBatch) -> StepResult:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from logitless.engine.batch import PAGE
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import RequestError, TooManyRequests, Unavailable
 from logitless.engine.requests import Failed
 from logitless.engine.scheduler.prefill_budget import shares
@@ -263,7 +263,7 @@ def test_a_scheduler_without_limits_takes_everything() -> None:
     bench = Bench(n_slots=1)
     assert isinstance(bench.scheduler, Scheduler)
     for i in range(300):
-        bench.submit(prompt(PAGE, i), n_predict=1)
+        bench.submit(prompt(BLOCK_SIZE, i), n_predict=1)
     assert bench.scheduler.stats.requests_deferred == 300
     bench.drain()
     assert bench.scheduler.stats.requests_deferred == 0

@@ -49,12 +49,12 @@ class Twins(Bench):
 
     has_states = False
 
-    def __init__(self, n_pages: int = 64, n_vocab: int = N_VOCAB, n_slots: int = 4, **options: Any) -> None:
+    def __init__(self, n_blocks: int = 64, n_vocab: int = N_VOCAB, n_slots: int = 4, **options: Any) -> None:
         super().__init__(n_slots=n_slots, **options)
-        self.draft = DraftEngine(n_pages, FakeStates(1 + n_slots * N_ROWS) if self.has_states else None)
+        self.draft = DraftEngine(n_blocks, FakeStates(1 + n_slots * N_ROWS) if self.has_states else None)
         self.drafter = ModelDrafter(
             self.draft,
-            n_pages=n_pages,
+            n_blocks=n_blocks,
             n_vocab=n_vocab,
             n_ubatch=32,
             eog_ids=[EOG],
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_computed_piecemeal() -> None:
 
 
 def test_too_few_pages_mean_fewer_drafts_and_nothing_worse() -> None:
-    bench = Twins(n_pages=3, n_slots=4)
+    bench = Twins(n_blocks=3, n_slots=4)
     seqs = [bench.submit((i, i + 1, 2), n_predict=50, ignore_eos=True, speculation=MODEL) for i in (1, 2, 3, 4)]
     bench.drain()
     for seq in seqs:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logitless.engine.batch import PAGE
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.requests import Failed
 from logitless.engine.speculation.settings import SpeculationParams
 from tests.helpers.mtp_fakes import GuessingEngine, let_guess
@@ -55,7 +55,7 @@ def test_a_prompt_in_pieces_beside_a_stream_is_followed() -> None:
 
 def test_known_pages_cost_one_blind_token() -> None:
     bench, engine = guessing(n_slots=1)
-    prompt = tuple(1 + i % 7 for i in range(3 * PAGE + 5))
+    prompt = tuple(1 + i % 7 for i in range(3 * BLOCK_SIZE + 5))
     bench.run(prompt, n_predict=4, ignore_eos=True, speculation=GUESSES)
     assert engine.n_blind == 0
     answer = bench.run((*prompt[:40], 9, 9), n_predict=20, ignore_eos=True, speculation=GUESSES)
@@ -89,7 +89,7 @@ def test_drafts_end_where_a_slot_or_a_request_does() -> None:
 
 
 def test_no_free_pages_mean_short_drafts_and_nothing_worse() -> None:
-    bench, _ = guessing(n_ctx=4 * PAGE, n_slots=4)
+    bench, _ = guessing(n_ctx=4 * BLOCK_SIZE, n_slots=4)
     prompts = [(i, i + 1, 2) for i in (1, 2, 3, 4)]
     seqs = [bench.submit(p, n_predict=25, ignore_eos=True, speculation=GUESSES) for p in prompts]
     bench.drain()
