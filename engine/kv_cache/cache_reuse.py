@@ -84,7 +84,7 @@ def _move(
         end = start + len(places)
         if n_usable < n:  # the rest is evicted or beyond the limit: later chunks cannot follow
             break
-    places = places[: cache.grow(seq, len(places))]
+    places = places[: cache.allocate_slots(seq, len(places))]
     if not places:
         return 0
     moves: Moves = []
@@ -99,6 +99,6 @@ def _move(
     except Exception as error:  # fall back to prefill
         log.warning("cache reuse failed: %s", " ".join(str(error).split()) or type(error).__name__)
         return 0
-    cache.copied(seq)
+    cache.copies_done(seq)
     seq.kv.shifted, seq.kv.uploaded = True, False
     return len(places)

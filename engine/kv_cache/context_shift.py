@@ -105,7 +105,7 @@ class ContextShift:
         for block in reversed(seq.kv.blocks):
             if block not in kept:
                 prefixes.release(block)
-        self.cache.copied(seq)
+        self.cache.copies_done(seq)
         seq.kv.blocks, seq.kv.uploaded = table, False
         seq.kv.n_dropped += self.n_discard
         return moves
@@ -135,7 +135,7 @@ def swap_in(cache: KVCacheManager, seq: Sequence, slot: Slot) -> int:
             seq.kv.blocks.append(prefixes.allocate())
             cache.store.write(seq.kv.blocks[-1], data)
     except (MemoryError, OSError):
-        cache.release(seq, slot)
+        cache.free(seq, slot)
         raise
     seq.kv.swapped, seq.kv.uploaded = [], False
     return seq.kv.n_swapped

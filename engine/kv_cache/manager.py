@@ -20,7 +20,7 @@ MARK_EVERY = 4096  # tokens of a prompt between checkpoints of recurrent state
 AHEAD = 64 << 20  # bytes of idle blocks that are offloaded before they must be evicted
 
 
-class _Found(NamedTuple):
+class _CachedPrefix(NamedTuple):
     """Cached prefix of a sequence: radix nodes of full blocks, then the first `n_more` tokens of
     `block`.
     """
@@ -29,7 +29,7 @@ class _Found(NamedTuple):
     n_more: int
     block: int
     inexact: bool  # part of it is moved KV (cache_reuse.py)
-    n_known: int  # tokens of cached full blocks, usable or not
+    n_cached: int  # tokens of cached full blocks, usable or not
     beside: int  # row of the recurrent state, or sliding-window block of `block`
 
 
@@ -77,21 +77,21 @@ class KVCacheManager:
         """Number of free and evictable blocks."""
         return self.prefixes.n_available
 
-    def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[PartialBlock]) -> int:
+    def match_prefix(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[PartialBlock]) -> int:
         """Fill an empty block table with the longest cached prefix of the first `limit` tokens.
 
         `tails`: partial blocks that running sequences still write. Returns the number of cached
         tokens.
         """
         prefixes, tails = self.prefixes, list(tails)
-        found = self._match(seq, limit, tails)
+        match = self._match(seq, limit, tails)
         if self.host is not None and len(self.host):
-            n_found = len(found.path) * BLOCK_SIZE + found.n_more
-            if self.offload.restore(seq.kv.root, seq.tokens, limit, n_found, 1 << slot.id, inexact=seq.takes_inexact):
-                found = self._match(seq, limit, tails)
-        path, n_more = found.path, found.n_more
+            n_matched = len(match.path) * BLOCK_SIZE + match.n_more
+            if self.offload.restore(seq.kv.root, seq.tokens, limit, n_matched, 1 << slot.id, inexact=seq.takes_inexact):
+                match = self._match(seq, limit, tails)
+        path, n_more = match.path, match.n_more
         if self.states is not None:
-            self.states.hold(seq, found.beside, len(path) * BLOCK_SIZE + n_more)
+            self.states.hold(seq, match.beside, len(path) * BLOCK_SIZE + n_more)
         if self.windows is not None:
             self.windows.attach(seq, path, n_more)
         for node in path:
@@ -100,25 +100,25 @@ class KVCacheManager:
             seq.kv.blocks.append(node.block)
         seq.kv.node = path[-1] if path else seq.kv.root
         seq.kv.n_committed = len(path) * BLOCK_SIZE
-        if n_more and not self._begin_block(seq, found.block, found.beside):
-            self._let_go(seq)
-            return self.attach(seq, slot, len(path) * BLOCK_SIZE, ())
+        if n_more and not self._begin_block(seq, match.block, match.beside):
+            self._drop_blocks(seq)
+            return self.match_prefix(seq, slot, len(path) * BLOCK_SIZE, ())
         n_computed = seq.kv.n_committed + n_more
-        seq.kv.shifted = seq.kv.shifted or found.inexact
+        seq.kv.shifted = seq.kv.shifted or match.inexact
         seq.kv.uploaded = False
         if self.beside is not None:  # keep state where the match ended and near the prompt's end
             seq.kv.marks.clear()
-            seq.kv.mark(found.n_known, n_computed)
+            seq.kv.mark(match.n_cached, n_computed)
             seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
         if self.states is not None and self.host is not None and self.keep_idle:  # which offloads evicted states
             for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
                 seq.kv.mark(position, n_computed)
         return n_computed
 
-    def _match(self, seq: Sequence, limit: int, tails: list[PartialBlock]) -> _Found:
+    def _match(self, seq: Sequence, limit: int, tails: list[PartialBlock]) -> _CachedPrefix:
         """Longest cached prefix whose auxiliary state is cached too."""
         path, n_more, block, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.kv.root, seq.takes_inexact)
-        n_known, beside = len(path) * BLOCK_SIZE, NOTHING
+        n_cached, beside = len(path) * BLOCK_SIZE, NOTHING
         if self.states is not None:
             path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.kv.root)
             block = -1 if begun is None else begun.block
@@ -127,7 +127,7 @@ class KVCacheManager:
             here = [self.windows.of(node) is not None for node in path]
             n_blocks, n_more = usable_prefix(self.windows.seen, here, n_more, more_here=near is not None)
             path, beside = path[:n_blocks], NOTHING if near is None else near
-        return _Found(path, n_more, block, inexact, n_known, beside)
+        return _CachedPrefix(path, n_more, block, inexact, n_cached, beside)
 
     def _near_of(self, windows: SlidingWindowBlocks, block: int, tails: list[PartialBlock]) -> int | None:
         """Sliding-window block of a partially matched block, cached or being written."""
@@ -161,7 +161,7 @@ class KVCacheManager:
             return False
         return True
 
-    def grow(self, seq: Sequence, n: int) -> int:
+    def allocate_slots(self, seq: Sequence, n: int) -> int:
         """Allocate blocks for the next `n` tokens; returns the number of tokens that have a token
         slot.
         """
@@ -172,14 +172,14 @@ class KVCacheManager:
             seq.kv.uploaded = False
         return min(n, len(seq.kv.blocks) * BLOCK_SIZE - seq.n_computed)
 
-    def trim(self, seq: Sequence) -> None:
+    def free_rejected(self, seq: Sequence) -> None:
         """Free blocks that only rejected draft tokens used."""
         while len(seq.kv.blocks) > n_blocks_for(len(seq.tokens)):
             self.prefixes.release(seq.kv.blocks.pop())
 
-    def pause(self, seq: Sequence, slot: Slot) -> None:
+    def preempt(self, seq: Sequence, slot: Slot) -> None:
         """Free all blocks of a preempted sequence; without `keep_idle`, offload them first."""
-        node: Node | None = self.release(seq, slot)
+        node: Node | None = self.free(seq, slot)
         if self.host is not None and not self.keep_idle:
             while node is not None and node.parent is not None:
                 self.offload.save(node)
@@ -214,12 +214,12 @@ class KVCacheManager:
     def wake(self) -> None:
         """Do nothing: offloaded blocks are restored when a request matches them."""
 
-    def uploaded(self, seq: Sequence) -> None:
+    def table_uploaded(self, seq: Sequence) -> None:
         """Note that the device has the sequence's block table and has done its copies."""
         seq.kv.uploaded = True
-        self.copied(seq)
+        self.copies_done(seq)
 
-    def copied(self, seq: Sequence) -> None:
+    def copies_done(self, seq: Sequence) -> None:
         """Note that the device has done the sequence's copies."""
         if seq.kv.copy is not None:
             self.prefixes.release(seq.kv.copy[0])
@@ -228,7 +228,7 @@ class KVCacheManager:
             self.windows.release(seq.kv.window_copy[0])
             seq.kv.window_copy = None
 
-    def seal(self, seq: Sequence, slot: Slot) -> None:
+    def cache_full_blocks(self, seq: Sequence, slot: Slot) -> None:
         """Commit full blocks to the prefix cache."""
         kv = seq.kv
         while kv.n_committed + BLOCK_SIZE <= seq.n_computed and not kv.n_dropped:
@@ -236,7 +236,7 @@ class KVCacheManager:
             tokens = kv.content(seq.tokens, kv.n_committed + BLOCK_SIZE)
             if kv.shifted and tokens in kv.node.children:
                 break  # cached already, with other bits
-            kv.node = self.prefixes.seal(kv.node, tokens, kv.blocks[i], 1 << slot.id)
+            kv.node = self.prefixes.insert_full(kv.node, tokens, kv.blocks[i], 1 << slot.id)
             if kv.node.block != kv.blocks[i]:  # another sequence was faster: share its block, the bits are the same
                 kv.blocks[i] = kv.node.block
                 kv.uploaded = False
@@ -244,7 +244,7 @@ class KVCacheManager:
                 self.windows.seal(seq, i)
             kv.n_committed += BLOCK_SIZE
 
-    def release(self, seq: Sequence, slot: Slot) -> Node:
+    def free(self, seq: Sequence, slot: Slot) -> Node:
         """Free all blocks and return the radix node at which the sequence ends.
 
         Their content stays cached until the blocks are needed.
@@ -252,14 +252,16 @@ class KVCacheManager:
         end = seq.kv.node
         known: Node | None = seq.kv.node if seq.n_computed == seq.kv.n_committed else None
         if seq.kv.copy is not None:  # the last block has no content yet
-            self.copied(seq)
+            self.copies_done(seq)
         elif seq.kv.n_committed < seq.n_computed < seq.kv.n_committed + BLOCK_SIZE and not seq.kv.n_dropped:
             block = seq.kv.blocks[seq.kv.n_committed // BLOCK_SIZE]
-            known = self.prefixes.keep(seq.kv.node, seq.kv.content(seq.tokens, seq.n_computed), block, 1 << slot.id)
-        self._let_go(seq, known)
+            known = self.prefixes.insert_partial(
+                seq.kv.node, seq.kv.content(seq.tokens, seq.n_computed), block, 1 << slot.id
+            )
+        self._drop_blocks(seq, known)
         return known or end
 
-    def _let_go(self, seq: Sequence, known: Node | None = None) -> None:
+    def _drop_blocks(self, seq: Sequence, known: Node | None = None) -> None:
         """Drop the references to all blocks.
 
         `known`: radix node of their content, if it is cached.

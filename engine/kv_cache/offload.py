@@ -242,7 +242,7 @@ class Offload:
                 if len(part) == BLOCK_SIZE:
                     node = prefixes.insert(node, part, block, owner)
                     path.append(node)
-                elif (last := prefixes.keep(node, part, block, owner)) is not None:
+                elif (last := prefixes.insert_partial(node, part, block, owner)) is not None:
                     path.append(last)
             if self.beside is not None and len(path) == len(blocks):
                 seen = path[len(path) - len(others) :]

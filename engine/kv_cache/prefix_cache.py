@@ -211,7 +211,7 @@ class PrefixCache:
         self.pool.drop(block)
         return True
 
-    def seal(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node:
+    def insert_full(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node:
         """Commit the caller's full block.
 
         If its content is cached already, the caller gets that block instead.
@@ -224,7 +224,7 @@ class PrefixCache:
             return known
         return self.insert(parent, tokens, block, owner)
 
-    def keep(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node | None:
+    def insert_partial(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node | None:
         """Cache the partial block at the end of a finished sequence.
 
         A cached block that begins with the same tokens serves as well. Returns the node with

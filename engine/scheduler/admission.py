@@ -105,9 +105,9 @@ class Admission:
         if seq.kv.swapped:
             return self._swap_in(seq, slot, started)
         tails = [tail for other in started if (tail := other.kv.tail(other.tokens, other.n_computed)) is not None]
-        seq.n_computed = kv.attach(seq, slot, _known_limit(seq, slot), tails)
+        seq.n_computed = kv.match_prefix(seq, slot, _known_limit(seq, slot), tails)
         if not is_first and kv.n_available < sum(_n_missing(other) for other in (*started, seq)):
-            kv.release(seq, slot)
+            kv.free(seq, slot)
             seq.n_computed, seq.refused_at = 0, self.running.n_released
             return False
         seq.started = True
@@ -118,7 +118,7 @@ class Admission:
             return True
         if seq.takes_inexact and (n := reuse_chunks(kv, self.runner.move_cells, seq, slot, _limit(seq))):
             seq.n_computed += n
-            kv.seal(seq, slot)
+            kv.cache_full_blocks(seq, slot)
         seq.t_start = seq.t_first = seq.t_last = self.clock()
         seq.n_cached = seq.n_computed
         self.stats.prompt_tokens_cached += seq.n_cached

@@ -93,11 +93,11 @@ class OutputProcessor:
                     stop = Stop("limit")
             if seq.n_computed - kv.n_committed >= PAGE:
                 assert seq.slot is not None
-                self._cache.seal(seq, seq.slot)
+                self._cache.cache_full_blocks(seq, seq.slot)
             if self._cache.beside is not None:
                 self._cache.beside.commit(seq)
             if seq.drafts is not None:
-                self._cache.trim(seq)
+                self._cache.free_rejected(seq)
             if stop is not None:
                 done.append((seq, stop))
         return done

@@ -60,7 +60,7 @@ class RunningSet:
             missing = n_blocks_for(seq.n_computed + n) - len(seq.kv.blocks)
             while self._kv.n_available < missing and (last := self.last()) is not seq:
                 self.preempt(last)
-            granted[seq] = self._kv.grow(seq, n)
+            granted[seq] = self._kv.allocate_slots(seq, n)
         return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
 
     def preempt(self, seq: Sequence) -> None:
@@ -105,6 +105,6 @@ class RunningSet:
         kv = seq.kv
         n_valid = seq.n_computed if kv.copy is None and not kv.n_dropped else kv.n_committed
         slot.cached, slot.choice = seq.tokens[:n_valid], seq.choice
-        (self._kv.pause if pause else self._kv.release)(seq, slot)
+        (self._kv.preempt if pause else self._kv.free)(seq, slot)
         self.n_released += 1
         seq.started, seq.n_computed = False, 0

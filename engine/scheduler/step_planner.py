@@ -100,5 +100,5 @@ class StepPlanner:
                 wanted.append((seq, min(room, n_left - 1) if n == seq.owed else 0))
         if not wanted:
             return plan
-        self._speculator().propose(wanted, len(plan), room, self._kv.grow)
+        self._speculator().propose(wanted, len(plan), room, self._kv.allocate_slots)
         return [(seq, n if seq.drafts is None else n + len(seq.drafts.tokens)) for seq, n in plan]

@@ -12,7 +12,7 @@ from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.manager import NEAR_END
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.guess import Grow, Guess
+from logitless.engine.speculation.guess import AllocateSlots, Guess
 from logitless.engine.speculation.state_rows import N_ROWS, Places
 
 log = logging.getLogger("logitless.speculation")
@@ -83,10 +83,10 @@ class ModelDrafter:
         self._mirrors: dict[int, _Mirror] = {}  # by slot, in LRU order
         self._active: set[int] = set()  # slots of this step
 
-    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens); with 0 the draft model only takes in new tokens.
 
-        The draft model has its own KV blocks, so `grow` is not used.
+        The draft model has its own KV blocks, so `allocate` is not used.
         """
         guesses = self._catch_up(wanted)
         drafts: dict[Sequence, list[int]] = {}

@@ -15,7 +15,9 @@ from logitless.engine.sampling.sampler import Row
 from logitless.engine.sequence import Sequence
 from logitless.graph.ops.sampling import samplers as s
 
-Grow = Callable[[Sequence, int], int]  # KVCacheManager.grow: allocates token slots for a sequence's next tokens
+AllocateSlots = Callable[
+    [Sequence, int], int
+]  # KVCacheManager.allocate_slots: allocates token slots for a sequence's next tokens
 
 
 @dataclass(slots=True)

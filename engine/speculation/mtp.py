@@ -14,7 +14,7 @@ from typing import Protocol
 from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepResult, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.guess import Grow, Guess
+from logitless.engine.speculation.guess import AllocateSlots, Guess
 
 log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
@@ -37,7 +37,7 @@ class NextnDrafter:
         self._eog_ids = frozenset(eog_ids)
         self._rest = 0  # remaining steps without drafts
 
-    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens) whose last step left a hidden state.
 
         Raises DeviceFailed if a device was lost: the target model has lost its memory, too.
@@ -50,7 +50,7 @@ class NextnDrafter:
             begins = seq.owed == 1 and seq.kv.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
             if n_most <= 0 or not begins:  # a pending block copy is done by the next step
                 continue
-            n_most = grow(seq, n_most)  # token slots for the uncomputed token and for all draft tokens but the last
+            n_most = allocate(seq, n_most)  # token slots for the uncomputed token and for all draft tokens but the last
             if n_most > 0:
                 guesses.append(Guess(seq, n_most))
         for weights in {guess.seq.choice.weights for guess in guesses}:

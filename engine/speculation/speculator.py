@@ -9,7 +9,7 @@ from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.client_draft import ClientDrafter
 from logitless.engine.speculation.draft_length import Chances, Worth
 from logitless.engine.speculation.draft_state import Drafter, Drafts
-from logitless.engine.speculation.guess import Grow
+from logitless.engine.speculation.guess import AllocateSlots
 from logitless.engine.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
 from logitless.engine.speculation.ngram_cache import CacheDrafter
 from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
@@ -21,7 +21,7 @@ Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (seque
 class BatchDrafter(Protocol):
     """Draft model or MTP head: drafts for a batch of sequences."""
 
-    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow, /) -> dict[Sequence, list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]], allocate: AllocateSlots, /) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens); with 0 the model only takes in new tokens."""
 
     def sleep(self) -> None:
@@ -66,7 +66,7 @@ class Speculator:
         chances = Chances(self._worth.chances if self._worth is not None else None)
         return Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
 
-    def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, grow: Grow) -> None:
+    def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, allocate: AllocateSlots) -> None:
         """Set the draft tokens of each (sequence, most tokens).
 
         `n_all`: sequences of the step. `room`: draft tokens of all of them together.
@@ -84,11 +84,11 @@ class Speculator:
             left -= len(drafts.tokens)
         for_models = self._shortened(for_models, n_all, left)
         for kind, part in for_models.items():
-            for seq, draft in self.models[kind].propose(part, grow).items():
+            for seq, draft in self.models[kind].propose(part, allocate).items():
                 drafts = _drafts_of(seq)
                 if not drafts.tokens and len(draft) >= drafts.params.n_min:
                     drafts.tokens = draft
-        _share_room([seq for seq, _ in wanted if _drafts_of(seq).tokens], room, grow)
+        _share_room([seq for seq, _ in wanted if _drafts_of(seq).tokens], room, allocate)
 
     def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
         """Limit drafts to equal shares of `room` and to the adaptive draft length."""
@@ -133,7 +133,7 @@ def _drafts_of(seq: Sequence) -> Drafts:
     return seq.drafts
 
 
-def _share_room(drafting: list[Sequence], room: int, grow: Grow) -> None:
+def _share_room(drafting: list[Sequence], room: int, allocate: AllocateSlots) -> None:
     """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of
     their share.
     """
@@ -141,6 +141,6 @@ def _share_room(drafting: list[Sequence], room: int, grow: Grow) -> None:
     for i, seq in enumerate(drafting):
         drafts = _drafts_of(seq)
         tokens = drafts.tokens[: room // (len(drafting) - i)]
-        n = grow(seq, seq.owed + len(tokens))
+        n = allocate(seq, seq.owed + len(tokens))
         drafts.tokens = tokens[: max(0, n - seq.owed)]
         room -= len(drafts.tokens)

@@ -162,7 +162,7 @@ def test_without_a_page_to_go_on_in_it_starts_anew(monkeypatch: pytest.MonkeyPat
         patched.setattr(PrefixCache, "claim", lambda self, block: False)
         patched.setattr(PrefixCache, "n_available", property(lambda self: 0))
         slot, cache = b.scheduler.slots[0], b.scheduler.cache
-        cache.attach(seq, slot, 12, ())
+        cache.match_prefix(seq, slot, 12, ())
     assert (seq.n_computed, seq.kv.state_row, seq.kv.blocks) == (0, 0, [])
     b.drain()
     assert b.answers[seq].outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
