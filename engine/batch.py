@@ -44,9 +44,9 @@ class UBatch:
     begin: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     # Sliding-window KV group, if separate: slot mapping, block copies, block tables.
-    near: list[int] = field(default_factory=list)
-    near_copies: list[tuple[int, int]] = field(default_factory=list)
-    near_tables: dict[int, list[int]] = field(default_factory=dict)
+    window_cells: list[int] = field(default_factory=list)
+    window_copies: list[tuple[int, int]] = field(default_factory=list)
+    window_tables: dict[int, list[int]] = field(default_factory=dict)
     # MTP (models/architectures/mtp.py): hidden-state rows of the token before, and of the token itself.
     hidden_before: list[int] = field(default_factory=list)
     hidden_to: list[int] = field(default_factory=list)

@@ -46,11 +46,11 @@ class KVCacheManager:
         keep_idle: bool = True,
         n_slots: int = 0,
         states: Store | None = None,
-        near: WindowStore | None = None,
+        window_kv: WindowStore | None = None,
     ) -> None:
         """`host`: host memory for preempted sequences and, with `keep_idle`, for evicted prefixes.
 
-        `states`: rows of recurrent state, for models that have it. `near`: blocks of the
+        `states`: rows of recurrent state, for models that have it. `window_kv`: blocks of the
         sliding-window KV group, if it is separate. No model has both.
         """
         self.pool = BlockPool(n_blocks)
@@ -60,7 +60,7 @@ class KVCacheManager:
         self.host = host
         self.keep_idle = keep_idle
         self.states = RecurrentStates(states, n_slots) if states is not None else None
-        self.windows = SlidingWindowBlocks(near) if near is not None else None
+        self.windows = SlidingWindowBlocks(window_kv) if window_kv is not None else None
         self.beside: RecurrentStates | SlidingWindowBlocks | None = (
             self.states or self.windows
         )  # auxiliary per-block state
@@ -123,19 +123,21 @@ class KVCacheManager:
             path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.kv.root)
             block = -1 if begun is None else begun.block
         if self.windows is not None:
-            near = self._near_of(self.windows, block, tails) if n_more else None
+            window_block = self._window_block_of(self.windows, block, tails) if n_more else None
             here = [self.windows.of(node) is not None for node in path]
-            n_blocks, n_more = usable_prefix(self.windows.seen, here, n_more, more_here=near is not None)
-            path, beside = path[:n_blocks], NOTHING if near is None else near
+            n_blocks, n_more = usable_prefix(self.windows.seen, here, n_more, more_here=window_block is not None)
+            path, beside = path[:n_blocks], NOTHING if window_block is None else window_block
         return _CachedPrefix(path, n_more, block, inexact, n_cached, beside)
 
-    def _near_of(self, windows: SlidingWindowBlocks, block: int, tails: list[PartialBlock]) -> int | None:
+    def _window_block_of(self, windows: SlidingWindowBlocks, block: int, tails: list[PartialBlock]) -> int | None:
         """Sliding-window block of a partially matched block, cached or being written."""
         node = self.prefixes.node_of(block)
-        return windows.of(node) if node is not None else next(tail.near for tail in tails if tail.block == block)
+        return (
+            windows.of(node) if node is not None else next(tail.window_block for tail in tails if tail.block == block)
+        )
 
-    def _begin_block(self, seq: Sequence, source: int, near: int) -> bool:
-        """Continue in the partially matched block `source` (sliding window: `near`): copy on write.
+    def _begin_block(self, seq: Sequence, source: int, window_block: int) -> bool:
+        """Continue in the partially matched block `source` (sliding window: `window_block`): copy on write.
 
         Without a free block the sequence takes over the block itself if nobody else uses it.
         Returns False if neither is possible.
@@ -143,21 +145,21 @@ class KVCacheManager:
         prefixes, windows, node = self.prefixes, self.windows, self.prefixes.node_of(source)
         prefixes.acquire(source)
         if windows is not None:
-            near = windows.acquire(node) if node is not None else windows.share(near)
+            window_block = windows.acquire(node) if node is not None else windows.share(window_block)
         if prefixes.n_available:
             seq.kv.blocks.append(prefixes.allocate())
             seq.kv.copy = source, seq.kv.blocks[-1]
             if windows is not None:
                 seq.kv.window_blocks.append(windows.take())
-                seq.kv.window_copy = near, seq.kv.window_blocks[-1]
+                seq.kv.window_copy = window_block, seq.kv.window_blocks[-1]
         elif prefixes.claim(source):  # nobody else uses it: continue where the match ends
             seq.kv.blocks.append(source)
             if windows is not None:
-                seq.kv.window_blocks.append(near)
+                seq.kv.window_blocks.append(window_block)
         else:
             prefixes.release(source)
             if windows is not None:
-                windows.release(near)
+                windows.release(window_block)
             return False
         return True
 

@@ -96,7 +96,7 @@ class PartialBlock(NamedTuple):
     parent: Node
     tokens: tuple[int, ...]
     block: int
-    near: int | None  # its block in the sliding-window KV group, if that is separate
+    window_block: int | None  # its block in the sliding-window KV group, if that is separate
 
 
 class PrefixCache:

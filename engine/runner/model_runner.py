@@ -115,11 +115,11 @@ class ModelRunner:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
         self.n_blocks = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
         self.table_blocks = -(-self.n_ctx_slot // BLOCK_SIZE)
-        n_near = window_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
-        if options.swa_full or options.moves or not h.has_windows or n_near >= self.n_blocks:
-            n_near = 0
-        self.far = DeviceBlocks(self.n_blocks)
-        self.near = DeviceBlocks(n_near, h.window) if n_near else None
+        n_window_blocks = window_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
+        if options.swa_full or options.moves or not h.has_windows or n_window_blocks >= self.n_blocks:
+            n_window_blocks = 0
+        self.full_kv = DeviceBlocks(self.n_blocks)
+        self.window_kv = DeviceBlocks(n_window_blocks, h.window) if n_window_blocks else None
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_guesses)
         self.states = DeviceStore(n_states) if h.recurrent else None
         self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_guesses else None
@@ -152,7 +152,7 @@ class ModelRunner:
         tables = (options.n_slots + 1, self.table_blocks)
         # One spare block and one spare table, for padding tokens.
         types = options.type_k, options.type_v
-        n_near = self.near.n + 1 if self.near is not None else 0
+        n_window_blocks = self.window_kv.n + 1 if self.window_kv is not None else 0
         self.memory = PagedMemory.define(
             self.session,
             h,
@@ -160,7 +160,7 @@ class ModelRunner:
             tables,
             *types,
             n_states=self.states.n if self.states is not None else 0,
-            n_near=n_near,
+            n_near=n_window_blocks,
             nextn=options.n_guesses > 0,
         )
         if self.states is not None:
@@ -177,7 +177,7 @@ class ModelRunner:
 
     @property
     def _blocks(self) -> list[DeviceBlocks]:
-        return [self.far] if self.near is None else [self.far, self.near]
+        return [self.full_kv] if self.window_kv is None else [self.full_kv, self.window_kv]
 
     def load(self) -> None:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
@@ -202,7 +202,7 @@ class ModelRunner:
         if self.options.n_guesses:  # the first draft plan loads the MTP head's weights
             self.session.cached_plan(GUESS, lambda: self.build(GUESS))
         self.cells.prepare_copies()
-        if not self.hparams.recurrent and self.near is None:  # recurrent states and windows cannot drop tokens
+        if not self.hparams.recurrent and self.window_kv is None:  # recurrent states and windows cannot drop tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
@@ -417,10 +417,10 @@ class ModelRunner:
 
     def before_step(self, batch: UBatch) -> None:
         """Write changed block tables and do pending block copies, before the batch's plan runs."""
-        for blocks, tables in zip(self._blocks, (batch.tables, batch.near_tables), strict=False):
+        for blocks, tables in zip(self._blocks, (batch.tables, batch.window_tables), strict=False):
             for slot, table in tables.items():
                 blocks.write_table(slot, table)
-        self.cells.copy(batch.copies, batch.near_copies)
+        self.cells.copy(batch.copies, batch.window_copies)
 
     def feeds_of(self, plan: Plan) -> StepFeeds:
         """Input writer of a plan."""
@@ -443,7 +443,7 @@ class ModelRunner:
         unsampled: dict[int, str] = {}
         late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
         n_out = len(batch.out)
-        n_tables, n_copies = len(batch.tables) + len(batch.near_tables), len(batch.copies) + len(batch.near_copies)
+        n_tables, n_copies = len(batch.tables) + len(batch.window_tables), len(batch.copies) + len(batch.window_copies)
         n_written = feeds.nbytes + 4 * self.table_blocks * n_tables + 8 * n_copies
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
@@ -470,9 +470,9 @@ class ModelRunner:
 
         Padding tokens belong to a spare sequence on the spare block.
         """
-        spare_near = self.near.n * BLOCK_SIZE if self.near is not None else 0
+        spare_window_cell = self.window_kv.n * BLOCK_SIZE if self.window_kv is not None else 0
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
-        return StepFeeds(room, self.options.n_slots, self.far.n * BLOCK_SIZE, spare_near, spare_hidden)
+        return StepFeeds(room, self.options.n_slots, self.full_kv.n * BLOCK_SIZE, spare_window_cell, spare_hidden)
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""
@@ -510,9 +510,11 @@ class ModelRunner:
         """Layout of KV blocks, for slot files."""
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
         types = self.options.type_k, self.options.type_v
-        beside = self.near or self.states
-        window = self.near.window if self.near is not None else 0
-        return CacheKind(model, *types, BLOCK_SIZE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
+        beside = self.window_kv or self.states
+        window = self.window_kv.window if self.window_kv is not None else 0
+        return CacheKind(
+            model, *types, BLOCK_SIZE, self.full_kv.nbytes, beside.nbytes if beside is not None else 0, window
+        )
 
     def close(self) -> None:
         """Free everything and close the model's files."""

@@ -60,7 +60,7 @@ class StepFeeds:
     """Writes batches to the input arrays of one plan: `room`, by name.
 
     Raises ValueError if the plan has an input that no step fills. Padding tokens belong to
-    `spare_slot` and write to the token slots `spare_cell` and `spare_near` (sliding-window KV
+    `spare_slot` and write to the token slots `spare_cell` and `spare_window_cell` (sliding-window KV
     group) and to the row `spare_hidden` (hidden_rows.py).
 
     Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
@@ -68,7 +68,12 @@ class StepFeeds:
     """
 
     def __init__(
-        self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0, spare_hidden: int = 0
+        self,
+        room: Mapping[str, Array],
+        spare_slot: int,
+        spare_cell: int,
+        spare_window_cell: int = 0,
+        spare_hidden: int = 0,
     ) -> None:
         unfilled = room.keys() - INPUTS
         if unfilled:
@@ -77,7 +82,7 @@ class StepFeeds:
         self._tokens, self._out = room["tokens"], room.get("out")
         self._pos, self._slot, self._cells = room.get("pos"), room.get("slot"), room.get("cells")
         self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
-        self._near, self._spare_near = room.get("near"), spare_near
+        self._window_cells, self._spare_window_cell = room.get("near"), spare_window_cell
         self._begin, self._end = room.get("begin"), room.get("end")
         self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
         self._spare_hidden = spare_hidden
@@ -98,8 +103,8 @@ class StepFeeds:
             self._slot[:n], self._slot[n:] = slot, self._spare_slot
         if self._cells is not None:
             self._cells[:n], self._cells[n:] = batch.cells, self._spare_cell
-        if self._near is not None:
-            self._near[:n], self._near[n:] = batch.near, self._spare_near
+        if self._window_cells is not None:
+            self._window_cells[:n], self._window_cells[n:] = batch.window_cells, self._spare_window_cell
         if self._begin is not None:  # padding reads the zero state
             self._begin[:n], self._begin[n:] = batch.begin, 0
         if self._end is not None:  # padding writes none

@@ -44,15 +44,15 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
         id = seq.slot.id
         if seq.choice.mix:
             batch.mixes[id] = seq.choice.mix
-        near = kv.window_blocks
+        window_table = kv.window_blocks
         if not kv.uploaded:
             batch.tables[id] = table  # a pending copy comes with it
-            if near:
-                batch.near_tables[id] = near
+            if window_table:
+                batch.window_tables[id] = window_table
             if kv.copy is not None:
                 batch.copies.append(kv.copy)
             if kv.window_copy is not None:
-                batch.near_copies.append(kv.window_copy)
+                batch.window_copies.append(kv.window_copy)
         if n == 1:
             batch.n_streams += 1
             tokens.append(seq.tokens[start])
@@ -65,8 +65,10 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
             pos += range(start, start + n)
             slots += [id] * n
             cells += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
-        if near:
-            batch.near += [near[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
+        if window_table:
+            batch.window_cells += [
+                window_table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)
+            ]
         if kv.state_writes:
             batch.begin += [kv.state_row, *[-1] * (n - 1)]
             batch.end += [kv.state_writes.get(p, -1) for p in range(start + 1, start + n + 1)]

@@ -17,11 +17,11 @@ class Runner(Protocol):
     """Runs batches on one or several devices."""
 
     @property
-    def far(self) -> Store:
+    def full_kv(self) -> Store:
         """KV blocks of layers with full attention."""
 
     @property
-    def near(self) -> WindowStore | None:
+    def window_kv(self) -> WindowStore | None:
         """KV blocks of layers with a sliding window, if these have blocks of their own."""
 
     @property

@@ -150,7 +150,7 @@ class Scheduler:
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
-            windows = "; with sliding windows it takes --swa-full" if self.engine.near is not None else ""
+            windows = "; with sliding windows it takes --swa-full" if self.engine.window_kv is not None else ""
             raise NotSupported(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
@@ -313,7 +313,7 @@ def _kv_cache(runner: Runner, config: SchedulerConfig) -> KVCacheManager:
     host = HostCache(config.cache_ram) if config.cache_ram != 0 else None
     n_blocks = pool_size(config.n_ctx, config.n_slots, unified=config.unified)
     return KVCacheManager(
-        n_blocks, runner.far, host, config.cache_idle_slots, config.n_slots, runner.states, runner.near
+        n_blocks, runner.full_kv, host, config.cache_idle_slots, config.n_slots, runner.states, runner.window_kv
     )
 
 

@@ -58,7 +58,7 @@ def continued(engine: ModelRunner, prompt: list[int], n_more: int) -> list[int]:
             out=[n - 1],
             rows=[greedy()],
             targets=[-1],
-            tables={} if n_done else {0: list(range(engine.n_pages))},
+            tables={} if n_done else {0: list(range(engine.n_blocks))},
         )
         n_done += n
         tokens.append(int(engine.step(batch).ids[0]) & samplers.ID)

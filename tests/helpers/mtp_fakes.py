@@ -54,8 +54,8 @@ class GuessingEngine(FakeEngine):
     pages: GuessedPages
 
     def open(self, n_ubatch: int, n_slots: int) -> None:
-        assert isinstance(self.far, GuessedPages)
-        self.pages = self.far
+        assert isinstance(self.full_kv, GuessedPages)
+        self.pages = self.full_kv
         self.hidden = HiddenRows(n_ubatch, n_slots)
         self.rows = [0] * self.hidden.n
         self.guessed = []
@@ -68,13 +68,13 @@ class GuessingEngine(FakeEngine):
         result = super()._step(batch)
         rows = list(self.rows)
         for slot, pos, to in zip(batch.slot, batch.pos, batch.hidden_to, strict=True):
-            rows[to] = self.far.content(slot, pos)
+            rows[to] = self.full_kv.content(slot, pos)
         assert len(set(batch.hidden_to)) == len(batch.tokens)
         assert not set(batch.hidden_before) - set(range(len(rows) - 1)), "what fills a batch up is nobody's"
         self.rows = rows
         for token, slot, pos, before in zip(batch.tokens, batch.slot, batch.pos, batch.hidden_before, strict=True):
             self.pages.keep(slot, pos, chain(rows[before], token))
-            self.n_blind += rows[before] != self.far.content(slot, pos - 1)
+            self.n_blind += rows[before] != self.full_kv.content(slot, pos - 1)
         return result
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
@@ -87,19 +87,19 @@ class GuessingEngine(FakeEngine):
             raise StepFailed("out of memory")
         if self.lost_at_guess:
             self.lost_at_guess = False
-            self.far.lose()
+            self.full_kv.lose()
             raise DeviceFailed("it fell off the bus")
-        self.far.tables.update({slot: list(table) for slot, table in batch.tables.items()})
+        self.full_kv.tables.update({slot: list(table) for slot, table in batch.tables.items()})
         assert len(set(batch.slot)) == len(batch.tokens) == len(batch.out)
-        assert batch.begin == batch.end == batch.near == batch.copies == []
+        assert batch.begin == batch.end == batch.window_cells == batch.copies == []
         ids = []
         for i, (token, slot, pos) in enumerate(zip(batch.tokens, batch.slot, batch.pos, strict=True)):
-            assert batch.cells[i] == self.far.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
+            assert batch.cells[i] == self.full_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             said = self.rows[batch.hidden_before[i]]
             if batch.hidden_before[i] != batch.hidden_to[i]:  # the first token of a draft
-                assert said == self.far.content(slot, pos - 1)
+                assert said == self.full_kv.content(slot, pos - 1)
             for p in range(pos):  # it attends to every earlier token
-                cell = self.pages.own[self.far.tables[slot][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
+                cell = self.pages.own[self.full_kv.tables[slot][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
                 assert cell is not None
                 assert cell[0] in (p, -1)
             content = chain(said, token)

@@ -31,13 +31,13 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
     for seq in scheduler.running:
         content = 0
         for p in range(seq.n_computed if not seq.kv.recomputable and seq.kv.copy is None else 0):
-            cell = engine.far.cells[seq.kv.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
+            cell = engine.full_kv.cells[seq.kv.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
             assert cell is not None
             assert cell[0] == p
         known = seq.n_computed if seq.kv.copy is None and not seq.kv.n_dropped else seq.kv.n_committed
         for p in range(known if not seq.kv.shifted else 0):
             content = chain(content, seq.tokens[p])
-            assert engine.far.cells[seq.kv.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] == (p, content)
+            assert engine.full_kv.cells[seq.kv.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] == (p, content)
     for node in scheduler.cache.prefixes.nodes:
         path = [node]
         while path[-1].parent is not None:
@@ -51,7 +51,7 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
             assert link.inexact or not link.parent.inexact
             for i, token in enumerate(link.tokens[link.inexact :]):
                 content = chain(content, token)
-                cell = engine.far.cells[link.block * BLOCK_SIZE + i]
+                cell = engine.full_kv.cells[link.block * BLOCK_SIZE + i]
                 assert cell is not None
                 assert cell == (p, cell[1] if link.inexact else content)
                 p += 1
@@ -93,11 +93,11 @@ def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
     windows = scheduler.cache.windows
     if windows is None:
         return
-    assert engine.near is not None
-    owners = [0] * engine.near.n
+    assert engine.window_kv is not None
+    owners = [0] * engine.window_kv.n
     for seq in scheduler.running:
         for block in seq.kv.window_blocks:
-            if block < engine.near.n:
+            if block < engine.window_kv.n:
                 owners[block] += 1
         if seq.kv.window_copy is not None:
             owners[seq.kv.window_copy[0]] += 1
@@ -109,7 +109,7 @@ def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
         assert node in scheduler.cache.prefixes.nodes
         assert (node in windows._kept or node in windows._behind) == (windows._pool.refs[block] == 1)
         n = node.n_tokens
-        assert engine.near.cells[block * BLOCK_SIZE :][:n] == engine.far.cells[node.block * BLOCK_SIZE :][:n]
+        assert engine.window_kv.cells[block * BLOCK_SIZE :][:n] == engine.full_kv.cells[node.block * BLOCK_SIZE :][:n]
     assert owners == windows._pool.refs
     assert sorted(windows._pool.free) == [block for block, n in enumerate(owners) if not n]
 

@@ -159,8 +159,8 @@ class FakeEngine:
 
     pages_kind = FakePages
 
-    def __init__(self, n_blocks: int, states: FakeStates | None = None, near: FakePages | None = None) -> None:
-        self.far, self.states, self.near = self.pages_kind(n_blocks), states, near
+    def __init__(self, n_blocks: int, states: FakeStates | None = None, window_kv: FakePages | None = None) -> None:
+        self.full_kv, self.states, self.window_kv = self.pages_kind(n_blocks), states, window_kv
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
@@ -208,30 +208,30 @@ class FakeEngine:
         n = len(batch.tokens)
         assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.cells) == len(set(batch.cells))
         assert len(batch.out) == len(batch.rows) == len(batch.targets)
-        far, near = self.far, self.near
-        far.tables.update({slot: list(table) for slot, table in batch.tables.items()})
-        far.copy(batch.copies)
-        if near is not None:
-            near.tables.update({slot: list(table) for slot, table in batch.near_tables.items()})
-            near.copy(batch.near_copies)
-            assert n == len(set(batch.near))
+        full_kv, window_kv = self.full_kv, self.window_kv
+        full_kv.tables.update({slot: list(table) for slot, table in batch.tables.items()})
+        full_kv.copy(batch.copies)
+        if window_kv is not None:
+            window_kv.tables.update({slot: list(table) for slot, table in batch.window_tables.items()})
+            window_kv.copy(batch.window_copies)
+            assert n == len(set(batch.window_cells))
         else:
-            assert not batch.near
-            assert not batch.near_tables
-            assert not batch.near_copies
+            assert not batch.window_cells
+            assert not batch.window_tables
+            assert not batch.window_copies
         if self.lost:
             self.lost = False
-            far.lose()
-            if near is not None:
-                near.lose()
+            full_kv.lose()
+            if window_kv is not None:
+                window_kv.lose()
             if self.states is not None:
                 self.states.lose()
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
             for cell in batch.cells:  # a failed step may leave anything where it would write
-                far.cells[cell] = (-1, 0)
-            for cell in batch.near:
-                near.cells[cell] = (-1, 0)  # type: ignore[union-attr]
+                full_kv.cells[cell] = (-1, 0)
+            for cell in batch.window_cells:
+                window_kv.cells[cell] = (-1, 0)  # type: ignore[union-attr]
             for row in batch.end:
                 if row >= 0:
                     self.states.rows[row] = (-1, 0)  # type: ignore[union-attr]
@@ -239,17 +239,17 @@ class FakeEngine:
 
     def _fill(self, batch: UBatch, tokens: range) -> list[int]:
         """Write the cells of some of the batch's tokens."""
-        far, contents = self.far, []
+        full_kv, contents = self.full_kv, []
         for i in tokens:
             token, pos, slot, cell = batch.tokens[i], batch.pos[i], batch.slot[i], batch.cells[i]
-            assert cell == far.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
-            far.cells[cell] = pos, chain(far.content(slot, pos - 1), token)
-            contents.append(far.content(slot, pos))
+            assert cell == full_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
+            full_kv.cells[cell] = pos, chain(full_kv.content(slot, pos - 1), token)
+            contents.append(full_kv.content(slot, pos))
         return contents
 
     def _leave(self, batch: UBatch, contents: list[int]) -> None:
-        if self.near is not None:
-            self._look_around(batch, self.near)
+        if self.window_kv is not None:
+            self._look_around(batch, self.window_kv)
         if self.states is not None:
             self._remember(batch, contents, self.states.rows)
 
@@ -267,14 +267,14 @@ class FakeEngine:
             probs = np.full(len(ids), 2, np.int32), np.full(len(ids), 0.5, np.float32), ranks, kept
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
 
-    def _look_around(self, batch: UBatch, near: FakePages) -> None:
+    def _look_around(self, batch: UBatch, window_kv: FakePages) -> None:
         """Sliding-window cells agree with the full ones as far as the window reaches."""
-        for pos, slot, cell in zip(batch.pos, batch.slot, batch.near, strict=True):
-            assert cell == near.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
-            near.cells[cell] = pos, self.far.content(slot, pos)
+        for pos, slot, cell in zip(batch.pos, batch.slot, batch.window_cells, strict=True):
+            assert cell == window_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
+            window_kv.cells[cell] = pos, self.full_kv.content(slot, pos)
         for pos, slot in zip(batch.pos, batch.slot, strict=True):
-            for p in range(max(0, pos - near.window + 1), pos + 1):
-                assert near.content(slot, p) == self.far.content(slot, p)
+            for p in range(max(0, pos - window_kv.window + 1), pos + 1):
+                assert window_kv.content(slot, p) == self.full_kv.content(slot, p)
 
     def _remember(self, batch: UBatch, contents: list[int], rows: list[tuple[int, int] | None]) -> None:
         """State rows agree with the cells."""
@@ -299,8 +299,8 @@ class FakeEngine:
 
     @property
     def cache_kind(self) -> CacheKind:
-        beside = self.near or self.states
-        window = 0 if self.near is None else self.near.window
+        beside = self.window_kv or self.states
+        window = 0 if self.window_kv is None else self.window_kv.window
         return CacheKind(
             "fake", "f16", "f16", BLOCK_SIZE, BLOCK_SIZE * 16, 0 if beside is None else beside.nbytes, window
         )
@@ -308,11 +308,11 @@ class FakeEngine:
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
         """Move cells a few at a time: all are read before any is written. Moved content changes."""
         for start in range(0, len(moves), 5):
-            part = [(self.far.cells[source], to, turn) for source, to, turn in moves[start : start + 5]]
+            part = [(self.full_kv.cells[source], to, turn) for source, to, turn in moves[start : start + 5]]
             for cell, to, turn in part:
                 assert cell is not None
                 p, content = cell
-                self.far.cells[to] = (p + turn, moved(content) if turn else content)
+                self.full_kv.cells[to] = (p + turn, moved(content) if turn else content)
 
 
 def prompt(n: int, salt: int = 0) -> list[int]:
@@ -416,10 +416,12 @@ class Bench:
         keeps.
         """
         self.time = 0.0
-        near = None
+        window_kv = None
         if window is not None:
-            near = FakePages(window_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
-        self.engine = engine(0, FakeStates(n_states) if n_states else None, near)
+            window_kv = FakePages(
+                window_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0]
+            )
+        self.engine = engine(0, FakeStates(n_states) if n_states else None, window_kv)
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]
@@ -428,7 +430,7 @@ class Bench:
             make_sampler=FakeSampler,
             speculator=Speculator(SPECULATION),
         )
-        self.engine.far.__init__(self.scheduler.cache.pool.n_blocks)  # type: ignore[misc]
+        self.engine.full_kv.__init__(self.scheduler.cache.pool.n_blocks)  # type: ignore[misc]
         self.answers: dict[Sequence, Answer] = {}
 
     def _clock(self) -> float:

@@ -122,7 +122,7 @@ class Bench:
         self.states: dict[int, int] = {}  # row of each slot's recurrent state
         self.n_pages = (self.depth + max(options.n_prompt, options.n_gen)) // PAGE + 1  # of each slot
         settings = {
-            "ctx_size": n_slots * self.n_pages * BLOCK_SIZE,
+            "ctx_size": n_slots * self.n_blocks * BLOCK_SIZE,
             "parallel": n_slots,
             "threads": n_threads,
             "threads_batch": None,
@@ -200,7 +200,7 @@ class Bench:
         tokens = [(7919 * slot) % self.engine.hparams.n_vocab for slot in slots]
         tables = self.tables()
         for pos in range(depth, depth + n_gen):
-            cells = [slot * self.n_pages * BLOCK_SIZE + pos for slot in slots]
+            cells = [slot * self.n_blocks * BLOCK_SIZE + pos for slot in slots]
             batch = UBatch(tokens, [pos] * n_batch, slots, cells, slots, rows, targets, tables=tables)
             tokens, tables = (self.engine.step(self.going_on(batch)).ids & ID).tolist(), {}
 
@@ -223,7 +223,7 @@ class Bench:
     def ubatch(self, tokens: list[int], part: list[tuple[int, int]], out: list[int], *, first: bool) -> UBatch:
         from logitless.engine.batch import BLOCK_SIZE, UBatch
 
-        n = self.n_pages
+        n = self.n_blocks
         return UBatch(
             tokens=tokens,
             pos=[pos for _, pos in part],

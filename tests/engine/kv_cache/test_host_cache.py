@@ -37,11 +37,11 @@ def test_what_others_will_take_the_place_of_is_saved_while_nobody_waits() -> Non
     bench = full()
     cache, host = bench.scheduler.cache, host_of(bench)
     bench.scheduler.prepare_ahead(lambda: False)
-    assert len(host) == bench.engine.far.n_read == 4  # the oldest five, whose first is not full
+    assert len(host) == bench.engine.full_kv.n_read == 4  # the oldest five, whose first is not full
     bench.scheduler.prepare_ahead(lambda: False)
-    assert bench.engine.far.n_read == 4
+    assert bench.engine.full_kv.n_read == 4
     bench.run(prompt(94, 2), n_predict=1)  # six pages: the free one, and those five
-    assert bench.engine.far.n_read == 4
+    assert bench.engine.full_kv.n_read == 4
     assert len(cache.pool.free) == 0
     answer = bench.run(prompt(118, 0), n_predict=5, ignore_eos=True)
     assert answer.finished.n_cached > 96
@@ -59,7 +59,7 @@ def test_nothing_has_to_go_for_it() -> None:
     bench.scheduler.prepare_ahead(lambda: False)
     assert host_of(bench).nbytes == 3 * PAGE_NBYTES
     bench.scheduler.prepare_ahead(lambda: False)
-    assert bench.engine.far.n_read == 3
+    assert bench.engine.full_kv.n_read == 3
 
 
 def test_nothing_is_saved_while_there_are_free_pages() -> None:
@@ -85,6 +85,6 @@ def test_nothing_is_saved_where_nothing_is_kept() -> None:
         bench = Bench(n_slots=1, n_ctx=192, **options)
         for salt in range(2):
             bench.run(prompt(100, salt), n_predict=2, ignore_eos=True)
-        read = bench.engine.far.n_read
+        read = bench.engine.full_kv.n_read
         bench.scheduler.prepare_ahead(lambda: False)
-        assert bench.engine.far.n_read == read
+        assert bench.engine.full_kv.n_read == read

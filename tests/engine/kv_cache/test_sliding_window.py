@@ -22,8 +22,10 @@ def bench(n_kept: int = 2, n_slots: int = 2, n_ubatch: int = 32, **options: Any)
 
 def test_a_long_context_has_few_pages_of_windows() -> None:
     b = bench(n_kept=0, n_slots=1)
-    assert b.engine.near is not None
-    assert b.engine.near.n == 10  # 4 are seen after any token, 2 are written and 2 by a step left, 2 when one is begun
+    assert b.engine.window_kv is not None
+    assert (
+        b.engine.window_kv.n == 10
+    )  # 4 are seen after any token, 2 are written and 2 by a step left, 2 when one is begun
     assert asked(b, prompt(900), n_predict=100) == 0
 
 

@@ -70,12 +70,12 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
     def fails(*_: object) -> None:
         raise OSError("device lost")
 
-    bench.engine.far.write = fails  # type: ignore[method-assign]
+    bench.engine.full_kv.write = fails  # type: ignore[method-assign]
     with pytest.raises(ServerFault, match="slot 0 cannot be restored: device lost"):
         install(bench.scheduler, 0, SlotState(state.tokens[:30], state.blocks[:2]))
     check_pages(bench.scheduler)
     assert snapshot(bench.scheduler, 0).tokens == before.tokens
-    bench.engine.far.read = fails  # type: ignore[method-assign]
+    bench.engine.full_kv.read = fails  # type: ignore[method-assign]
     with pytest.raises(ServerFault, match="slot 0 cannot be saved: device lost"):
         snapshot(bench.scheduler, 0)
     bench.scheduler.cancel(busy)

@@ -48,10 +48,10 @@ def test_only_layers_that_attend_have_cells(name: str, tmp_path: Path) -> None:
     engine.load()
     engine.prepare_ahead()
     attending = {"mamba2": 0, "nemotron_h": 1, "falcon-h1": 3}[name]
-    assert engine.far.nbytes == attending * 2 * 2 * 2 * 32 * 16  # keys and values, heads, f16, elements, positions
-    cache = KVCacheManager(engine.far.n, engine.far, HostCache(1 << 20), n_slots=2, states=engine.states)
+    assert engine.full_kv.nbytes == attending * 2 * 2 * 2 * 32 * 16  # keys and values, heads, f16, elements, positions
+    cache = KVCacheManager(engine.full_kv.n, engine.full_kv, HostCache(1 << 20), n_slots=2, states=engine.states)
     cache.prepare_ahead(lambda: False)
     counted = cache_bytes(engine.hparams, "f16", "f16", n_slots=2, n_ubatch=32, n_kept=2, swa_full=False)
-    assert counted.of(256) == 16 * engine.far.nbytes
+    assert counted.of(256) == 16 * engine.full_kv.nbytes
     assert counted.most(1 << 20) >= (1 << 20) // max(1, counted.cell)
     engine.close()

@@ -133,9 +133,9 @@ def test_host_memory_and_files(alone: LoadedModel, company: LoadedModel) -> None
 
 def test_windows_have_few_pages(company: LoadedModel, alone: LoadedModel) -> None:
     engine = company.engine
-    assert alone.engine.near is None
-    assert (engine.near is not None) == engine.hparams.has_windows
-    assert engine.near is None or engine.near.n < engine.far.n
+    assert alone.engine.window_kv is None
+    assert (engine.window_kv is not None) == engine.hparams.has_windows
+    assert engine.window_kv is None or engine.window_kv.n < engine.full_kv.n
     assert len(engine.memory.pools) == 1 + engine.hparams.has_windows
 
 
@@ -143,7 +143,7 @@ def test_tokens_are_not_forgotten(company: LoadedModel) -> None:
     options = RunnerOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift", swa_full=False)
     if company.engine.hparams.has_windows:  # then they keep everything
         engine = ModelRunner(company.engine.gguf.path, options)
-        assert engine.near is None
+        assert engine.window_kv is None
         engine.close()
         return
     with pytest.raises(ValueError, match=r"^--context-shift: this model's layers keep states"):

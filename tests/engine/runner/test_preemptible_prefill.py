@@ -100,7 +100,7 @@ def test_prompts_between_streams_have_the_same_bits(
         path = tmp_path / "m.gguf"
         synthesize(path, model, "Q8_0")
     engine = prepared(opened(path, monkeypatch, threads, **options))
-    assert (engine.near is not None) == ("swa_full" in options)
+    assert (engine.window_kv is not None) == ("swa_full" in options)
     plain, none = answers(engine, False)
     between, n_runs = answers(engine, True)
     assert none == 0

@@ -104,7 +104,7 @@ def test_each_array_is_filled_whichever_others_there_are() -> None:
             array.fill(113)
         row = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
         batch = UBatch([5, 6], [1, 2], [0, 1], [17, 18], [0, 1], [row, row], [-1, -1])
-        batch.begin, batch.end, batch.near, batch.hidden_before, batch.hidden_to = ([3, 4] for _ in range(5))
+        batch.begin, batch.end, batch.window_cells, batch.hidden_before, batch.hidden_to = ([3, 4] for _ in range(5))
         StepFeeds(room, 9, 160, 33, 7).write(batch)
         assert 113 not in room[name], name
 

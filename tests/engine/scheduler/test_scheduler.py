@@ -446,10 +446,10 @@ def test_a_device_that_cannot_give_pages() -> None:
     def fails(*_: object) -> None:
         raise MemoryError("no room")
 
-    bench.engine.far.write = fails  # type: ignore[method-assign]
+    bench.engine.full_kv.write = fails  # type: ignore[method-assign]
     for salt in (0, 1, 2, 3, 0):
         answer = bench.run(prompt(80, salt), n_predict=5, ignore_eos=True)
         assert answer.finished.n_cached == 0
         assert answer.ids == oracle(CompletionRequest(tuple(prompt(80, salt)), n_predict=5, ignore_eos=True), 192)[0]
-    bench.engine.far.read = fails  # type: ignore[method-assign]
+    bench.engine.full_kv.read = fails  # type: ignore[method-assign]
     assert bench.run(prompt(80, 9), n_predict=1).finished.n_cached == 0

@@ -15,7 +15,7 @@ from tests.helpers.scheduler_fakes import FakeEngine, FakeSampler
 def make_scheduler() -> Scheduler:
     engine = FakeEngine(0)
     scheduler = Scheduler(engine, FakeTokenizer(), SchedulerConfig(n_slots=2, n_ctx=256), make_sampler=FakeSampler)  # type: ignore[arg-type]
-    engine.far.__init__(scheduler.cache.pages.n_pages)  # type: ignore[misc]
+    engine.full_kv.__init__(scheduler.cache.pool.n_blocks)  # type: ignore[misc]
     return scheduler
 
 
