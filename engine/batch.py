@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.sampling.sampler import Row
+from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.models.adapters.stacked_lora import Mix
 
 BLOCK_SIZE = PAGE  # tokens of a KV block

@@ -73,7 +73,7 @@ def cache_bytes(
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
     far = of_cell(i for i in layers if not h.is_local(i))
-    return CacheBytes(cell, near_pool_size(h.window, n_slots, n_ubatch, n_layer_kv) * PAGE * (cell - far), far)
+    return CacheBytes(cell, window_pool_size(h.window, n_slots, n_ubatch, n_layer_kv) * BLOCK_SIZE * (cell - far), far)
 
 
 def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesses: int, swa_full: bool) -> int:

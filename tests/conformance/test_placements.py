@@ -74,9 +74,9 @@ def test_greedy_text_is_the_same_on_any_placement(
     engine = ModelRunner(shared_data / "models" / "stories260K.gguf", options)
     engine.load()
     assert continued(engine, expected["prompt_ids"], 24) == expected["greedy_ids"][:24]
-    page = engine.far.read(0)
-    engine.far.write(1, page)
-    assert engine.far.read(1).tobytes() == page.tobytes()
+    page = engine.full_kv.read(0)
+    engine.full_kv.write(1, page)
+    assert engine.full_kv.read(1).tobytes() == page.tobytes()
     engine.close()
 
 

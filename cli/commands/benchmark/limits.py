@@ -34,7 +34,7 @@ class _Weights:
         return self.layer_bytes + used * self.expert_bytes
 
 
-def _weights(engine: Engine) -> _Weights:
+def _weights(engine: ModelRunner) -> _Weights:
     from logitless.models.quantization.requantize import requantized_nbytes
 
     tensors, h = engine.gguf.tensors, engine.hparams

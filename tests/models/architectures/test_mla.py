@@ -59,10 +59,10 @@ def test_pages_come_back(tmp_path: Path) -> None:
     write(path := tmp_path / "m.gguf", DEEPSEEK)
     engine = ModelRunner(path, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16))
     engine.load()
-    page = np.random.default_rng(1).integers(0, 100, engine.far.nbytes).astype(np.uint8)
-    engine.far.write(1, page)
-    assert engine.far.nbytes == 16 * 3 * 2 * 40
-    assert engine.far.read(1).tobytes() == page.tobytes()
+    page = np.random.default_rng(1).integers(0, 100, engine.full_kv.nbytes).astype(np.uint8)
+    engine.full_kv.write(1, page)
+    assert engine.full_kv.nbytes == 16 * 3 * 2 * 40
+    assert engine.full_kv.read(1).tobytes() == page.tobytes()
     engine.close()
 
 
