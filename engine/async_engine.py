@@ -93,7 +93,7 @@ class AsyncEngine:
         self._loaded: asyncio.Future[LoadedModel]
         self._ended: asyncio.Future[None]
         self._fault: ServerFault | None = None  # why the thread failed
-        self._owed: set[asyncio.Future[Any]] = set()  # pending futures that the thread resolves
+        self._pending: set[asyncio.Future[Any]] = set()  # pending futures that the thread resolves
         self._streams: set[Stream] = set()
         self._drained: asyncio.Event
         self._accepting = True
@@ -139,7 +139,7 @@ class AsyncEngine:
         if not self._accepting:
             raise Unavailable("the server is shutting down")
         stream = Stream(self, len(requests))
-        admitted: asyncio.Future[None] = self._owe()
+        admitted: asyncio.Future[None] = self._new_future()
         self._streams.add(stream)
         self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
         try:
@@ -154,7 +154,7 @@ class AsyncEngine:
 
         `wakes`: load a sleeping model first. Raises Unavailable if the engine ends before.
         """
-        answer: asyncio.Future[T] = self._owe()
+        answer: asyncio.Future[T] = self._new_future()
         self._post(lambda scheduler: self._answer(answer, question, scheduler, wakes))
         return await answer
 
@@ -163,7 +163,7 @@ class AsyncEngine:
 
         Raises Unavailable after `timeout` seconds. The caller may cancel earlier.
         """
-        answer: asyncio.Future[T] = self._owe()
+        answer: asyncio.Future[T] = self._new_future()
         made: list[Claim] = []
 
         def claim(scheduler: Scheduler) -> None:
@@ -186,8 +186,8 @@ class AsyncEngine:
         """Force the end of reasoning in the stream's sequences; False: none is reasoning."""
 
         def end(_: Scheduler) -> bool:
-            thoughts = [t.sequence.thoughts for t in self._states.values() if t.stream is stream]
-            return sum([thought.end() for thought in thoughts if thought is not None]) > 0
+            budgets = [t.sequence.reasoning for t in self._states.values() if t.stream is stream]
+            return sum([budget.end() for budget in budgets if budget is not None]) > 0
 
         return await self.ask(end)
 
@@ -237,14 +237,14 @@ class AsyncEngine:
         if self._fault is not None:
             raise self._fault
 
-    def _owe(self) -> asyncio.Future[Any]:
+    def _new_future(self) -> asyncio.Future[Any]:
         """Create a future that the engine thread resolves; it gets an error if the thread ends."""
         if self._ended.done():
             raise self._gone()
-        owed: asyncio.Future[Any] = self._loop.create_future()
-        self._owed.add(owed)
-        owed.add_done_callback(self._owed.discard)
-        return owed
+        n_uncomputed: asyncio.Future[Any] = self._loop.create_future()
+        self._pending.add(n_uncomputed)
+        n_uncomputed.add_done_callback(self._pending.discard)
+        return n_uncomputed
 
     def _gone(self) -> Unavailable:
         return Unavailable("the server is shutting down" if self._fault is None else self._fault.message)
@@ -260,8 +260,8 @@ class AsyncEngine:
         gone = self._gone()
         for stream in list(self._streams):
             stream.fail(Failed(gone.code, gone.type, gone.message))
-        for owed in list(self._owed):
-            _resolve(owed, None, gone)
+        for n_uncomputed in list(self._pending):
+            _resolve(n_uncomputed, None, gone)
         _resolve(self._ended, None, None)
 
     def _post(self, call: Callable[[Scheduler], None]) -> None:

@@ -51,7 +51,7 @@ class UBatch:
     # MTP (models/architectures/mtp.py): hidden-state rows of the token before, and of the token itself.
     hidden_before: list[int] = field(default_factory=list)
     hidden_to: list[int] = field(default_factory=list)
-    guesses: bool = False  # run the MTP head instead of the model
+    mtp: bool = False  # run the MTP head instead of the model
 
 
 @dataclass(frozen=True, slots=True)

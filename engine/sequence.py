@@ -8,9 +8,9 @@ from logitless.engine.kv_cache.block_table import BlockTable
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.requests import CompletionRequest, Timings, TokenProb
 from logitless.engine.sampling.params import SamplingParams
-from logitless.engine.sampling.reasoning_budget import Thoughts
+from logitless.engine.sampling.reasoning_budget import ReasoningBudget
 from logitless.engine.sampling.sampler import F32, Row
-from logitless.engine.sampling.stop_filter import Decoder
+from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.speculation.draft_state import Drafts
 from logitless.models.adapters.stacked_lora import BASE, Choice
 
@@ -38,7 +38,7 @@ class Sampler(Protocol):
 
     def draft_feeds(self, draft: list[int], /) -> list[Row]: ...
 
-    def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int, /) -> Row: ...
+    def feeds_after(self, draft: list[int], n_dist: int, n_xtc: int, /) -> Row: ...
 
     n_candidates: int  # tokens that the device gives `choose`; 0: the device chooses, and `accept` is called
     left: tuple[list[int], list[float], float] | None  # candidates after `choose`: ids, probabilities, the chosen one's
@@ -51,7 +51,7 @@ class Sampler(Protocol):
 
 
 class Sequence:
-    """One request being generated. Its *owed* tokens are not in the KV cache yet; each step computes some.
+    """One request being generated. Its *uncomputed* tokens are not in the KV cache yet; each step computes some.
 
     A sequence is started while it has blocks: a preempted one has lost its blocks and nothing else, and all of its
     tokens are uncomputed again.
@@ -60,7 +60,6 @@ class Sequence:
     __slots__ = (
         "choice",
         "client",
-        "decoder",
         "done",
         "drafts",
         "has_new_line",
@@ -72,10 +71,11 @@ class Sequence:
         "n_lost",
         "n_probs",
         "n_prompt",
-        "paced",
+        "not_preemptible",
         "post_sampling_probs",
         "prompt_probs",
         "rank",
+        "reasoning",
         "refused_at",
         "request",
         "resumed",
@@ -84,16 +84,22 @@ class Sequence:
         "served",
         "slot",
         "started",
+        "stop_filter",
         "t_first",
         "t_last",
         "t_start",
-        "thoughts",
+        "throttled",
         "tokens",
-        "undivided",
     )
 
     def __init__(
-        self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, choice: Choice = BASE, client: str = ""
+        self,
+        id: int,
+        request: CompletionRequest,
+        stop_filter: StopFilter,
+        root: Node,
+        choice: Choice = BASE,
+        client: str = "",
     ) -> None:
         self.id = id  # grows with arrival
         self.request = request
@@ -104,7 +110,7 @@ class Sequence:
         self.n_computed = 0  # leading tokens whose keys and values are in the cache
         self.n_cached = 0  # tokens of the prompt that came from the prefix cache
         self.sampler: Sampler  # from when it has a slot: a sampler takes time and memory
-        self.decoder = decoder
+        self.stop_filter = stop_filter
         self.slot: Slot | None = None
         self.done = False
         self.has_new_line = False
@@ -112,7 +118,7 @@ class Sequence:
         self.samples = request.n_predict != 0
         self.n_probs = max(0, request.sampling.n_probs)
         self.post_sampling_probs = request.sampling.post_sampling_probs
-        self.thoughts: Thoughts | None = None  # reasoning budget, if there is one
+        self.reasoning: ReasoningBudget | None = None  # reasoning budget, if there is one
         # Speculation.
         self.drafts: Drafts | None = None  # drafters and the draft, if it has drafters
         self.choice = choice  # weights and adapters
@@ -121,18 +127,18 @@ class Sequence:
         self.started = False
         self.late = False  # its grammar mask is pending
         self.resumed = False  # has been preempted
-        self.paced = True  # its prefill is throttled: it is long, or streams were past their warm-up before it
+        self.throttled = True  # its prefill is throttled: it is long, or streams were past their warm-up before it
         self.n_lost = 0  # tokens computed when it lost its blocks
         self.refused_at = -1  # RunningSet.n_released when it last found too few blocks to start
         self.served = 0  # step of its last turn, if not all sequences have one in each step
-        self.undivided = False  # a preemptible prefill chunk has failed: no further ones
+        self.not_preemptible = False  # a preemptible prefill chunk has failed: no further ones
         # Seconds by the scheduler's clock.
         self.t_start = 0.0  # first batch
         self.t_first = 0.0  # end of prefill
         self.t_last = 0.0  # last token
 
     @property
-    def owed(self) -> int:
+    def n_uncomputed(self) -> int:
         return len(self.tokens) - self.n_computed
 
     @property
@@ -147,12 +153,12 @@ class Sequence:
         return len(self.tokens) + self.kv.n_dropped - self.n_prompt
 
     @property
-    def flows(self) -> bool:
+    def is_decoding(self) -> bool:
         """True if it is decoding: its client has seen the time between two tokens."""
         return self.n_generated > 1
 
     @property
-    def settled(self) -> bool:
+    def past_warmup(self) -> bool:
         """True if it is past its warm-up."""
         return self.n_generated > FIRST_TOKENS
 

@@ -39,12 +39,12 @@ def find_draft_model(options: SimpleNamespace, path: Path) -> None:
 
     `path`: the model's file.
     """
-    from logitless.engine.speculation.settings import MODEL, NEXTN
+    from logitless.engine.speculation.settings import MODEL, MTP
 
     if options.hf_repo_draft is not None and options.model_draft:
         raise UsageError("--hf-repo-draft and --model-draft: give one of them")
     kinds = [kind.strip() for kind in options.spec_type.split(",")]
-    repo, wants_head = options.hf_repo_draft, NEXTN in kinds and MODEL not in kinds
+    repo, wants_head = options.hf_repo_draft, MTP in kinds and MODEL not in kinds
     if repo is None and wants_head and not options.model_draft and not _has_mtp_head(path):
         repo = options.hf_repo
     if repo is None:

@@ -14,7 +14,7 @@ from logitless.cli.flags.options import SAMPLERS
 from logitless.engine.loading.options import text_file
 
 if TYPE_CHECKING:
-    from logitless.engine.sampling.grammar_mask import Constraint
+    from logitless.engine.sampling.grammar_mask import GrammarConstraint
     from logitless.engine.sampling.params import SamplingParams
     from logitless.models.tokenizer import Tokenizer
 
@@ -57,12 +57,12 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     return replace(params, logit_bias=(*bias, *params.logit_bias), grammar=_constraint(options, tokenizer))
 
 
-def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> Constraint | None:
+def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> GrammarConstraint | None:
     """The grammar of the flags, if any."""
     flags = [flag for flag in _GRAMMARS if getattr(options, flag)]
     if not flags:
         return None
-    from logitless.engine.sampling.grammar_mask import Constraint
+    from logitless.engine.sampling.grammar_mask import GrammarConstraint
     from logitless.models.grammar import Grammar, GrammarError
 
     names = [f"--{flag.replace('_', '-')}" for flag in flags]
@@ -71,7 +71,7 @@ def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> Constraint | 
     value, kind = getattr(options, flags[0]), _GRAMMARS[flags[0]]
     source = text_file(value) if flags[0].endswith("_file") else value
     try:
-        return Constraint(Grammar.compile(kind, source, tokenizer), source if kind == "gbnf" else "")
+        return GrammarConstraint(Grammar.compile(kind, source, tokenizer), source if kind == "gbnf" else "")
     except GrammarError as error:
         raise UsageError(f"{names[0]}: {error}") from None
 

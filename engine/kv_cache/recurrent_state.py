@@ -20,11 +20,11 @@ from logitless.engine.sequence import Sequence
 NOTHING = 0  # row of the zero state, never written
 
 
-def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
+def n_state_rows(n_slots: int, n_checkpoints: int, n_draft_tokens: int = 0) -> int:
     """Number of state rows: the zero state and, for each slot, input, outputs (one and one for each
     draft token) and checkpoints of a step.
     """
-    return 1 + n_slots * (2 + n_checkpoints + n_guesses)
+    return 1 + n_slots * (2 + n_checkpoints + n_draft_tokens)
 
 
 class RecurrentStates:
@@ -102,11 +102,11 @@ class RecurrentStates:
         """
         for seq, n in plan:
             self._drop_ends(seq)
-            n_sure = min(n, seq.owed)
+            n_sure = min(n, seq.n_uncomputed)
             seq.kv.state_writes = {seq.n_computed + i: self._take() for i in range(n_sure, n + 1)}
         for seq, n in plan:
             for position in sorted(seq.kv.marks):
-                if seq.n_computed < position < seq.n_computed + min(n, seq.owed) and self._n_available:
+                if seq.n_computed < position < seq.n_computed + min(n, seq.n_uncomputed) and self._n_available:
                     seq.kv.state_writes[position] = self._take()
 
     def undo(self, plan: list[tuple[Sequence, int]]) -> None:

@@ -8,14 +8,14 @@ from logitless.engine.loading.options import ModelOptions, OptionConflict, Optio
 from logitless.engine.loading.placement import n_layers
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
-from logitless.engine.speculation.draft_length import Worth
+from logitless.engine.speculation.draft_length import AdaptiveDraftLength
 from logitless.engine.speculation.draft_model import ModelDrafter
-from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import (
     KINDS,
     MODEL,
     MODEL_ONLY,
-    NEXTN,
+    MTP,
     NgramSizes,
     SpeculationParams,
     SpeculationSettings,
@@ -49,13 +49,13 @@ def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
 def mtp_file(options: ModelOptions) -> str:
     """The file of the MTP head: `model_draft`, where draft-mtp and no draft model is wanted; "": none."""
     kinds = spec_kinds(options)
-    return options.model_draft or "" if NEXTN in kinds and MODEL not in kinds else ""
+    return options.model_draft or "" if MTP in kinds and MODEL not in kinds else ""
 
 
 def model_kinds(options: ModelOptions) -> tuple[str, ...]:
     """The kinds of drafters that have weights: a draft model, the MTP head."""
     with_model = bool(options.model_draft) and not mtp_file(options)
-    return ((MODEL,) if with_model else ()) + ((NEXTN,) if NEXTN in spec_kinds(options) else ())
+    return ((MODEL,) if with_model else ()) + ((MTP,) if MTP in spec_kinds(options) else ())
 
 
 def default_speculation(options: ModelOptions) -> SpeculationParams:
@@ -85,19 +85,19 @@ def speculation_settings(options: ModelOptions) -> SpeculationSettings:
     )
 
 
-def n_guesses(options: ModelOptions) -> int:
+def n_draft_tokens(options: ModelOptions) -> int:
     """Draft tokens that recurrent states need rows for; 0: the MTP head is not loaded."""
-    return max(1, options.spec_draft_n_max) if NEXTN in model_kinds(options) else 0
+    return max(1, options.spec_draft_n_max) if MTP in model_kinds(options) else 0
 
 
 def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> None:
     """OptionConflict: draft-mtp is wanted, and the file has no MTP head."""
-    if NEXTN not in model_kinds(options):
+    if MTP not in model_kinds(options):
         return
     if not can_guess(gguf, hparams):
         known = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.mtp.enabled)
         raise OptionConflict(
-            f"--spec-type {NEXTN}: the model has no block that predicts one token more (files of {known} may)"
+            f"--spec-type {MTP}: the model has no block that predicts one token more (files of {known} may)"
         )
     check_weights(gguf, hparams, nextn=True)
 
@@ -110,7 +110,7 @@ def check_draft_model(options: ModelOptions, overrides: Overrides, target: GGUFF
         if any(".nextn." in name for name in draft.tensors) and not any(n.startswith("blk.0.") for n in draft.tensors):
             raise OptionConflict(
                 f"--model-draft {options.model_draft}: has a block that predicts one token more, and no layers before "
-                f"it: give --spec-type {NEXTN}"
+                f"it: give --spec-type {MTP}"
             )
         hparams_of(draft)
         if reason := _vocabulary_difference(target, draft):
@@ -143,7 +143,7 @@ def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOp
         placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
         swa_full=True,  # rejected drafts go back to any place
         n_checkpoints=N_ROWS - 2,
-        n_guesses=0,
+        n_draft_tokens=0,
         block="",
     )
 
@@ -154,7 +154,7 @@ def make_speculator(
     """The drafters of a model; `draft`: the loaded engine of the draft model."""
     drafters: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:
-        drafters[NEXTN] = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
+        drafters[MTP] = MTPDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
     if draft is not None:
         drafters[MODEL] = ModelDrafter(
             draft,
@@ -164,5 +164,5 @@ def make_speculator(
             eog_ids=tokenizer.eog_ids,
             has_states=draft.states is not None,
         )
-    worth = Worth() if drafters and options.spec_draft_adapt else None
-    return Speculator(speculation_settings(options), drafters, worth)
+    draft_length = AdaptiveDraftLength() if drafters and options.spec_draft_adapt else None
+    return Speculator(speculation_settings(options), drafters, draft_length)

@@ -11,7 +11,7 @@ from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.loading.options import ModelOptions, OptionConflict
-from logitless.engine.speculation.settings import NEXTN
+from logitless.engine.speculation.settings import MTP
 from logitless.graph.dtype import nbytes
 from logitless.models.batch import cache_types
 from logitless.models.gguf.file import GGUFFile
@@ -76,18 +76,18 @@ def cache_bytes(
     return CacheBytes(cell, window_pool_size(h.window, n_slots, n_ubatch, n_layer_kv) * BLOCK_SIZE * (cell - far), far)
 
 
-def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesses: int, swa_full: bool) -> int:
+def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_tokens: int, swa_full: bool) -> int:
     """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights` bytes.
 
     OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is.
     """
     room = int(USABLE * total_memory()) - weights
     if h.recurrent:
-        states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_guesses) * h.recurrent.nbytes
-        if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_guesses):
+        states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
+        if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_draft_tokens):
             needed, free = states / 2**30, max(room, 0) / 2**30
             checkpoints = f"--ctx-checkpoints {options.ctx_checkpoints}"
-            flag = checkpoints if options.ctx_checkpoints > 2 else f"--spec-type {NEXTN}"
+            flag = checkpoints if options.ctx_checkpoints > 2 else f"--spec-type {MTP}"
             raise OptionConflict(f"{flag}: would need {needed:.1f} GiB, there is room for {free:.1f}")
         room -= states
     cache = cache_bytes(
@@ -98,7 +98,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesse
         n_ubatch=min(options.ubatch_size, options.batch_size),
         n_layer_kv=options.ctx_checkpoints,
         swa_full=swa_full,
-        nextn=n_guesses > 0,
+        nextn=n_draft_tokens > 0,
     )
     n_ctx = options.ctx_size
     if cache.of(n_ctx) > max(room, 0) and n_ctx > MIN_CTX:

@@ -22,7 +22,7 @@ from logitless.engine.loading.drafting import (
     draft_engine_options,
     make_speculator,
     mtp_file,
-    n_guesses,
+    n_draft_tokens,
 )
 from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, weights_nbytes
 from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
@@ -229,10 +229,10 @@ def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> C
 
 def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile, h: Hparams) -> RunnerOptions:
     devices, places = placement(options)
-    guesses = n_guesses(options)
+    n_draft = n_draft_tokens(options)
     swa_full = options.swa_full or bool(options.moves_flag)
     return RunnerOptions(
-        n_ctx=fitting_context(options, h, weights_nbytes(gguf), n_guesses=guesses, swa_full=swa_full),
+        n_ctx=fitting_context(options, h, weights_nbytes(gguf), n_draft_tokens=n_draft, swa_full=swa_full),
         n_slots=options.n_slots,
         n_ubatch=min(options.ubatch_size, options.batch_size),
         unified=options.kv_unified,
@@ -247,7 +247,7 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
         n_checkpoints=options.ctx_checkpoints,
         moves=options.moves_flag,
         swa_full=swa_full,
-        n_guesses=guesses,
+        n_draft_tokens=n_draft,
         block=mtp_file(options),
     )
 

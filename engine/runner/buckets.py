@@ -26,10 +26,10 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     lora: int = 0  # generation of the adapter bank; 0: no row has an adapter
     n_masks: int = 0  # rows with a token bitmask
     weights: int = 0  # id of a full finetune (models/adapters/full_finetunes.py); 0: the base model
-    guesses: bool = False  # run the MTP head instead of the model (models/architectures/mtp.py)
+    mtp: bool = False  # run the MTP head instead of the model (models/architectures/mtp.py)
 
 
-GUESS = Shape(1, 1, whole=True, guesses=True)
+MTP_DRAFT = Shape(1, 1, whole=True, mtp=True)
 
 
 def shape_of(batch: UBatch, lora: int = 0) -> Shape:
@@ -53,7 +53,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
         lora,
         power_of_two(n_masks, 1) if n_masks else 0,
         batch.weights,
-        batch.guesses,
+        batch.mtp,
     )
 
 
@@ -74,11 +74,11 @@ def _rows(n: int) -> int:
     return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
 
 
-def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_guesses: int = 0) -> list[Shape]:
+def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens: int = 0) -> list[Shape]:
     """Warm-up set: shapes that most servers need, likelier ones first.
 
     These are decode batches of up to `most` sequences, mixed batches and prefill batches.
-    `n_guesses`: draft tokens of each sequence at most; above 0, draft and verification batches are
+    `n_draft_tokens`: draft tokens of each sequence at most; above 0, draft and verification batches are
     included.
     """
     n_streams = min(n_slots, most)
@@ -86,10 +86,10 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_guesses: int
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
     streams = [Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})]
-    n_verified = min(n_ubatch, n_streams * (1 + n_guesses))
+    n_verified = min(n_ubatch, n_streams * (1 + n_draft_tokens))
     return [
         *streams,
-        *(shape._replace(guesses=True) for shape in streams if n_guesses),
+        *(shape._replace(mtp=True) for shape in streams if n_draft_tokens),
         *(Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(n_streams + 1, n_verified + 1)})),
         *(Shape(n, min(n, r)) for r in rows for n in beside),
         *(Shape(n, 1) for n in alone),

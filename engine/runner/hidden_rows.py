@@ -52,6 +52,6 @@ class HiddenRows:
         id, spans = self._spans.get(seq.slot.id, (-1, [])) if seq.slot is not None else (-1, [])
         return spans if id == seq.id else []
 
-    def guess(self, slot: int) -> int:
+    def draft_row(self, slot: int) -> int:
         """Row of a slot for the MTP head's own hidden states while it drafts."""
         return 1 + self._n_turns + slot

@@ -26,7 +26,7 @@ from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepRes
 from logitless.engine.kv_cache.block_pool import pool_size, window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.kv_cache.slot_files import CacheKind
-from logitless.engine.runner.buckets import GUESS, USUAL_STREAMS, Shape, shape_of, usual
+from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, Shape, shape_of, usual
 from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
@@ -77,7 +77,7 @@ class RunnerOptions:
     n_checkpoints: int = 2  # checkpoints of each slot (recurrent states, sliding windows)
     moves: str = ""  # flag that needs moves of KV entries, prepared at load; "": none
     swa_full: bool = True  # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
-    n_guesses: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
+    n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
     block: str = ""  # file of the MTP head, if the model's file has none
 
 
@@ -120,9 +120,9 @@ class ModelRunner:
             n_window_blocks = 0
         self.full_kv = DeviceBlocks(self.n_blocks)
         self.window_kv = DeviceBlocks(n_window_blocks, h.window) if n_window_blocks else None
-        n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_guesses)
+        n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
-        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_guesses else None
+        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_draft_tokens else None
         self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
         self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
@@ -148,7 +148,7 @@ class ModelRunner:
         backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
         self.session: Session = Session(backends)
         self._placed = False
-        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_guesses > 0)
+        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_draft_tokens > 0)
         tables = (options.n_slots + 1, self.table_blocks)
         # One spare block and one spare table, for padding tokens.
         types = options.type_k, options.type_v
@@ -161,7 +161,7 @@ class ModelRunner:
             *types,
             n_states=self.states.n if self.states is not None else 0,
             n_near=n_window_blocks,
-            nextn=options.n_guesses > 0,
+            nextn=options.n_draft_tokens > 0,
         )
         if self.states is not None:
             self.states.open(self.session, self.memory.states)
@@ -199,8 +199,8 @@ class ModelRunner:
         largest = Shape(self.options.n_ubatch, 0)
         self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
-        if self.options.n_guesses:  # the first draft plan loads the MTP head's weights
-            self.session.cached_plan(GUESS, lambda: self.build(GUESS))
+        if self.options.n_draft_tokens:  # the first draft plan loads the MTP head's weights
+            self.session.cached_plan(MTP_DRAFT, lambda: self.build(MTP_DRAFT))
         self.cells.prepare_copies()
         if not self.hparams.recurrent and self.window_kv is None:  # recurrent states and windows cannot drop tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
@@ -264,7 +264,7 @@ class ModelRunner:
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
-        measured = [self.session.measure(build) for build in (self._largest, *self._guesses)]
+        measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs)]
         return fit(self.session.device_bytes(measured), self.session.backends)
 
     def _fall_back(self, error: Exception) -> None:
@@ -358,18 +358,18 @@ class ModelRunner:
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs that together contain every op of a step and of an MTP draft."""
-        return [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._guesses)]
+        return [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
 
     @property
-    def _guesses(self) -> list[Callable[[], list[Tensor]]]:
+    def _mtp_graphs(self) -> list[Callable[[], list[Tensor]]]:
         n = self.options.n_slots
-        shape = GUESS._replace(n_tokens=n, n_out=n, n_probs=1)
-        return [partial(self.build, shape)] if self.options.n_guesses else []
+        shape = MTP_DRAFT._replace(n_tokens=n, n_out=n, n_probs=1)
+        return [partial(self.build, shape)] if self.options.n_draft_tokens else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Shapes of the warm-up set, with up to `most` decoding sequences."""
         options = self.options
-        return usual(options.n_slots, options.n_ubatch, most, n_guesses=options.n_guesses)
+        return usual(options.n_slots, options.n_ubatch, most, n_draft_tokens=options.n_draft_tokens)
 
     def _reserved(self) -> list[Tensor]:
         """Graph whose memory all steps share: the most tokens and sampled positions."""

@@ -47,7 +47,7 @@ class StepGraph:
                 return None, model.cache_writes(batch, self.memory)
             return model.logits(batch, self.memory), []
         batch, hidden = Batch.feeds(shape.n_tokens), Hidden.feeds(self.hidden, shape.n_tokens)
-        if shape.guesses:
+        if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]
         x = model.hidden(batch, Cached(self.memory, batch))

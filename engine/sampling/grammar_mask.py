@@ -23,12 +23,12 @@ from logitless.models.grammar import Grammar, GrammarError, Matcher
 from logitless.models.grammar.triggers import Pattern
 
 Bits = npt.NDArray[np.uint32]
-Found = Bits | GrammarError | None  # None: every token is allowed
+MaskResult = Bits | GrammarError | None  # None: every token is allowed
 N_WORKERS = 4
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Constraint:
+class GrammarConstraint:
     """Grammar of a request.
 
     `text` and `triggers` are its source, as generation_settings shows it.
@@ -43,10 +43,10 @@ class Constraint:
     triggers: tuple[dict[str, Any], ...] = ()
 
 
-class Guide:
+class GrammarState:
     """Grammar state of one generation. For one thread at a time."""
 
-    def __init__(self, constraint: Constraint) -> None:
+    def __init__(self, constraint: GrammarConstraint) -> None:
         self.constraint = constraint
         self.awaiting = constraint.lazy
         self._matcher: Matcher | None = None if constraint.lazy else constraint.grammar.matcher()
@@ -101,14 +101,14 @@ class Guide:
             if piece and not self._matcher.accept_bytes(piece):
                 raise GrammarError("does not allow the text of its trigger")
 
-    def masks(self, draft: Sequence[int]) -> list[Found]:
+    def masks(self, draft: Sequence[int]) -> list[MaskResult]:
         """Token bitmasks of the next token and after each draft token, as far as the draft is
         allowed.
 
         An error at a draft token is returned in place of its mask, for the token may be rejected.
         The state is rolled back; while a trigger is awaited it is not, so call this on a copy then.
         """
-        found: list[Found] = [self.mask()]
+        found: list[MaskResult] = [self.mask()]
         n_accepted = 0
         try:
             for id in draft:
@@ -126,20 +126,20 @@ class Guide:
             self._matcher.rollback(n_accepted)
         return found
 
-    def copy(self) -> Guide:
+    def copy(self) -> GrammarState:
         """Independent copy of the state."""
-        other = Guide(self.constraint)
+        other = GrammarState(self.constraint)
         other.awaiting, other._text, other._starts = self.awaiting, self._text, self._starts.copy()
         other._matcher = None if self._matcher is None else self._matcher.copy()
         return other
 
 
-class Mask:
+class TokenBitmask:
     """Token bitmask of one row of a step; a worker may still compute it."""
 
     __slots__ = ("_index", "_job", "bits")
 
-    def __init__(self, job: Future[list[Found]], index: int) -> None:
+    def __init__(self, job: Future[list[MaskResult]], index: int) -> None:
         self._job, self._index = job, index
         self.bits: Bits | None = None  # set by `wait`
 
@@ -157,47 +157,47 @@ class Mask:
         return found
 
 
-class Masks:
+class TokenBitmasks:
     """Token bitmasks of one generation, for the engine thread. Workers compute them."""
 
-    def __init__(self, constraint: Constraint) -> None:
-        self._guide = Guide(constraint)
+    def __init__(self, constraint: GrammarConstraint) -> None:
+        self._state = GrammarState(constraint)
         self._busy = threading.Lock()  # guards the grammar state
         self._accepted: deque[int] = deque()  # accepted tokens that the grammar state has yet to take in
         self._problem: GrammarError | None = None  # why there are no masks any more
-        self._job: Future[list[Found]] = Future()
-        self._rows: list[Mask] = []
+        self._job: Future[list[MaskResult]] = Future()
+        self._rows: list[TokenBitmask] = []
         self.ended = False  # the text was complete, and a bias ruled out every end token
         self._submit(())
 
     @property
     def awaiting(self) -> bool:
         """True if every token is allowed, because no trigger has matched yet."""
-        return self._guide.awaiting
+        return self._state.awaiting
 
     @property
     def ready(self) -> bool:
         """True if the next mask is computed."""
-        return self._guide.awaiting or self._job.done()
+        return self._state.awaiting or self._job.done()
 
-    def rows(self, draft: Sequence[int] = ()) -> list[Mask | None]:
+    def rows(self, draft: Sequence[int] = ()) -> list[TokenBitmask | None]:
         """Start the masks of the next token and after each draft token; None: every token is
         allowed.
         """
-        if self._guide.awaiting:
-            guide = self._guide.copy()
+        if self._state.awaiting:
+            state = self._state.copy()
             with suppress(GrammarError):  # the worker raises it, too
                 for id in draft:
-                    guide.accept(id)
-                    if not guide.awaiting:
+                    state.accept(id)
+                    if not state.awaiting:
                         break
-            if guide.awaiting:
+            if state.awaiting:
                 self._rows = []
                 return [None] * (1 + len(draft))
-            self._job = _workers().submit(self._guide.copy().masks, tuple(draft))
+            self._job = _workers().submit(self._state.copy().masks, tuple(draft))
         elif draft:
             self._submit(tuple(draft))
-        self._rows = [Mask(self._job, i) for i in range(1 + len(draft))]
+        self._rows = [TokenBitmask(self._job, i) for i in range(1 + len(draft))]
         return list(self._rows)
 
     def accept(self, id: int) -> bool:
@@ -215,12 +215,12 @@ class Masks:
         self._go_on(id)
 
     def _go_on(self, id: int) -> None:
-        if self._guide.awaiting:
+        if self._state.awaiting:
             try:
-                self._guide.accept(id)
+                self._state.accept(id)
             except GrammarError as error:
                 self._problem = error
-            if self._guide.awaiting:
+            if self._state.awaiting:
                 return
         else:
             self._accepted.append(id)
@@ -229,28 +229,28 @@ class Masks:
     def at_end(self, bits: Bits) -> bool:
         """True if a mask allows only end-of-generation tokens."""
         rest = bits.copy()
-        for id in self._guide.constraint.grammar.tokenizer.eog_ids:
+        for id in self._state.constraint.grammar.tokenizer.eog_ids:
             rest[id // 32] &= ~np.uint32(1 << (id % 32))
         return not rest.any()
 
     def _submit(self, draft: tuple[int, ...]) -> None:
-        if self._guide.awaiting:
+        if self._state.awaiting:
             self._job = Future()
             self._job.set_result([None])
         else:
             self._job = _workers().submit(self._work, draft)
 
-    def _work(self, draft: tuple[int, ...]) -> list[Found]:
+    def _work(self, draft: tuple[int, ...]) -> list[MaskResult]:
         with self._busy:
             if self._problem is None:
                 try:
                     while self._accepted:
-                        self._guide.accept(self._accepted.popleft())
+                        self._state.accept(self._accepted.popleft())
                 except GrammarError as error:
                     self._problem = error
             if self._problem is not None:
                 raise self._problem
-            return self._guide.masks(draft)
+            return self._state.masks(draft)
 
 
 @functools.cache

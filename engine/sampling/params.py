@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from logitless.engine.sampling.grammar_mask import Constraint
+    from logitless.engine.sampling.grammar_mask import GrammarConstraint
 
 FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
 INT_MAX = 2**31 - 1
@@ -130,7 +130,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
     n_probs: int = 0
     post_sampling_probs: bool = False
-    grammar: Constraint | None = None
+    grammar: GrammarConstraint | None = None
 
     def active(self, sampler: str) -> bool:
         """Whether a sampler of the chain does anything with these settings."""

@@ -17,7 +17,7 @@ class ReasoningLimit:
     begun: bool = False  # the prompt contains the opening tag
 
 
-class Thoughts:
+class ReasoningBudget:
     """Reasoning state of one generation. `due`: forced tokens, which replace sampled ones."""
 
     __slots__ = ("_limit", "_piece", "_tail", "due", "n_tokens", "state")

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from logitless.engine.sampling.grammar_mask import Mask, Masks
+from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, Texts, candidates, infill
 from logitless.engine.sampling.mt19937 import Generator, choose_seed
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
@@ -85,7 +85,7 @@ class Row:
     kinds: Sequence[int] = ()
     ids: Sequence[int] = ()
     values: Sequence[float] = ()
-    mask: Mask | None = None  # token bitmask; None: every token is allowed
+    mask: TokenBitmask | None = None  # token bitmask; None: every token is allowed
 
 
 class Words(Vocabulary, Texts, Protocol):
@@ -140,7 +140,7 @@ class RowSampler:
             window = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
             breakers = find_breakers(vocab, p.dry_sequence_breakers)
             self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
-        self._masks = Masks(p.grammar) if p.grammar else None
+        self._masks = TokenBitmasks(p.grammar) if p.grammar else None
         self.ended = False  # the grammar's text is complete
         self.problem = ""  # why the grammar cannot continue
         self._started = False
@@ -186,7 +186,7 @@ class RowSampler:
             rows.append(self._row(i + 1, penalties, dry, masks[i + 1]))
         return rows
 
-    def guess_feeds(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
+    def feeds_after(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
         """Row after draft tokens that have used so many draws, without the token bitmask.
 
         Not for `stateful` samplers.
@@ -205,13 +205,15 @@ class RowSampler:
         low, high = self._dist.peek(2, 2 * i) if self._dist else (0, 0)
         return low, high, self._xtc.peek(1, i if of_xtc is None else of_xtc)[0] if self._xtc else 0, 0
 
-    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
+    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None, mask: TokenBitmask | None) -> Row:
         draws: tuple[int, ...] = self._draw(skip)
         if self._masks:
             draws = (*self._draw(2 * skip), *self._draw(2 * skip + 1))
         return self._drawn(draws, penalties, dry, mask)
 
-    def _drawn(self, draws: tuple[int, ...], penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
+    def _drawn(
+        self, draws: tuple[int, ...], penalties: Penalties | None, dry: Dry | None, mask: TokenBitmask | None
+    ) -> Row:
         vector = self._vector if self._started else self._first
         kinds, ids, values = self._bias_kinds, self._bias_ids, self._bias_values
         if not (penalties or dry):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Pieces(Protocol):
+class Detokenizer(Protocol):
     """Incremental detokenizer: ids to text without split characters
     (models/tokenizer/detokenizer.py).
     """
@@ -15,7 +15,7 @@ class Pieces(Protocol):
     def flush(self) -> str: ...
 
 
-class Decoder:
+class StopFilter:
     """Text of one generation.
 
     The results of `push` and `finish`, concatenated, are the answer's text. The text has whole
@@ -23,10 +23,10 @@ class Decoder:
     (`n_indent`).
     """
 
-    __slots__ = ("_held", "_indent", "_n_indent", "_pieces", "_plain", "_stop", "ended")
+    __slots__ = ("_detokenizer", "_held", "_indent", "_n_indent", "_plain", "_stop", "ended")
 
-    def __init__(self, pieces: Pieces, stop: tuple[str, ...] = (), n_indent: int = 0) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: Detokenizer, stop: tuple[str, ...] = (), n_indent: int = 0) -> None:
+        self._detokenizer = pieces
         self._stop = tuple(text for text in stop if text)
         self._n_indent = n_indent
         self._plain = not self._stop and n_indent <= 0
@@ -36,7 +36,7 @@ class Decoder:
 
     def push(self, id: int) -> tuple[str, str | None]:
         """Detokenize a token; returns (text to send now, stop string that matched or None)."""
-        text = self._pieces.push(id)
+        text = self._detokenizer.push(id)
         if self._plain or self.ended or not text:
             return text, None
         return self._filter(text)
@@ -45,7 +45,7 @@ class Decoder:
         """Return the buffered text at an end without a stop string."""
         if self.ended:
             return ""
-        text, _ = self._filter(self._pieces.flush())
+        text, _ = self._filter(self._detokenizer.flush())
         if not self.ended:
             text += self._indented(self._held)
         self.ended = True

@@ -87,7 +87,7 @@ class Admission:
             if other is seq:
                 return False
             same_bits = other.kv.root is seq.kv.root and (seq.takes_inexact or not other.kv.shifted)
-            if other.started and other.owed > 1 and same_bits:
+            if other.started and other.n_uncomputed > 1 and same_bits:
                 n_common = min(limit, common_prefix(seq.tokens, other.tokens))
                 if n_common - other.n_computed >= BLOCK_SIZE:
                     if self.kv.beside is not None:
@@ -111,7 +111,7 @@ class Admission:
             seq.n_computed, seq.refused_at = 0, self.running.n_released
             return False
         seq.started = True
-        seq.paced = seq.owed > self.n_ubatch or any(other.settled for other in started)
+        seq.throttled = seq.n_uncomputed > self.n_ubatch or any(other.past_warmup for other in started)
         self.on_start(seq)
         if seq.resumed:
             self.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)

@@ -101,7 +101,7 @@ def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
 
 def draft_part(seq: Sequence, n: int) -> list[int]:
     """Draft tokens among the sequence's next n."""
-    n_drafted = n - seq.owed
+    n_drafted = n - seq.n_uncomputed
     return seq.drafts.tokens[:n_drafted] if n_drafted > 0 and seq.drafts is not None else []
 
 

@@ -81,7 +81,7 @@ class InterleavedPrefill:
         streams = [seq for seq in seqs if seq.started and seq.n_schedulable <= 1]
         if not any(seq.started and seq.n_schedulable > 1 for seq in seqs):
             budget.crowded = False
-        is_decoding = any(seq.flows for seq in streams)
+        is_decoding = any(seq.is_decoding for seq in streams)
         self._active = is_decoding and budget.crowded and bool(self._runner.part_sizes)
         seconds = budget.room(len(streams)) if is_decoding else math.inf
         until = self._clock() + seconds
@@ -109,7 +109,7 @@ class InterleavedPrefill:
 
     def _may_take(self, seq: Sequence) -> bool:
         """True for prompts; a stream with a few tokens to compute that were not sampled is none."""
-        if seq.undivided or not seq.paced or seq.choice != BASE or seq.request.prompt_logprobs is not None:
+        if seq.not_preemptible or not seq.throttled or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False
         return seq.started and seq.n_schedulable > 1 and (seq.resumed or not seq.n_generated)
 
@@ -162,7 +162,7 @@ class InterleavedPrefill:
         log.warning("a preemptible prefill chunk failed: %s: %s", type(error).__name__, error)
         self._stats.n_failed_steps += 1
         if self.seq is not None:
-            self.seq.undivided = True
+            self.seq.not_preemptible = True
         else:
             self._budget.crowded = self._active = False
         self._drop()

@@ -112,8 +112,8 @@ class OutputProcessor:
     def _tokens(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
         """Take the next token, the accepted draft tokens, and forced tokens that end the reasoning."""
         stop = self._verified(seq, draft, row, run)
-        if stop is None and seq.thoughts is not None:
-            for id in seq.thoughts.take():
+        if stop is None and seq.reasoning is not None:
+            for id in seq.reasoning.take():
                 stop = stop or self._forced(seq, id, run)
         return stop
 
@@ -126,17 +126,17 @@ class OutputProcessor:
         if seq.drafts is None:
             return stop
         n_accepted = 0
-        for guess in draft:
-            if seq.tokens[-1] != guess:
+        for drafted in draft:
+            if seq.tokens[-1] != drafted:
                 break
             n_accepted += 1
             row += 1
-            if stop is not None or row in run.result.unsampled or (seq.thoughts is not None and seq.thoughts.due):
+            if stop is not None or row in run.result.unsampled or (seq.reasoning is not None and seq.reasoning.due):
                 break
             seq.n_computed += 1
             stop = self._token(seq, row, run)
         if draft:
-            seq.drafts.judged(len(draft), n_accepted)
+            seq.drafts.record_outcome(len(draft), n_accepted)
             self._stats.draft_tokens += len(draft)
             self._stats.draft_tokens_accepted += n_accepted
         seq.drafts.clear()
@@ -162,8 +162,8 @@ class OutputProcessor:
             if seq.sampler.ended:
                 return Stop("eos")
             return Failed(400, "invalid_request_error", f"the grammar: {seq.sampler.problem}")
-        if seq.thoughts is not None:
-            seq.thoughts.push(id)
+        if seq.reasoning is not None:
+            seq.reasoning.push(id)
         seq.tokens.append(id)
         n_tokens = len(seq.tokens)
         stats.tokens_predicted += 1
@@ -178,7 +178,7 @@ class OutputProcessor:
             else:
                 prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
         is_end = id in self._eog_ids and not request.ignore_eos
-        text, word_found = ("", None) if is_end and not request.special else seq.decoder.push(id)
+        text, word_found = ("", None) if is_end and not request.special else seq.stop_filter.push(id)
         run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
             return Stop("eos")
@@ -189,7 +189,7 @@ class OutputProcessor:
         assert seq.slot is not None
         seq.sampler.force(id)
         seq.tokens.append(id)
-        text, word_found = seq.decoder.push(id)
+        text, word_found = seq.stop_filter.push(id)
         run.events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id)))
         return self._stop(seq, text, word_found, run.now)
 
@@ -202,7 +202,7 @@ class OutputProcessor:
             stop = Stop("word", word_found)
         elif len(seq.tokens) >= seq.slot.n_ctx and not self._shifts:
             stop = Stop("limit", truncated=True)
-        elif seq.n_generated == request.n_predict or seq.decoder.ended or (request.verify and _departs(seq)):
+        elif seq.n_generated == request.n_predict or seq.stop_filter.ended or (request.verify and _departs(seq)):
             stop = Stop("limit")
         else:
             stop = None
@@ -236,7 +236,7 @@ def failure(error: Exception) -> Failed:
 
 def finished(seq: Sequence, stop: Stop) -> Finished:
     """The last event of a sequence, which still has its cells."""
-    text = seq.decoder.finish()
+    text = seq.stop_filter.finish()
     seq.has_new_line = seq.has_new_line or "\n" in text
     return Finished(
         stop_type=stop.type,

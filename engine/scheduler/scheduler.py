@@ -18,9 +18,9 @@ from logitless.engine.kv_cache.host_cache import HostCache
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import CompletionRequest, Event, Failed, Lora
 from logitless.engine.sampling.params import SamplingParams
-from logitless.engine.sampling.reasoning_budget import Thoughts
+from logitless.engine.sampling.reasoning_budget import ReasoningBudget
 from logitless.engine.sampling.sampler import RowSampler
-from logitless.engine.sampling.stop_filter import Decoder
+from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.scheduler.admission import Admission
 from logitless.engine.scheduler.batch_builder import Plan, build_batch, split
 from logitless.engine.scheduler.interleaved_prefill import InterleavedPrefill
@@ -154,11 +154,11 @@ class Scheduler:
             raise NotSupported(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
-        decoder = Decoder(pieces, request.stop, request.n_indent)
+        stop_filter = StopFilter(pieces, request.stop, request.n_indent)
         choice = self.resolve_lora(request.lora)
-        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(choice), choice, client)
+        seq = Sequence(self._n_submitted, request, stop_filter, self.cache.prefixes.root_of(choice), choice, client)
         if request.reasoning is not None:
-            seq.thoughts = Thoughts(request.reasoning, self.vocab.piece)
+            seq.reasoning = ReasoningBudget(request.reasoning, self.vocab.piece)
         self._n_submitted += 1
         self.queue.push(seq)
         self.count()
@@ -196,7 +196,7 @@ class Scheduler:
             plan = self._planner.plan(self.interleaved.takes, in_flight=self.interleaved.seq is not None)
         except DeviceFailed as error:  # while a prompt's part was computed, or a draft was made
             self._device_failed(error, events)
-        decodes_only = all(seq.owed == 1 for seq, _ in plan)
+        decodes_only = all(seq.n_uncomputed == 1 for seq, _ in plan)
         while plan:  # once, unless the device fails: then the same work in smaller batches
             plan = self._run(plan, events, interleaved=interleaved)
         self.speculator.observe(self.clock() - started, counts=decodes_only)
@@ -230,7 +230,7 @@ class Scheduler:
         except Exception as error:  # the device's, or that of one request's sampler: halving finds whose
             return self._step_failed(group, rest, error, events)
         now = self.clock()
-        n_prompt = sum([n for seq, n in group if seq.owed > 1])
+        n_prompt = sum([n for seq, n in group if seq.n_uncomputed > 1])
         self.prefill_budget.observe(n_prompt, len(batch.tokens), now - began, between=interleaved)
         self._process(group, result, now, events)
         self._limit = min(self.n_ubatch, 2 * self._limit)
@@ -247,8 +247,8 @@ class Scheduler:
         self.stats.n_failed_steps += 1
         if self.cache.beside is not None:
             self.cache.beside.undo(group)
-        if any(n > seq.owed for seq, n in group):
-            return [(seq, min(n, seq.owed)) for seq, n in group] + rest  # without drafts first
+        if any(n > seq.n_uncomputed for seq, n in group):
+            return [(seq, min(n, seq.n_uncomputed)) for seq, n in group] + rest  # without drafts first
         n_tokens = sum(n for _, n in group)
         if n_tokens == 1:
             seq = group[0][0]

@@ -75,9 +75,9 @@ class StepPlanner:
         """Tokens of prompts beside the decoding sequences: chunked prefill."""
         full, n_decoding = bucket_floor(self._n_ubatch), len(decoding)
         total = full
-        if any(seq.flows for seq, _ in decoding):
+        if any(seq.is_decoding for seq, _ in decoding):
             total = min(self._n_ubatch, self._budget.tokens(n_decoding))
-        together = sum([seq.n_schedulable for seq in prompts if not seq.paced])
+        together = sum([seq.n_schedulable for seq in prompts if not seq.throttled])
         left = max(total, min(full, n_decoding + together), n_decoding + 1) - n_decoding
         given = shares([seq.n_schedulable for seq in prompts], left)
         return [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
@@ -97,7 +97,7 @@ class StepPlanner:
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:
                     n_left = min(n_left, seq.n_remain)
-                wanted.append((seq, min(room, n_left - 1) if n == seq.owed else 0))
+                wanted.append((seq, min(room, n_left - 1) if n == seq.n_uncomputed else 0))
         if not wanted:
             return plan
         self._speculator().propose(wanted, len(plan), room, self._kv.allocate_slots)

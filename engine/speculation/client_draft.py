@@ -33,7 +33,7 @@ class ClientDrafter:
             return []
         return self._draft[self._at : self._at + min(n_most, self._n_max)]
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         pass
 
     def _find(self, tokens: Sequence[int]) -> bool:

@@ -25,19 +25,19 @@ WEIGHT = 2.0  # draft tokens that the rate of all sequences counts for in the ra
 OWN, SHARED = 0.9, 0.98  # decay of counts after each draft, of one sequence and of all
 
 
-class Chances:
+class AcceptanceRate:
     """Acceptance rate of recent draft tokens, by position in the draft."""
 
     __slots__ = ("_kept", "_others", "_right", "_tried")
 
-    def __init__(self, others: Chances | None = None) -> None:
+    def __init__(self, others: AcceptanceRate | None = None) -> None:
         """`others`: the rate of all sequences, which is updated too and serves as prior."""
         self._others = others
         self._kept = SHARED if others is None else OWN
         self._tried: list[float] = []
         self._right: list[float] = []
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft of `n_drafted` tokens of which the first `n_accepted` were accepted."""
         for i in range(min(n_drafted, n_accepted + 1)):  # tokens after a rejected one say nothing
             if i == len(self._tried):
@@ -46,7 +46,7 @@ class Chances:
             self._tried[i] = self._kept * self._tried[i] + 1
             self._right[i] = self._kept * self._right[i] + (i < n_accepted)
         if self._others is not None:
-            self._others.judged(n_drafted, n_accepted)
+            self._others.record_outcome(n_drafted, n_accepted)
 
     def of(self, i: int) -> float:
         """Probability that draft token `i` is accepted, given that those before it are."""
@@ -90,15 +90,15 @@ class _Times:
         return statistics.median(self._seconds[length])
 
 
-class Worth:
+class AdaptiveDraftLength:
     """Adaptive draft length of all sequences. Belongs to the engine thread."""
 
     def __init__(self) -> None:
-        self.chances = Chances()  # of all sequences
+        self.acceptance = AcceptanceRate()  # of all sequences
         self._times: dict[tuple[int, int], _Times] = {}
         self._out: tuple[_Times, int] | None = None  # where the time of the current step counts
 
-    def choose(self, drafting: Sequence[Chances], n_others: int, n_least: int, n_most: int) -> int:
+    def choose(self, drafting: Sequence[AcceptanceRate], n_others: int, n_least: int, n_most: int) -> int:
         """Choose the draft length of these sequences: 0, or n_least to n_most.
 
         `n_others`: sequences of the same step without drafts, which get one token each.
@@ -112,7 +112,7 @@ class Worth:
         self._out = times, length
         return length
 
-    def _best(self, times: _Times, drafting: Sequence[Chances], n_others: int, lengths: Sequence[int]) -> int:
+    def _best(self, times: _Times, drafting: Sequence[AcceptanceRate], n_others: int, lengths: Sequence[int]) -> int:
         expected = [n_others + sum(t) for t in zip(*(c.tokens(lengths[-1]) for c in drafting), strict=True)]
         rates = [expected[length] / times.of(length) for length in lengths]
         best = rates.index(max(rates))

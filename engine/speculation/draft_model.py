@@ -12,8 +12,8 @@ from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.manager import NEAR_END
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.guess import AllocateSlots, Guess
-from logitless.engine.speculation.state_rows import N_ROWS, Places
+from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder
+from logitless.engine.speculation.state_rows import N_ROWS, StateRows
 
 log = logging.getLogger("logitless.speculation")
 PROMPT_CHUNK = 128  # prompt tokens that the draft model prefills in one step, while several sequences draft
@@ -33,7 +33,7 @@ class StepRunner(Protocol):
 
 
 @dataclass(slots=True)
-class _Mirror:
+class _DraftCache:
     """KV cache of the draft model for one slot.
 
     It outlives a sequence, for the next one of the slot.
@@ -42,14 +42,14 @@ class _Mirror:
     tokens: list[int] = field(default_factory=list)  # computed tokens
     table: list[int] = field(default_factory=list)  # block table
     sent: bool = False  # the device has the block table
-    places: Places | None = None  # state rows, if the model is recurrent
+    state_rows: StateRows | None = None  # state rows, if the model is recurrent
 
 
 @dataclass(slots=True)
-class _Guess(Guess):
+class _ModelDraft(DraftBuilder):
     """Draft of one sequence in the making, with the draft model's KV cache for it."""
 
-    mirror: _Mirror = field(default_factory=lambda: _Mirror())
+    cache: _DraftCache = field(default_factory=lambda: _DraftCache())
     n_now: int = 0  # tokens in the next batch
 
 
@@ -80,56 +80,56 @@ class ModelDrafter:
         self._eog_ids = frozenset(eog_ids)
         self._has_states = has_states
         self._free = list(range(n_blocks - 1, -1, -1))
-        self._mirrors: dict[int, _Mirror] = {}  # by slot, in LRU order
+        self._caches: dict[int, _DraftCache] = {}  # by slot, in LRU order
         self._active: set[int] = set()  # slots of this step
 
-    def propose(self, wanted: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens); with 0 the draft model only takes in new tokens.
 
         The draft model has its own KV blocks, so `allocate` is not used.
         """
-        guesses = self._catch_up(wanted)
+        builders = self._catch_up(requests)
         drafts: dict[Sequence, list[int]] = {}
-        while guesses:
+        while builders:
             try:
-                result = self._run(guesses)
+                result = self._run(builders)
             except Exception as error:  # the target continues without these drafts
                 log.warning("the draft model failed: %s", " ".join(str(error).split()))
                 self._forget_all()
                 break
             row = 0
             going_on = []
-            for guess in guesses:
-                if guess.n_most == 0 or len(guess.mirror.tokens) < len(guess.seq.tokens):
+            for builder in builders:
+                if builder.n_most == 0 or len(builder.cache.tokens) < len(builder.seq.tokens):
                     continue
-                more = guess.take(result, row, self._n_vocab, self._eog_ids)
+                more = builder.take(result, row, self._n_vocab, self._eog_ids)
                 row += 1
-                if guess.draft:
-                    drafts[guess.seq] = guess.draft
-                if more and self._has_room(guess.mirror, 1):
-                    guess.n_now = 1
-                    going_on.append(guess)
-            guesses = going_on
+                if builder.draft:
+                    drafts[builder.seq] = builder.draft
+                if more and self._has_room(builder.cache, 1):
+                    builder.n_now = 1
+                    going_on.append(builder)
+            builders = going_on
         return drafts
 
-    def _catch_up(self, wanted: list[tuple[Sequence, int]]) -> list[_Guess]:
+    def _catch_up(self, requests: list[tuple[Sequence, int]]) -> list[_ModelDraft]:
         """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of
         the step.
         """
-        self._active = {seq.slot.id for seq, _ in wanted if seq.slot is not None}
+        self._active = {seq.slot.id for seq, _ in requests if seq.slot is not None}
         for id in self._active:
-            self._mirrors[id] = self._mirrors.pop(id) if id in self._mirrors else self._mirror(id)
-        left = self._n_ubatch if len(wanted) == 1 else min(self._n_ubatch, PROMPT_CHUNK)
-        guesses = []
-        for seq, n_most in wanted:
+            self._caches[id] = self._caches.pop(id) if id in self._caches else self._new_cache(id)
+        left = self._n_ubatch if len(requests) == 1 else min(self._n_ubatch, PROMPT_CHUNK)
+        builders = []
+        for seq, n_most in requests:
             assert seq.slot is not None
-            mirror = self._mirrors[seq.slot.id]
-            known = self._forget(mirror, min(common_prefix(mirror.tokens, seq.tokens), len(seq.tokens) - 1))
+            cache = self._caches[seq.slot.id]
+            known = self._forget(cache, min(common_prefix(cache.tokens, seq.tokens), len(seq.tokens) - 1))
             n = min(left, len(seq.tokens) - known)
-            if n > 0 and max(seq.tokens[known : known + n]) < self._n_vocab and self._has_room(mirror, n):
-                guesses.append(_Guess(seq, max(0, n_most), mirror=mirror, n_now=n))
+            if n > 0 and max(seq.tokens[known : known + n]) < self._n_vocab and self._has_room(cache, n):
+                builders.append(_ModelDraft(seq, max(0, n_most), cache=cache, n_now=n))
                 left -= n
-        return guesses
+        return builders
 
     def sleep(self) -> None:
         """Free the model's memory. Only `wake` may be called next."""
@@ -141,58 +141,58 @@ class ModelDrafter:
         self._engine.wake()
 
     def _forget_all(self) -> None:
-        for mirror in self._mirrors.values():
-            self._forget(mirror, 0)
+        for cache in self._caches.values():
+            self._forget(cache, 0)
 
-    def _mirror(self, slot: int) -> _Mirror:
+    def _new_cache(self, slot: int) -> _DraftCache:
         rows = range(1 + slot * N_ROWS, 1 + (slot + 1) * N_ROWS)
-        return _Mirror(places=Places(rows) if self._has_states else None)
+        return _DraftCache(state_rows=StateRows(rows) if self._has_states else None)
 
-    def _forget(self, mirror: _Mirror, n: int) -> int:
+    def _forget(self, cache: _DraftCache, n: int) -> int:
         """Roll back to the first n tokens at most, and free their blocks; returns the number of
         tokens kept.
         """
-        if mirror.places is not None:
-            n = mirror.places.go_back(n)
-        del mirror.tokens[n:]
-        while len(mirror.table) > n_blocks_for(n):
-            self._free.append(mirror.table.pop())
+        if cache.state_rows is not None:
+            n = cache.state_rows.go_back(n)
+        del cache.tokens[n:]
+        while len(cache.table) > n_blocks_for(n):
+            self._free.append(cache.table.pop())
         return n
 
-    def _has_room(self, mirror: _Mirror, n: int) -> bool:
+    def _has_room(self, cache: _DraftCache, n: int) -> bool:
         """Allocate blocks for n more tokens, evicting the least recently used slots if needed."""
-        missing = n_blocks_for(len(mirror.tokens) + n) - len(mirror.table)
-        for id, other in self._mirrors.items():
+        missing = n_blocks_for(len(cache.tokens) + n) - len(cache.table)
+        for id, other in self._caches.items():
             if len(self._free) >= missing or id in self._active:
                 break
             self._forget(other, 0)
         if len(self._free) < missing:
             return False
         if missing > 0:
-            mirror.table += [self._free.pop() for _ in range(missing)]
-            mirror.sent = False
+            cache.table += [self._free.pop() for _ in range(missing)]
+            cache.sent = False
         return True
 
-    def _run(self, guesses: list[_Guess]) -> StepResult:
+    def _run(self, builders: list[_ModelDraft]) -> StepResult:
         """Run one batch: the next tokens of each sequence, sampled where they reach its last token."""
         batch = UBatch()
-        for guess in guesses:
-            seq, mirror = guess.seq, guess.mirror
+        for builder in builders:
+            seq, cache = builder.seq, builder.cache
             assert seq.slot is not None
-            start = len(mirror.tokens)
-            end = start + guess.n_now
-            mirror.tokens += (seq.tokens + guess.draft)[start:end]
-            batch.tokens += mirror.tokens[start:]
+            start = len(cache.tokens)
+            end = start + builder.n_now
+            cache.tokens += (seq.tokens + builder.draft)[start:end]
+            batch.tokens += cache.tokens[start:]
             batch.pos += range(start, end)
-            batch.slot += [seq.slot.id] * guess.n_now
-            batch.cells += [mirror.table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
-            if mirror.places is not None:
-                begin, ends = mirror.places.step(start, end, len(seq.tokens), seq.n_prompt - NEAR_END)
+            batch.slot += [seq.slot.id] * builder.n_now
+            batch.cells += [cache.table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
+            if cache.state_rows is not None:
+                begin, ends = cache.state_rows.step(start, end, len(seq.tokens), seq.n_prompt - NEAR_END)
                 batch.begin += begin
                 batch.end += ends
-            if not mirror.sent:
-                batch.tables[seq.slot.id] = mirror.table
-                mirror.sent = True
-            if guess.n_most > 0 and end >= len(seq.tokens):
-                guess.ask(batch, len(batch.tokens) - 1, self._n_vocab)
+            if not cache.sent:
+                batch.tables[seq.slot.id] = cache.table
+                cache.sent = True
+            if builder.n_most > 0 and end >= len(seq.tokens):
+                builder.ask(batch, len(batch.tokens) - 1, self._n_vocab)
         return self._engine.step(batch)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from logitless.engine.speculation.draft_length import Chances
+from logitless.engine.speculation.draft_length import AcceptanceRate
 from logitless.engine.speculation.settings import CLIENT_N_MAX, MAX_DRAFT, SpeculationParams
 
-FIRST_GUESS = 8  # tokens of a drafter's first draft
+FIRST_DRAFT = 8  # tokens of a drafter's first draft
 MAX_PAUSE = 63  # steps that a failing drafter pauses at most
 
 
@@ -18,7 +18,7 @@ class Drafter(Protocol):
     def propose(self, tokens: Sequence[int], n_most: int, /) -> list[int]:
         """Draft at most n_most tokens after `tokens`, which only ever grow."""
 
-    def judged(self, n_drafted: int, n_accepted: int, /) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int, /) -> None:
         """Record that n_drafted tokens of the last draft were verified and the first n_accepted
         accepted.
         """
@@ -45,7 +45,7 @@ class Pace:
             return 0
         return self.length
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         if n_accepted == n_drafted:
             self.length, self._pause = min(MAX_DRAFT, 2 * self.length), 0
         elif self.length > self._least:
@@ -68,7 +68,7 @@ class Drafts:
         "_model_pace",
         "_paces",
         "_source",
-        "chances",
+        "acceptance",
         "drafters",
         "model",
         "n_accepted",
@@ -85,9 +85,9 @@ class Drafts:
         client: Drafter | None,
         others: Sequence[Drafter],
         model: str = "",
-        chances: Chances | None = None,
+        acceptance: AcceptanceRate | None = None,
         *,
-        paced: bool = False,
+        throttled: bool = False,
     ) -> None:
         """`chances`: acceptance rate of the model's drafts.
 
@@ -98,14 +98,14 @@ class Drafts:
         self.tokens: list[int] = []  # draft tokens to verify in this step
         self.drafters = [client, *others] if client is not None else list(others)
         self.model = model
-        self.chances = chances or Chances()
+        self.acceptance = acceptance or AcceptanceRate()
         self._by_model = False  # the current draft is the model's
         self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
         self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
         self._client = client
         known = params.n_max or CLIENT_N_MAX  # a client's draft starts at full length
-        self._paces = [Pace(known if d is client else FIRST_GUESS, params.n_min) for d in self.drafters]
-        self._model_pace = Pace(FIRST_GUESS, params.n_min) if paced else None
+        self._paces = [Pace(known if d is client else FIRST_DRAFT, params.n_min) for d in self.drafters]
+        self._model_pace = Pace(FIRST_DRAFT, params.n_min) if throttled else None
         self._source: tuple[Drafter | None, Pace] | None = None  # source of the current draft
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
@@ -137,12 +137,12 @@ class Drafts:
         """Remove the draft tokens, verified or not."""
         self.tokens = []
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         """Count the outcome of the last draft and pass it to its drafter."""
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
         if self._by_model:
-            self.chances.judged(n_drafted, n_accepted)
+            self.acceptance.record_outcome(n_drafted, n_accepted)
         if self._source is None:
             return
         drafter, pace = self._source
@@ -150,5 +150,5 @@ class Drafts:
             self.n_prediction_drafted += n_drafted
             self.n_prediction_accepted += n_accepted
         if drafter is not None:
-            drafter.judged(n_drafted, n_accepted)
-        pace.judged(n_drafted, n_accepted)
+            drafter.record_outcome(n_drafted, n_accepted)
+        pace.record_outcome(n_drafted, n_accepted)

@@ -14,7 +14,7 @@ from typing import Protocol
 from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepResult, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.guess import AllocateSlots, Guess
+from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder
 
 log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
@@ -27,7 +27,7 @@ class StepRunner(Protocol):
         """Run one batch."""
 
 
-class NextnDrafter:
+class MTPDrafter:
     """Drafts by the model's MTP head."""
 
     def __init__(self, engine: StepRunner, hidden: HiddenRows, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
@@ -37,56 +37,58 @@ class NextnDrafter:
         self._eog_ids = frozenset(eog_ids)
         self._rest = 0  # remaining steps without drafts
 
-    def propose(self, wanted: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens) whose last step left a hidden state.
 
         Raises DeviceFailed if a device was lost: the target model has lost its memory, too.
         """
-        guesses: list[Guess] = []
+        builders: list[DraftBuilder] = []
         if self._rest:
             self._rest -= 1
             return {}
-        for seq, n_most in wanted:
-            begins = seq.owed == 1 and seq.kv.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
+        for seq, n_most in requests:
+            begins = (
+                seq.n_uncomputed == 1 and seq.kv.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
+            )
             if n_most <= 0 or not begins:  # a pending block copy is done by the next step
                 continue
             n_most = allocate(seq, n_most)  # token slots for the uncomputed token and for all draft tokens but the last
             if n_most > 0:
-                guesses.append(Guess(seq, n_most))
-        for weights in {guess.seq.choice.weights for guess in guesses}:
-            self._draft([guess for guess in guesses if guess.seq.choice.weights == weights], weights)
-        return {guess.seq: guess.draft for guess in guesses if guess.draft}
+                builders.append(DraftBuilder(seq, n_most))
+        for weights in {builder.seq.choice.weights for builder in builders}:
+            self._draft([builder for builder in builders if builder.seq.choice.weights == weights], weights)
+        return {builder.seq: builder.draft for builder in builders if builder.draft}
 
-    def _draft(self, guesses: list[Guess], weights: int) -> None:
+    def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
         """Draft for sequences with the same weights, one token of each at a time."""
-        while guesses:
+        while builders:
             try:
-                result = self._engine.step(self._batch(guesses, weights))
+                result = self._engine.step(self._batch(builders, weights))
             except DeviceFailed:  # the target's device
                 raise
             except Exception as error:  # the target continues without these drafts
                 log.warning("drafting by the MTP head failed: %s", " ".join(str(error).split()))
                 self._rest = REST
                 return
-            guesses = [g for i, g in enumerate(guesses) if g.take(result, i, self._n_vocab, self._eog_ids)]
+            builders = [g for i, g in enumerate(builders) if g.take(result, i, self._n_vocab, self._eog_ids)]
 
-    def _batch(self, guesses: list[Guess], weights: int) -> UBatch:
+    def _batch(self, builders: list[DraftBuilder], weights: int) -> UBatch:
         """Batch of the last token of each draft."""
-        batch = UBatch(weights=weights, guesses=True)
-        for i, guess in enumerate(guesses):
-            seq = guess.seq
+        batch = UBatch(weights=weights, mtp=True)
+        for i, builder in enumerate(builders):
+            seq = builder.seq
             assert seq.slot is not None
-            id, pos = seq.slot.id, len(seq.tokens) - 1 + len(guess.draft)
-            batch.tokens.append(guess.draft[-1] if guess.draft else seq.tokens[-1])
+            id, pos = seq.slot.id, len(seq.tokens) - 1 + len(builder.draft)
+            batch.tokens.append(builder.draft[-1] if builder.draft else seq.tokens[-1])
             batch.pos.append(pos)
             batch.slot.append(id)
             batch.cells.append(seq.kv.blocks[pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE)
-            own = self._hidden.guess(id)
-            batch.hidden_before.append(own if guess.draft else self._hidden.of(seq, pos - 1))
+            own = self._hidden.draft_row(id)
+            batch.hidden_before.append(own if builder.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(own)
-            if not seq.kv.uploaded and not guess.draft:
+            if not seq.kv.uploaded and not builder.draft:
                 batch.tables[id] = seq.kv.blocks
-            guess.ask(batch, i, self._n_vocab)
+            builder.ask(batch, i, self._n_vocab)
         return batch
 
     def sleep(self) -> None:

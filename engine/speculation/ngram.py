@@ -62,7 +62,7 @@ class SimpleDrafter:
             return []
         return copy_forward(tokens, self._keys.ends[key], min(n_most, self._m))
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         pass
 
 
@@ -87,7 +87,7 @@ class MapDrafter:
         n = min(n_most, self._m, self._lengths.get(key, self._m))
         return copy_forward(tokens, self._keys.ends[key], n)
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         if n_accepted < n_drafted:
             self._lengths[self._key] = n_accepted + 1
         else:
@@ -127,7 +127,7 @@ class Map4Drafter:
         self._last = key, best
         return list(best[: min(n_most, self._lengths.get(self._last, m))])
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         if n_accepted < n_drafted:
             self._lengths[self._last] = n_accepted + 1
         else:

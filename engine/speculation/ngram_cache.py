@@ -33,7 +33,7 @@ class CacheDrafter:
             recent = [*recent[-LONGEST + 1 :], token]
         return draft
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         pass
 
     def _guess(self, recent: list[int]) -> int | None:

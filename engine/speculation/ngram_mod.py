@@ -74,5 +74,5 @@ class ModDrafter:
             window.append(token)
         return draft if len(draft) >= min(self._n_min, n_most) else []
 
-    def judged(self, n_drafted: int, n_accepted: int) -> None:
+    def record_outcome(self, n_drafted: int, n_accepted: int) -> None:
         pass

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL, NEXTN = "draft-simple", "draft-mtp"
-MODELS = (MODEL, NEXTN)
+MODEL, MTP = "draft-simple", "draft-mtp"
+MODELS = (MODEL, MTP)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KINDS = (*MODELS, *NGRAM_KINDS)
 MODEL_ONLY = ("draft-eagle3", "draft-dflash")  # llama-server's kinds that are not supported: they need special models

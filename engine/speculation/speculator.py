@@ -7,9 +7,9 @@ from typing import Protocol
 
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.client_draft import ClientDrafter
-from logitless.engine.speculation.draft_length import Chances, Worth
+from logitless.engine.speculation.draft_builder import AllocateSlots
+from logitless.engine.speculation.draft_length import AcceptanceRate, AdaptiveDraftLength
 from logitless.engine.speculation.draft_state import Drafter, Drafts
-from logitless.engine.speculation.guess import AllocateSlots
 from logitless.engine.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
 from logitless.engine.speculation.ngram_cache import CacheDrafter
 from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
@@ -21,7 +21,7 @@ Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (seque
 class BatchDrafter(Protocol):
     """Draft model or MTP head: drafts for a batch of sequences."""
 
-    def propose(self, wanted: list[tuple[Sequence, int]], allocate: AllocateSlots, /) -> dict[Sequence, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots, /) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens); with 0 the model only takes in new tokens."""
 
     def sleep(self) -> None:
@@ -38,7 +38,7 @@ class Speculator:
         self,
         settings: SpeculationSettings | None = None,
         models: Mapping[str, BatchDrafter] | None = None,
-        worth: Worth | None = None,
+        draft_length: AdaptiveDraftLength | None = None,
     ) -> None:
         """`models`: draft models by kind (MODELS).
 
@@ -46,7 +46,7 @@ class Speculator:
         """
         self.settings = settings or SpeculationSettings()
         self.models = dict(models or {})
-        self._worth = worth
+        self._draft_length = draft_length
         self._table = ModTable(self.settings.mod_n_match)
 
     def begin(self, seq: Sequence) -> Drafts | None:
@@ -63,17 +63,17 @@ class Speculator:
         others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
         model = next((kind for kind in params.kinds if kind in self.models), "")
         # Draft models sample without the token bitmask, so a grammar may reject their drafts.
-        chances = Chances(self._worth.chances if self._worth is not None else None)
-        return Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
+        acceptance = AcceptanceRate(self._draft_length.acceptance if self._draft_length is not None else None)
+        return Drafts(params, client, others, model, acceptance, throttled=seq.request.sampling.grammar is not None)
 
-    def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, allocate: AllocateSlots) -> None:
+    def propose(self, requests: list[tuple[Sequence, int]], n_all: int, room: int, allocate: AllocateSlots) -> None:
         """Set the draft tokens of each (sequence, most tokens).
 
         `n_all`: sequences of the step. `room`: draft tokens of all of them together.
         """
         left = room
         for_models: Wanted = {}
-        for seq, n_most in wanted:
+        for seq, n_most in requests:
             drafts = _drafts_of(seq)
             drafts.tokens = drafts.propose(seq.tokens, n_most)
             if kind := drafts.model:
@@ -88,7 +88,7 @@ class Speculator:
                 drafts = _drafts_of(seq)
                 if not drafts.tokens and len(draft) >= drafts.params.n_min:
                     drafts.tokens = draft
-        _share_room([seq for seq, _ in wanted if _drafts_of(seq).tokens], room, allocate)
+        _share_room([seq for seq, _ in requests if _drafts_of(seq).tokens], room, allocate)
 
     def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
         """Limit drafts to equal shares of `room` and to the adaptive draft length."""
@@ -96,9 +96,11 @@ class Speculator:
         if not drafting:
             return for_models
         length = min(max(drafting.values()), max(0, -(-room // len(drafting))))
-        if self._worth is not None and length:
+        if self._draft_length is not None and length:
             n_least = max(drafts.params.n_min for drafts in drafting)
-            length = self._worth.choose([drafts.chances for drafts in drafting], n_all - len(drafting), n_least, length)
+            length = self._draft_length.choose(
+                [drafts.acceptance for drafts in drafting], n_all - len(drafting), n_least, length
+            )
 
         def of(drafts: Drafts | None, n: int) -> int:
             n = min(n, length)
@@ -111,8 +113,8 @@ class Speculator:
 
         `counts`: it was a pure decode step.
         """
-        if self._worth is not None:
-            self._worth.observe(seconds, counts=counts)
+        if self._draft_length is not None:
+            self._draft_length.observe(seconds, counts=counts)
 
     def _make(self, kind: str, params: SpeculationParams) -> Drafter:
         s, n_max = self.settings, params.n_max
@@ -141,6 +143,6 @@ def _share_room(drafting: list[Sequence], room: int, allocate: AllocateSlots) ->
     for i, seq in enumerate(drafting):
         drafts = _drafts_of(seq)
         tokens = drafts.tokens[: room // (len(drafting) - i)]
-        n = allocate(seq, seq.owed + len(tokens))
-        drafts.tokens = tokens[: max(0, n - seq.owed)]
+        n = allocate(seq, seq.n_uncomputed + len(tokens))
+        drafts.tokens = tokens[: max(0, n - seq.n_uncomputed)]
         room -= len(drafts.tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 N_ROWS = 4  # rows of a sequence: two to roll back to, and two that drafts read and write in turn
 
 
-class Places:
+class StateRows:
     """State rows of one sequence, by number of tokens.
 
     There is a state at the end of the sequence's own tokens, before its draft, and one near the end
@@ -43,6 +43,6 @@ class Places:
         self._keep({self._mark, end, max((p for p in self._row if p <= n_sure), default=0)})
         return begin, ends
 
-    def _keep(self, places: set[int]) -> None:
-        for place in self._row.keys() - places:
+    def _keep(self, state_rows: set[int]) -> None:
+        for place in self._row.keys() - state_rows:
             self._free.append(self._row.pop(place))

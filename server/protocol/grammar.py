@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from logitless.engine.sampling.grammar_mask import Constraint
+from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.grammar import Grammar, GrammarError
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
@@ -101,14 +101,14 @@ def _grammar(asked: Generation, grammars: Grammars) -> Constraint | None:
     name = "pattern" if kind == "regex" and form.get("pattern") is not None else kind
     source = as_text(f"response_format.{name}", form.get(name))
     compiled = grammars.compile(f"response_format.{name}", "gbnf" if kind == "grammar" else "regex", source)
-    return Constraint(compiled, source if kind == "grammar" else "")
+    return GrammarConstraint(compiled, source if kind == "grammar" else "")
 
 
-def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> Constraint:
+def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> GrammarConstraint:
     if not isinstance(schema, dict | bool):
         refuse(name, f"expected an object, got {article(schema)}")
     source = json.dumps(schema if schema != {} else {"type": "object"}, ensure_ascii=False)  # as llama.cpp
-    return Constraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
+    return GrammarConstraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
 
 
 def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:

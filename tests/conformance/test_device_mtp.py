@@ -15,7 +15,7 @@ from logitless.engine.runner.buckets import Shape
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.graph.backend import Backend
@@ -34,13 +34,13 @@ def test_device_runs_the_mtp_head(
     open_device(device)
     s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
     write(path := tmp_path / "m.gguf", replace(s, traits=(*s.traits, "agrees", "much")))
-    engine = ModelRunner(path, RunnerOptions(256, n_slots=1, n_ubatch=16, n_guesses=2, devices=(device,)))
-    for shape in (Shape(16, 2), Shape(16, 0), Shape(1, 1, whole=True, guesses=True)):
+    engine = ModelRunner(path, RunnerOptions(256, n_slots=1, n_ubatch=16, n_draft_tokens=2, devices=(device,)))
+    for shape in (Shape(16, 2), Shape(16, 0), Shape(1, 1, whole=True, mtp=True)):
         placed = engine.session.place(engine.build(shape))
         assert placed.nodes_of(1) == [], "the CPU has nothing to do"
     engine.load()
     assert engine.hidden is not None
-    drafter = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab)
+    drafter = MTPDrafter(engine, engine.hidden, engine.hparams.n_vocab)
     speculator = Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter})
     scheduler = Scheduler(
         engine,

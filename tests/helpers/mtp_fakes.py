@@ -12,7 +12,7 @@ import numpy as np
 
 from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepResult, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
-from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.mtp import MTPDrafter
 from tests.helpers.scheduler_checks import chain
 from tests.helpers.scheduler_fakes import N_VOCAB, Bench, Cell, FakeEngine, FakePages, next_id
 
@@ -63,7 +63,7 @@ class GuessingEngine(FakeEngine):
     def _step(self, batch: UBatch) -> StepResult:
         assert len(batch.hidden_before) == len(batch.hidden_to) == len(batch.tokens)
         assert NOTHING not in batch.hidden_to
-        if batch.guesses:
+        if batch.builders:
             return self._guess(batch)
         result = super()._step(batch)
         rows = list(self.rows)
@@ -124,5 +124,5 @@ def let_guess(bench: Bench, wrong: int = 0) -> GuessingEngine:
     engine.wrong = wrong
     engine.open(scheduler.n_ubatch, len(scheduler.slots))
     assert engine.hidden is not None
-    scheduler.speculator.models["draft-mtp"] = NextnDrafter(engine, engine.hidden, N_VOCAB, [0])
+    scheduler.speculator.models["draft-mtp"] = MTPDrafter(engine, engine.hidden, N_VOCAB, [0])
     return engine

@@ -72,7 +72,7 @@ class FakeSampler:
     def draft_feeds(self, draft: list[int]) -> list[Any]:
         return [self] * (1 + len(draft))
 
-    def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int) -> Any:
+    def feeds_after(self, draft: list[int], n_dist: int, n_xtc: int) -> Any:
         return self
 
     ids = ()  # per-row outputs of a draft

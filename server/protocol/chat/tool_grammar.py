@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.sampling.grammar_mask import Constraint
+from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
 from logitless.models.grammar import json_rule
@@ -18,8 +18,8 @@ from logitless.server.protocol.grammar import Grammars
 
 
 def chat_constraint(
-    given: Constraint | None, tools: Tools, template: ChatTemplate, begun: str, thinks: bool, grammars: Grammars
-) -> Constraint | None:
+    given: GrammarConstraint | None, tools: Tools, template: ChatTemplate, begun: str, thinks: bool, grammars: Grammars
+) -> GrammarConstraint | None:
     """The constraint of an answer. `given`: that of the other fields; `begun`: the part of the answer that the prompt
     has; `thinks`: whether the model may reason first."""
     tags = template.reasoning
@@ -50,17 +50,19 @@ def chat_constraint(
         raise
 
 
-def _said(given: Constraint | None) -> str:
+def _said(given: GrammarConstraint | None) -> str:
     """The Lark of a constraint that asks for JSON."""
     if given is None or given.lazy or given.grammar.kind not in ("json_schema", "strict_json_schema"):
         return ""
     return json_rule(json.loads(given.grammar.source), strict=given.grammar.kind == "strict_json_schema")
 
 
-def _compiled(field: str, made: CallGrammar, grammars: Grammars) -> Constraint:
+def _compiled(field: str, made: CallGrammar, grammars: Grammars) -> GrammarConstraint:
     grammar = grammars.compile(field, "lark", made.lark)
     words = tuple(word.encode() for word in made.words)
-    return Constraint(grammar, lazy=made.lazy, words=words, patterns=tuple(Pattern(text) for text in made.patterns))
+    return GrammarConstraint(
+        grammar, lazy=made.lazy, words=words, patterns=tuple(Pattern(text) for text in made.patterns)
+    )
 
 
 def _name_the_schema(functions: Sequence[Any], grammars: Grammars) -> None:

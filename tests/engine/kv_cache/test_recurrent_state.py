@@ -119,9 +119,9 @@ def test_what_a_failed_step_has_taken_is_free_for_others() -> None:
     b.scheduler.step()
     other.tokens += [1] * 90
     other.kv.marks = {other.n_computed + n - other.n_computed % BLOCK_SIZE for n in (16, 32, 48, 64, 80)}
-    states.prepare([(other, other.owed)])
+    states.prepare([(other, other.n_uncomputed)])
     assert states.n_spare == 0
-    states.undo([(other, other.owed)])
+    states.undo([(other, other.n_uncomputed)])
     states.prepare([(first, 1)])
     assert len(first.kv.state_writes) == 1
 
@@ -135,7 +135,7 @@ def test_who_waits_for_a_mask_computes_nothing_again_meanwhile(monkeypatch: pyte
 
     def without_mask(batch: Any) -> Any:
         result = step(batch)
-        if late.slot and 1 < batch.slot.count(late.slot.id) == late.owed and not told:
+        if late.slot and 1 < batch.slot.count(late.slot.id) == late.n_uncomputed and not told:
             told.append(len(batch.out) - 1)
             late.sampler.ready = False
             result.unsampled[told[0]] = ""

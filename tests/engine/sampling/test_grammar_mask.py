@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.requests import Failed
 from logitless.engine.runner.step_inputs import SamplingFeeds, room_of, sampling_feeds
-from logitless.engine.sampling.grammar_mask import Constraint, Mask, Masks
+from logitless.engine.sampling.grammar_mask import GrammarConstraint, TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.speculation.settings import SpeculationParams
@@ -26,7 +26,7 @@ from tests.helpers.scheduler_fakes import Bench, FakeEngine, FakeSampler, oracle
 PROMPT = [1, 5, 3, 7]
 
 
-def text_of(mask: Mask | None) -> set[str] | None:
+def text_of(mask: TokenBitmask | None) -> set[str] | None:
     bits = None if mask is None else mask.wait(60)
     if bits is None:
         return None
@@ -38,11 +38,11 @@ def ids(text: str) -> list[int]:
     return [TOKENS.index(char) for char in text]
 
 
-def lazy(source: str, **triggers: Any) -> Masks:
-    return Masks(Constraint(compile_grammar(source), lazy=True, **triggers))
+def lazy(source: str, **triggers: Any) -> TokenBitmasks:
+    return TokenBitmasks(GrammarConstraint(compile_grammar(source), lazy=True, **triggers))
 
 
-def follow(masks: Masks, tokens: list[int]) -> set[str] | None:
+def follow(masks: TokenBitmasks, tokens: list[int]) -> set[str] | None:
     for id in tokens:
         masks.rows()
         assert masks.accept(id)
@@ -85,9 +85,9 @@ def test_drafts_get_the_masks_that_single_steps_get(before: list[int], draft: li
     source = "root ::= x*\nx ::= [ab]+ [xy]"
     grammar = compile_grammar(source)
 
-    def start() -> Masks:
+    def start() -> TokenBitmasks:
         words = {"lazy": True, "words": (b"a",)} if is_lazy else {}
-        masks = Masks(Constraint(grammar, **words))
+        masks = TokenBitmasks(GrammarConstraint(grammar, **words))
         for id in before:
             text_of(masks.rows()[0])
             if not masks.accept(id):
@@ -128,7 +128,7 @@ def test_a_drafted_trigger_that_is_not_allowed_ends_nothing_unless_it_comes() ->
 
 @pytest.mark.parametrize("draft", ["", "x"])
 def test_a_forced_token_that_is_not_allowed_ends_it_with_any_draft(draft: str) -> None:
-    masks = Masks(Constraint(compile_grammar('root ::= "x" "x" "x"')))
+    masks = TokenBitmasks(GrammarConstraint(compile_grammar('root ::= "x" "x" "x"')))
     masks.force(ids("y")[0])
     for _ in range(2):
         with pytest.raises(GrammarError, match="a token came that the grammar does not allow"):
@@ -138,7 +138,7 @@ def test_a_forced_token_that_is_not_allowed_ends_it_with_any_draft(draft: str) -
 def test_draws_lie_where_the_op_looks_for_them() -> None:
     """Constrained or not, with drafts or not: a sequence's unused draws are in order from its first row on."""
     vocab = tokenizer()
-    bound = SamplingParams(seed=3, grammar=Constraint(compile_grammar("root ::= .*")))
+    bound = SamplingParams(seed=3, grammar=GrammarConstraint(compile_grammar("root ::= .*")))
     words = RowSampler(SamplingParams(seed=3), vocab, 64)._dist
     assert words is not None
     want = np.array(words.peek(16), np.uint32).reshape(8, 2)

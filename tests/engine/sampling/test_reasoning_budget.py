@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.engine.sampling.reasoning_budget import ReasoningLimit, Thoughts
+from logitless.engine.sampling.reasoning_budget import ReasoningBudget, ReasoningLimit
 
 QUIET = settings(max_examples=150)
 OPEN, CLOSE = b"<think>", b"</think>"
@@ -16,12 +16,12 @@ def run(text: str, budget: int = -1, begun: bool = False, size: int = 3) -> tupl
     """State, tokens of reasoning, and whether it had to be ended, after a text in tokens of `size` bytes."""
     raw = text.encode()
     pieces = [raw[i : i + size] for i in range(0, len(raw), size)]
-    thoughts = Thoughts(ReasoningLimit(OPEN, CLOSE, (7, 8), budget, begun), lambda id: pieces[id])
+    budget = ReasoningBudget(ReasoningLimit(OPEN, CLOSE, (7, 8), budget, begun), lambda id: pieces[id])
     ended = False
     for id in range(len(pieces)):
-        thoughts.push(id)
-        ended = ended or thoughts.due == (7, 8)
-    return thoughts.state, thoughts.n_tokens, ended
+        budget.push(id)
+        ended = ended or budget.due == (7, 8)
+    return budget.state, budget.n_tokens, ended
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_tokens_of_any_size_end_in_the_same_state(text: str, size: int) -> None:
 
 
 def test_ending_it_by_hand() -> None:
-    thoughts = Thoughts(ReasoningLimit(OPEN, CLOSE, (7,)), lambda id: [b"<think>", b"a", b"</think>"][id])
-    assert not thoughts.end()
-    thoughts.push(0)
-    assert thoughts.end()
-    assert (thoughts.take(), thoughts.take()) == ((7,), ())
-    assert not thoughts.end()
+    budget = ReasoningBudget(ReasoningLimit(OPEN, CLOSE, (7,)), lambda id: [b"<think>", b"a", b"</think>"][id])
+    assert not budget.end()
+    budget.push(0)
+    assert budget.end()
+    assert (budget.take(), budget.take()) == ((7,), ())
+    assert not budget.end()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.engine.sampling.stop_filter import Decoder
+from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.models.tokenizer import StreamDecoder
 from tests.helpers.scheduler_fakes import PIECES, FakeVocab
 
@@ -25,15 +25,15 @@ class Texts:
 
 
 def decode(texts: list[str], stop: tuple[str, ...] = (), n_indent: int = 0) -> tuple[list[str], str | None]:
-    decoder = Decoder(Texts(texts), stop, n_indent)
+    stop_filter = StopFilter(Texts(texts), stop, n_indent)
     shown: list[str] = []
     for i in range(len(texts)):
-        text, word = decoder.push(i)
+        text, word = stop_filter.push(i)
         shown.append(text)
-        if decoder.ended:
-            assert decoder.finish() == ""
+        if stop_filter.ended:
+            assert stop_filter.finish() == ""
             return shown, word
-    return [*shown, decoder.finish()], None
+    return [*shown, stop_filter.finish()], None
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_indentation(texts: list[str], shown: list[str]) -> None:
 @given(st.lists(st.integers(1, len(PIECES) - 1), max_size=30), st.lists(st.text("abc\né ", min_size=1, max_size=4)))
 @settings(max_examples=150)
 def test_nothing_is_lost_or_shown_twice(ids: list[int], stop: list[str]) -> None:
-    decoder = Decoder(StreamDecoder(FakeVocab()), tuple(stop))  # type: ignore[arg-type]
+    stop_filter = StopFilter(StreamDecoder(FakeVocab()), tuple(stop))  # type: ignore[arg-type]
     shown, found = "", None
     for n, id in enumerate(ids, 1):
-        text, found = decoder.push(id)
+        text, found = stop_filter.push(id)
         shown += text
         assert not any(word in shown for word in stop)
         if found is not None:
             whole = b"".join(PIECES[id] for id in ids[:n]).decode(errors="replace")
             assert whole.startswith(shown + found)
             return
-    assert shown + decoder.finish() == b"".join(PIECES[id] for id in ids).decode(errors="replace")
+    assert shown + stop_filter.finish() == b"".join(PIECES[id] for id in ids).decode(errors="replace")

@@ -16,7 +16,7 @@ from gguf import GGUFReader
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import CompletionRequest, Token, TokenProb
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
-from logitless.engine.sampling.grammar_mask import Constraint
+from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -87,7 +87,7 @@ def test_a_grammar_takes_what_it_allows_of_the_rest(engine: ModelRunner) -> None
     likely = [id for id, _ in first(engine, vocab).top]
     texts = " | ".join(f"<[{id}]>" for id in likely[:2])
     fewer = vocabulary(engine, likely[0])
-    grammar = Constraint(Grammar.compile("lark", f"start: {texts}", fewer))
+    grammar = GrammarConstraint(Grammar.compile("lark", f"start: {texts}", fewer))
     assert first(engine, fewer, grammar=grammar).id == likely[1]
 
 
@@ -131,4 +131,4 @@ def test_llama_cpp_takes_the_same(engine: ModelRunner, tmp_path: Path) -> None:
     assert got.id == likely[1] == free["id"] == bound["id"] == biased["id"]
     assert [id for id, _ in got.top] == [entry["id"] for entry in free["top_logprobs"]]
     np.testing.assert_allclose([p for _, p in got.top], [e["logprob"] for e in free["top_logprobs"]], atol=1e-2)
-    assert first(engine, vocab, grammar=Constraint(Grammar.compile("gbnf", grammar, vocab))).id == bound["id"]
+    assert first(engine, vocab, grammar=GrammarConstraint(Grammar.compile("gbnf", grammar, vocab))).id == bound["id"]

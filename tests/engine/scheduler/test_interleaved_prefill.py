@@ -210,7 +210,7 @@ def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
     while not stream.done:
         bench.step()
     assert bench.scheduler.interleaved.seq is long
-    n_apart, n_owed = len(bench.apart), long.owed
+    n_apart, n_owed = len(bench.apart), long.n_uncomputed
     assert n_owed > 64
     bench.step()
     assert long.done

@@ -172,7 +172,7 @@ class Life(RuleBasedStateMachine):
         streams = [  # those that need no page; others may have to wait for an older one's
             (seq, seq.n_generated)
             for seq in scheduler.running
-            if seq.started and seq.owed == 1 and seq.n_computed < len(seq.kv.blocks) * BLOCK_SIZE
+            if seq.started and seq.n_uncomputed == 1 and seq.n_computed < len(seq.kv.blocks) * BLOCK_SIZE
             if len(seq.tokens) < self.n_ctx  # a full one may have to wait for room to shift
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps

@@ -66,7 +66,7 @@ class Twins(Bench):
         def with_rows(params: SamplingParams, n_ctx: int) -> Any:
             sampler = make(params, n_ctx)
             rows = RowSampler(SamplingParams(seed=1, logit_bias=((3, 1.0), (N_VOCAB - 1, 1.0))), NO_VOCAB, 64)
-            sampler.guess_feeds = rows.guess_feeds
+            sampler.feeds_after = rows.feeds_after
             return sampler
 
         self.scheduler.make_sampler = with_rows
@@ -134,7 +134,7 @@ def test_too_few_pages_mean_fewer_drafts_and_nothing_worse() -> None:
     bench.drain()
     for seq in seqs:
         assert bench.answers[seq].ids == plain(seq.request.prompt, 50)
-    used = [page for mirror in bench.drafter._mirrors.values() for page in mirror.table]
+    used = [page for cache in bench.drafter._caches.values() for page in cache.table]
     assert sorted(used + bench.drafter._free) == [0, 1, 2]
     again = bench.run((1, 1, 1), n_predict=9, ignore_eos=True, speculation=MODEL)
     assert again.finished.timings.draft_n > 0  # idle slots give their pages up

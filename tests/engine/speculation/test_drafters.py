@@ -60,10 +60,10 @@ def test_a_key_of_map_k_remembers_how_far_it_was_right() -> None:
     drafter = MapDrafter(NgramSizes(n=2, m=4), None)
     tokens = [1, 2, 3, 4, 5, 6, 1, 2]
     assert drafter.propose(tokens, 9) == [3, 4, 5, 6]
-    drafter.judged(4, 1)
+    drafter.record_outcome(4, 1)
     tokens += [3, 9, 1, 2]
     assert drafter.propose(tokens, 9) == [3, 9]
-    drafter.judged(2, 2)
+    drafter.record_outcome(2, 2)
     assert drafter.propose(tokens, 9) == [3, 9, 1, 2]
 
 
@@ -78,7 +78,7 @@ def test_map_k4v_drafts_a_continuation_that_leads_clearly() -> None:
     assert Map4Drafter(sizes, None).propose([1, 2, 5], 9) == []
     drafter = Map4Drafter(sizes, None)
     drafter.propose([*once, 1, 2], 9)
-    drafter.judged(2, 0)
+    drafter.record_outcome(2, 0)
     assert drafter.propose([*once, 1, 2], 9) == [5]
 
 
@@ -155,7 +155,7 @@ def accept(drafter: ClientDrafter, tokens: list[int], answer: list[int]) -> list
         while n < min(len(draft), len(rest)) and draft[n] == rest[n]:
             n += 1
         if draft:
-            drafter.judged(len(draft), n)
+            drafter.record_outcome(len(draft), n)
         accepted.append(n)
         tokens += rest[: n + 1]
     return accepted
@@ -183,7 +183,7 @@ def test_a_useless_prediction_costs_less_and_less() -> None:
     for _ in range(24):
         lengths.append(len(drafts.propose(tokens, 99)))
         if lengths[-1]:
-            drafts.judged(lengths[-1], 0)
+            drafts.record_outcome(lengths[-1], 0)
         tokens += [9, 1, 2]
     assert lengths == [64, 32, 16, 8, 4, 2, 1, 0, 1, *[0] * 3, 1, *[0] * 7, 1, 0, 0, 0]
     assert drafts.n_drafted == 130
@@ -195,14 +195,14 @@ def test_the_pace_of_guesses() -> None:
     lengths = []
     for n_accepted in (8, 16, 16, 15, 5, 4, 3, 0, 0):
         lengths.append(pace.next())
-        pace.judged(lengths[-1], min(n_accepted, lengths[-1]))
+        pace.record_outcome(lengths[-1], min(n_accepted, lengths[-1]))
     assert lengths == [8, 16, 32, 32, 16, 8, 8, 4, 2]
     steps = []
     for n_accepted in (0, 0, 1, 0, 0):
         while not (n := pace.next()):
             steps.append(0)
         steps.append(n)
-        pace.judged(n, min(n, n_accepted))
+        pace.record_outcome(n, min(n, n_accepted))
     assert steps == [1, 0, 1, 0, 0, 0, 1, 2, 1]
     assert Pace(8, least=12).next() == 12
 

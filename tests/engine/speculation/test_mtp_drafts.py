@@ -174,8 +174,8 @@ def test_a_device_lost_in_a_guess_is_lost() -> None:
 def test_after_a_guess_that_failed_there_is_a_rest() -> None:
     bench, engine = guessing()
     engine.no_guesses, tried = True, []
-    guess = engine._guess
-    engine._guess = lambda batch: tried.append(batch) or guess(batch)  # type: ignore[method-assign,func-returns-value]
+    builder = engine._guess
+    engine._guess = lambda batch: tried.append(batch) or builder(batch)  # type: ignore[method-assign,func-returns-value]
     bench.run((1, 2, 3), n_predict=100, ignore_eos=True, speculation=GUESSES)
     assert 2 <= len(tried) < 10
 

@@ -14,7 +14,7 @@ from logitless.engine.runner import model_runner
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models.adapters.full_finetunes import digest_of
@@ -25,7 +25,7 @@ from tests.helpers.reference_model import write
 from tests.models.architectures.test_mtp import changed
 from tests.models.gguf.test_mtp_file import three_files
 
-OPTIONS = RunnerOptions(256, n_slots=2, n_ubatch=64, threads=1, n_guesses=2)
+OPTIONS = RunnerOptions(256, n_slots=2, n_ubatch=64, threads=1, n_draft_tokens=2)
 
 
 def test_all_of_it_is_loaded_and_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_steps_that_verify_have_their_plans(tmp_path: Path) -> None:
     while engine.prepare_ahead():
         pass
     assert engine.hidden is not None
-    drafter = NextnDrafter(engine, engine.hidden, 512)
+    drafter = MTPDrafter(engine, engine.hidden, 512)
     scheduler = Scheduler(
         engine,
         from_metadata(engine.gguf.metadata),

@@ -15,7 +15,7 @@ from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.guess import Grow
+from logitless.engine.speculation.draft_builder import Grow
 from logitless.engine.speculation.mtp import NextnDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
@@ -78,7 +78,7 @@ class Resting(NextnDrafter):
 
 def ours(path: Path, kind: type[NextnDrafter], n_tokens: int) -> list[Told]:
     """By drafts of so many tokens, and without any."""
-    engine = ModelRunner(path, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, n_guesses=max(MOST)))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, n_draft_tokens=max(MOST)))
     engine.load()
     assert engine.hidden is not None
     tokenizer, found = from_metadata(engine.gguf.metadata), []

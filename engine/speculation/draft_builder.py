@@ -21,7 +21,7 @@ AllocateSlots = Callable[
 
 
 @dataclass(slots=True)
-class Guess:
+class DraftBuilder:
     """Draft of one sequence in the making."""
 
     seq: Sequence
@@ -46,7 +46,7 @@ class Guess:
         """Sampling row of the target after the draft so far, with entries for ids below n_vocab
         only.
         """
-        row = self.seq.sampler.guess_feeds(self.draft, self.n_dist, self.n_xtc)
+        row = self.seq.sampler.feeds_after(self.draft, self.n_dist, self.n_xtc)
         if all(id < n_vocab for id in row.ids):
             return row
         entries = [entry for entry in zip(row.kinds, row.ids, row.values, strict=True) if entry[1] < n_vocab]
