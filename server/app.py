@@ -169,7 +169,7 @@ async def serve(service: AsyncEngine, config: ServerConfig) -> None:
 
 
 @asynccontextmanager
-async def listening(service: Service, config: ServerConfig) -> AsyncIterator[int]:
+async def listening(service: AsyncEngine, config: ServerConfig) -> AsyncIterator[int]:
     """Answer requests while the block runs; gives the port (0 on a Unix socket)."""
     async with accepting(make_app(service, config), config) as sockets:
         where = sockets[0].getsockname()
