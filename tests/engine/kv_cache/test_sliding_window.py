@@ -30,7 +30,7 @@ def test_a_long_context_has_few_pages_of_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "window", "pages"),
+    ("n", "window", "blocks"),
     [
         (0, 9, []),
         (1, 9, [0]),

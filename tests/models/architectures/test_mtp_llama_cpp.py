@@ -15,7 +15,7 @@ from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.draft_builder import Grow
+from logitless.engine.speculation.draft_builder import AllocateSlots
 from logitless.engine.speculation.mtp import NextnDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
@@ -69,7 +69,7 @@ class Resting(NextnDrafter):
 
     n_wrong = 0
 
-    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: AllocateSlots) -> dict[Sequence, list[int]]:
         drafts = wanted[0][0].drafts
         assert drafts is not None
         before, self.n_wrong = self.n_wrong, drafts.n_drafted - drafts.n_accepted
