@@ -16,7 +16,7 @@ from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.draft_builder import AllocateSlots
-from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models.tokenizer import from_metadata
@@ -76,7 +76,7 @@ class Resting(NextnDrafter):
         return super().propose(wanted, grow) if self.n_wrong == before else {}
 
 
-def ours(path: Path, kind: type[NextnDrafter], n_tokens: int) -> list[Told]:
+def ours(path: Path, kind: type[MTPDrafter], n_tokens: int) -> list[Told]:
     """By drafts of so many tokens, and without any."""
     engine = ModelRunner(path, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, n_draft_tokens=max(MOST)))
     engine.load()
@@ -106,7 +106,7 @@ def test_guesses_are_llama_cpps(tmp_path: Path) -> None:
     for name, traits in NAMES.items():
         s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
         write(path := tmp_path / f"{name}.gguf", replace(s, traits=(*s.traits, "agrees", *traits)))
-        kinds[path] = (Resting, N_FEWER) if s.arch == "qwen3next" else (NextnDrafter, N_TOKENS)
+        kinds[path] = (Resting, N_FEWER) if s.arch == "qwen3next" else (MTPDrafter, N_TOKENS)
         asked += [(str(path), TEXT, kinds[path][1], n) for n in MOST]
     theirs = iter([tuple(json.loads(line)) for line in answers(GUESSES, json.dumps(asked))])
     for path, kind in kinds.items():
