@@ -45,7 +45,7 @@ class Grammars:
         return grammar
 
 
-def parse_constraint(asked: Generation, grammars: Grammars) -> Constraint | None:
+def parse_constraint(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
     """The request's constraint, if any; there can only be one."""
     form = response_kind(asked.response_format) != "text"
     if bool(asked.grammar) + (asked.json_schema is not None) + form > 1:
@@ -80,9 +80,9 @@ def preserved_ids(asked: Generation, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _grammar(asked: Generation, grammars: Grammars) -> Constraint | None:
+def _grammar(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
     if asked.grammar:
-        return Constraint(grammars.compile("grammar", "gbnf", asked.grammar), asked.grammar)
+        return GrammarConstraint(grammars.compile("grammar", "gbnf", asked.grammar), asked.grammar)
     if asked.json_schema is not None:
         return _schema("json_schema", asked.json_schema, False, grammars)
     form, kind = asked.response_format, response_kind(asked.response_format)

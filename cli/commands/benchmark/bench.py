@@ -120,7 +120,7 @@ class Bench:
         n_slots = max(options.batch)
         self.depth: int = options.n_depth
         self.states: dict[int, int] = {}  # row of each slot's recurrent state
-        self.n_pages = (self.depth + max(options.n_prompt, options.n_gen)) // PAGE + 1  # of each slot
+        self.n_blocks = (self.depth + max(options.n_prompt, options.n_gen)) // BLOCK_SIZE + 1  # of each slot
         settings = {
             "ctx_size": n_slots * self.n_blocks * BLOCK_SIZE,
             "parallel": n_slots,
@@ -193,7 +193,7 @@ class Bench:
 
     def decode(self, n_gen: int, n_batch: int, depth: int = 0) -> None:
         """Decode greedily behind `depth` tokens, one token of every sequence a step."""
-        from logitless.engine.batch import PAGE, UBatch
+        from logitless.engine.batch import BLOCK_SIZE, UBatch
         from logitless.graph.ops.sampling.samplers import ID
 
         slots, rows, targets = list(range(n_batch)), [self.row] * n_batch, [-1] * n_batch
@@ -217,7 +217,7 @@ class Bench:
 
     def tables(self) -> dict[int, list[int]]:
         """KV block ids of each slot."""
-        n = self.n_pages
+        n = self.n_blocks
         return {slot: list(range(slot * n, slot * n + n)) for slot in range(self.engine.options.n_slots)}
 
     def ubatch(self, tokens: list[int], part: list[tuple[int, int]], out: list[int], *, first: bool) -> UBatch:

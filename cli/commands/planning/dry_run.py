@@ -55,10 +55,10 @@ async def dry_run(
     http = loop.run_in_executor(None, import_http)
     results: list[T] = []
 
-    def build() -> Served:
+    def build() -> LoadedModel:
         results.append(load())
-        scheduler = model.scheduler(cast("Engine", DryRunEngine(engine)))
-        return Served(scheduler, model.tokenizer, model.template, model_info(engine, model.tokenizer))
+        scheduler = model.scheduler(cast("ModelRunner", DryRunEngine(engine)))
+        return LoadedModel(scheduler, model.tokenizer, model.template, model_info(engine, model.tokenizer))
 
     service = AsyncEngine()
     service.start(build)
@@ -76,7 +76,7 @@ async def dry_run(
         await service.stop()
 
 
-async def _ask_all(service: Service, port: int, engine: Engine, n_prompt: int, n_reply: int) -> None:
+async def _ask_all(service: AsyncEngine, port: int, engine: ModelRunner, n_prompt: int, n_reply: int) -> None:
     """Send a request for each slot; the engine starts when all have arrived."""
     body = {"prompt": [1] * n_prompt, "n_predict": n_reply, "stream": True, "ignore_eos": True, "cache_prompt": False}
     all_arrived = threading.Event()

@@ -62,7 +62,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     for one in (engine, draft):
         if one is not None:
             one.session.eval_order = options.eval_order
-    sizes, sizes_of_draft, process = rehearse(model, engine, draft)
+    sizes, sizes_of_draft, process = dry_run_bytes(model, engine, draft)
     placement, arenas = engine.measure()  # after the dry run: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -106,7 +106,7 @@ def memory_of(d: DeviceBytes) -> dict[str, Any]:
     }
 
 
-def dry_run(
+def dry_run_bytes(
     model: OpenModel, engine: ModelRunner, draft: ModelRunner | None
 ) -> tuple[list[DeviceBytes], list[DeviceBytes], int]:
     """Bytes of each device, of the draft model's devices, and of a server process with all slots busy."""
