@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, NEXTN, SpeculationParams
+from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, MTP, SpeculationParams
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.fields import article, as_text, read, refuse, unsupported
@@ -57,7 +57,7 @@ def parse_speculation(
     return Wishes(params, prediction[: n_ctx * MOST_CHARACTERS])
 
 
-_NEEDED = {MODEL: "with a draft model (--model-draft)", NEXTN: "started with --spec-type draft-mtp"}
+_NEEDED = {MODEL: "with a draft model (--model-draft)", MTP: "started with --spec-type draft-mtp"}
 _DOTTED = "speculative."
 
 
