@@ -63,7 +63,7 @@ class GuessingEngine(FakeEngine):
     def _step(self, batch: UBatch) -> StepResult:
         assert len(batch.hidden_before) == len(batch.hidden_to) == len(batch.tokens)
         assert NOTHING not in batch.hidden_to
-        if batch.builders:
+        if batch.mtp:
             return self._guess(batch)
         result = super()._step(batch)
         rows = list(self.rows)
