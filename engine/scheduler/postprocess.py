@@ -74,7 +74,7 @@ class OutputProcessor:
             seq.n_computed += n - len(draft) - late if states is None or not late else 0
             kv = seq.kv
             if not kv.uploaded:
-                self._cache.uploaded(seq)
+                self._cache.table_uploaded(seq)
             if not seq.n_generated:
                 self._prompt(seq, run)
             stop: Stop | Failed | None = None
@@ -91,7 +91,7 @@ class OutputProcessor:
                     row += 1 + len(draft)
                 else:
                     stop = Stop("limit")
-            if seq.n_computed - kv.n_committed >= PAGE:
+            if seq.n_computed - kv.n_committed >= BLOCK_SIZE:
                 assert seq.slot is not None
                 self._cache.cache_full_blocks(seq, seq.slot)
             if self._cache.beside is not None:

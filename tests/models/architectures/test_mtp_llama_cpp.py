@@ -61,7 +61,7 @@ NAMES = {
 Told = tuple[str, int, int]  # a text, and how many tokens were guessed and came true
 
 
-class Resting(NextnDrafter):
+class Resting(MTPDrafter):
     """Does not guess after a wrong guess: llama.cpp, which cannot go back to an earlier state of
     Qwen3-Next, computes again what came true, and what came instead, in a step without guesses. By
     and by its guesses are others, for in such a step it takes what was said of the wrong guess for
