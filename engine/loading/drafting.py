@@ -9,7 +9,7 @@ from logitless.engine.loading.placement import n_layers
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.engine.speculation.draft_length import AdaptiveDraftLength
-from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
 from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import (
     KINDS,
@@ -21,7 +21,6 @@ from logitless.engine.speculation.settings import (
     SpeculationSettings,
 )
 from logitless.engine.speculation.speculator import BatchDrafter, Speculator
-from logitless.engine.speculation.state_rows import N_ROWS
 from logitless.models.architectures.mtp import can_guess
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.gguf.file import GGUFFile

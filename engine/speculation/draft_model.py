@@ -13,10 +13,10 @@ from logitless.engine.kv_cache.manager import NEAR_END
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder
-from logitless.engine.speculation.state_rows import N_ROWS, StateRows
 
 log = logging.getLogger("logitless.speculation")
 PROMPT_CHUNK = 128  # prompt tokens that the draft model prefills in one step, while several sequences draft
+N_ROWS = 4  # state rows of a sequence: two to roll back to, and two that drafts read and write in turn
 
 
 class StepRunner(Protocol):
@@ -30,6 +30,47 @@ class StepRunner(Protocol):
 
     def wake(self) -> None:
         """Load the model again. The KV cache is empty."""
+
+
+class StateRows:
+    """State rows of one sequence of a recurrent draft model, by number of tokens.
+
+    There is a state at the end of the sequence's own tokens, before its draft, and one near the end
+    of its prompt, which the next chat turn may render differently.
+    """
+
+    def __init__(self, rows: Iterable[int]) -> None:
+        """`rows`: N_ROWS of them."""
+        self._free = list(rows)
+        self._row: dict[int, int] = {}
+        self._mark = 0
+
+    def go_back(self, n: int) -> int:
+        """Roll back to the last state after at most n tokens; returns its number of tokens."""
+        place = max((p for p in self._row if p <= n), default=0)
+        self._mark = self._mark if self._mark <= place else 0
+        self._keep({place, self._mark})
+        return place
+
+    def step(self, start: int, end: int, n_sure: int, mark: int) -> tuple[list[int], list[int]]:
+        """Rows that a batch of the tokens `start` to `end` reads and writes (UBatch.begin,
+        UBatch.end).
+
+        The first `n_sure` tokens are the sequence's own. `mark`: number of tokens after which
+        another prompt may branch off.
+        """
+        n = end - start
+        begin, ends = [self._row[start] if start else 0, *[-1] * (n - 1)], [-1] * n
+        if start < mark <= end:
+            self._mark = mark
+        for place in {end, mark} if start < mark <= end else {end}:
+            self._row[place] = ends[place - start - 1] = self._free.pop()
+        self._keep({self._mark, end, max((p for p in self._row if p <= n_sure), default=0)})
+        return begin, ends
+
+    def _keep(self, state_rows: set[int]) -> None:
+        for place in self._row.keys() - state_rows:
+            self._free.append(self._row.pop(place))
 
 
 @dataclass(slots=True)

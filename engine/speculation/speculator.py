@@ -10,9 +10,14 @@ from logitless.engine.speculation.client_draft import ClientDrafter
 from logitless.engine.speculation.draft_builder import AllocateSlots
 from logitless.engine.speculation.draft_length import AcceptanceRate, AdaptiveDraftLength
 from logitless.engine.speculation.draft_state import Drafter, Drafts
-from logitless.engine.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
-from logitless.engine.speculation.ngram_cache import CacheDrafter
-from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
+from logitless.engine.speculation.ngram import (
+    CacheDrafter,
+    Map4Drafter,
+    MapDrafter,
+    ModDrafter,
+    ModTable,
+    SimpleDrafter,
+)
 from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationParams, SpeculationSettings
 
 Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (sequence, most draft tokens)

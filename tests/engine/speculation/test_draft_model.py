@@ -12,10 +12,9 @@ import pytest
 from logitless.engine.batch import StepFailed, StepResult, UBatch
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
-from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
-from logitless.engine.speculation.state_rows import N_ROWS
 from logitless.graph.ops.sampling import samplers as s
 from tests.helpers.scheduler_fakes import EOG, N_VOCAB, SPECULATION, Bench, FakeEngine, FakeStates, plain
 

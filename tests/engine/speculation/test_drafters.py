@@ -7,9 +7,14 @@ from hypothesis import given, settings
 
 from logitless.engine.speculation.client_draft import ClientDrafter
 from logitless.engine.speculation.draft_state import Drafter, Drafts, Pace
-from logitless.engine.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
-from logitless.engine.speculation.ngram_cache import CacheDrafter
-from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
+from logitless.engine.speculation.ngram import (
+    CacheDrafter,
+    Map4Drafter,
+    MapDrafter,
+    ModDrafter,
+    ModTable,
+    SimpleDrafter,
+)
 from logitless.engine.speculation.settings import NgramSizes, SpeculationParams
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
