@@ -68,8 +68,8 @@ class StateRows:
         self._keep({self._mark, end, max((p for p in self._row if p <= n_sure), default=0)})
         return begin, ends
 
-    def _keep(self, state_rows: set[int]) -> None:
-        for place in self._row.keys() - state_rows:
+    def _keep(self, positions: set[int]) -> None:
+        for place in self._row.keys() - positions:
             self._free.append(self._row.pop(place))
 
 
