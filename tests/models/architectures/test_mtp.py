@@ -254,7 +254,7 @@ def test_nothing_of_a_block_is_loaded_where_it_is_not_wanted(tmp_path: Path, nam
             memory = PagedMemory.define(session, h, 5, (1, 4), "f16", "f16", n_states=3, nextn=nextn)
             pages[nextn] = memory.far.layers.keys()
             for state in (f"{block}nextn.eh_proj.weight", f"k.{h.n_layer}"):
-                with contextlib.nullcontext() if nextn else pytest.raises(KeyError, match="no state is named"):
+                with contextlib.nullcontext() if nextn else pytest.raises(KeyError, match="no variable is named"):
                     session.read(state)
             session.close()
     assert pages[True] - pages[False] == {s.n_layer}
