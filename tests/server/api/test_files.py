@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from logitless.router.jobs import RouterDesk
+from logitless.router.jobs import RouterJobs
 from logitless.server.api.openai import files
 from logitless.server.api.openai.tuning_context import DESK, SILENCE
 from logitless.server.auth import Keys
@@ -29,7 +29,7 @@ LINE = b'{"text": "' + b"a" * 10_227 + b'"}\n'  # 10 KiB
 @asynccontextmanager
 async def serving(folder: Path, silence: float = 60) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Path]]:
     app = Guard(ServerConfig(), Keys((), ""), frozenset()).application()
-    desk = RouterDesk(str(folder))
+    desk = RouterJobs(str(folder))
     app[DESK], app[SILENCE] = desk, silence
     app.add_routes([web.post("/v1/files", files.upload), web.get("/v1/files/{id}/content", files.content)])
     runner = web.AppRunner(app, handler_cancellation=True)
