@@ -178,60 +178,9 @@ def _plain(text: str) -> str:
 @cache
 def http() -> str:
     """Every endpoint by its tag, with its aliases and the fields of its body."""
-    from logitless.server.openapi import document
+    from logitless.server.openapi.reference import markdown
 
-    parts, fields_at = [], {}
-    for tag in dict.fromkeys(row[3] for row in document._OPERATIONS):
-        parts.append(f"## {tag}\n")
-        for method, path, aliases, of, summary, body, streams in document._OPERATIONS:
-            if of != tag:
-                continue
-            parts.append(f"### {method.upper()} {path}\n\n{_plain(summary)}.\n")
-            if aliases:
-                parts.append("Also " + ", ".join(f"`{name}`" for name in aliases) + ".\n")
-            if streams:
-                parts.append("The answer may be a stream of server-sent events.\n")
-            properties = (body or {}).get("properties", {})
-            if properties and id(body) in fields_at:
-                parts.append(f"Fields: those of [{fields_at[id(body)]}](#{_anchor(fields_at[id(body)])}).\n")
-            elif properties:
-                fields_at[id(body)] = f"{method.upper()} {path}"
-                needed = body.get("required", ())
-                rows = [
-                    (
-                        f"`{name}`" + (" (required)" if name in needed else ""),
-                        _type(schema),
-                        "; ".join(part for part in (_plain(schema.get("description", "")), _limits(schema)) if part),
-                    )
-                    for name, schema in properties.items()
-                ]
-                parts.append(table(("field", "type", "meaning and limits"), rows))
-    return "\n".join(parts)
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-")
-
-
-def _type(schema: dict[str, Any]) -> str:
-    """The JSON types that a schema allows, in words."""
-    if "anyOf" in schema or "oneOf" in schema:
-        return " or ".join(dict.fromkeys(_type(part) for part in schema.get("anyOf", schema.get("oneOf"))))
-    kinds = schema.get("type", "any")
-    kinds = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if kind != "null"]
-    words = " or ".join(kinds)
-    if "items" in schema:
-        words = words.replace("array", f"array of {_type(schema['items'])}")
-    return words or "null"
-
-
-def _limits(schema: dict[str, Any]) -> str:
-    parts = [", ".join(f"`{value}`" for value in schema.get("enum", ()) if value is not None)]
-    if "minimum" in schema:
-        parts.append(f"≥ {schema['minimum']}")
-    if "maximum" in schema:
-        parts.append(f"≤ {schema['maximum']}")
-    return ", ".join(part for part in parts if part)
+    return markdown()
 
 
 @cache

@@ -7,12 +7,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from typing import Annotated
 
 from aiohttp import web
+from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound, ServerFault
 from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import Event, Failed, Finished, Progress, Token
+from logitless.engine.sampling.params import Param
 from logitless.engine.stream import Stream
 from logitless.server.api.context import CONTEXT, Context, beside, client_address, client_key, json_response
 from logitless.server.api.llamacpp.completion import NativeReply
@@ -22,7 +25,7 @@ from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import Fields, refuse
+from logitless.server.protocol.fields import read, refuse
 from logitless.server.protocol.infill import parse_infill
 from logitless.server.protocol.verify import parse_verify, slot_to_continue
 
@@ -203,20 +206,21 @@ def _event_text(reply: Reply, index: int, event: Event) -> str:
     return ""
 
 
+class ControlBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/chat/completions/control."""
+
+    id: Annotated[str, Param("the id of the completion that runs")]
+    action: Annotated[str, Param("what to do", choices=("reasoning_end",))]
+
+
 async def control(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/control: {"id": …, "action": "reasoning_end"} ends the reasoning of a completion that
     was asked for with `reasoning_control`."""
     context = request.app[CONTEXT]
 
-    def parse(body: dict[str, object]) -> str:
-        fields = Fields(body)
-        if fields.text("action") != "reasoning_end":
-            refuse("action", "must be reasoning_end")
-        if not fields.text("id"):
-            refuse("id", "is required")
-        return fields.text("id")
-
-    id = await context.parsed(request, parse)
+    id = await context.parsed(request, lambda body: read(ControlBody, body).id)
+    if not id:
+        refuse("id", "must not be empty")
     stream = context.running.get(id)
     if stream is None:
         raise NotFound(f"no completion with id {id[:64]!r} is running")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, RequestError
+from logitless.engine.sampling.params import Param
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.generate import collect
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import Fields, refuse
+from logitless.server.protocol.fields import read, refuse
 
 FORMAT = "@requestFormat"
-_MOST = 64  # instances
+
+
+class PredictBody(Struct, frozen=True, kw_only=True):
+    """POST /predict."""
+
+    instances: Annotated[Sequence[Any], Param("chat requests, each with @requestFormat", least=1, most=64)]
 
 
 def wanted() -> bool:
@@ -30,10 +38,7 @@ async def predict(request: web.Request) -> web.Response:
     parser, template, _ = context.parser, context.served.template, context.writer
 
     def parse(body: dict[str, Any]) -> list[Job]:
-        instances = Fields(body).array("instances")
-        if not instances or len(instances) > _MOST:
-            refuse("instances", f"must be 1 to {_MOST} requests")
-        return [one(i, instance) for i, instance in enumerate(instances)]
+        return [one(i, instance) for i, instance in enumerate(read(PredictBody, body).instances)]
 
     def one(i: int, instance: object) -> Job:
         if not isinstance(instance, dict) or instance.get(FORMAT) != "chatCompletions":

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
-from logitless.server.openapi.requests import (
-    CHAT,
-    COMPLETION,
-    CONTROL,
-    EMBEDDING,
-    ERROR,
-    EXAMPLES,
-    FILE,
-    LOOKUP,
-    MESSAGES,
-    QUERIES,
-    RERANK,
-    RESPONSES,
-    SCALES,
-    SCORE,
-    SLOT,
-    TEXT,
-    TOKENS,
-    TUNING,
-    VERIFY,
-)
+from msgspec import Struct
+
+from logitless.server.api.generate import ControlBody
+from logitless.server.api.llamacpp.resume import LookupBody
+from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
+from logitless.server.api.llamacpp.text import DetokenizeBody, TokenizeBody
+from logitless.server.openapi.requests import ERROR, EXAMPLES, FILE, FREE, QUERIES, Schema, body_schema
 from logitless.server.openapi.responses import EVENT, REPLIES
+from logitless.server.protocol.chat.chat import ChatGeneration
+from logitless.server.protocol.chat.messages import Chat
+from logitless.server.protocol.completions import Completion, OpenAICompletion
+from logitless.server.protocol.dialects.anthropic import MessagesBody
+from logitless.server.protocol.dialects.responses import ResponsesBody
+from logitless.server.protocol.embeddings import EmbeddingBody, RerankBody
+from logitless.server.protocol.fine_tuning import JobBody
+from logitless.server.protocol.infill import Infill
+from logitless.server.protocol.lora import Scales
+from logitless.server.protocol.score import ScoreBody
+from logitless.server.protocol.verify import Verify
 
-Schema = dict[str, Any]
+Body = Schema | tuple[type[Struct], ...] | list[type[Struct]]  # all of their fields, or those of one
+Operation = tuple[str, str, tuple[str, ...], str, str, Body | None, bool]
+CHAT = (Chat, ChatGeneration)
 _FAILURES = {
     "400": "A field is wrong; the message names it.",
     "401": "The API key is missing or wrong.",
@@ -43,35 +41,34 @@ _FAILURES = {
     "503": "The model is loading, or the server is full.",
     "507": "There is no room on the server's disk.",
 }
-_FREE: Schema = {"type": "object"}
 _CONTENT_TYPES = {"/metrics": "text/plain", "/v1/files/{id}/content": "application/octet-stream"}
 
 # (method, path, aliases, tag, what it does, request's schema or None, whether the answer may be a stream)
-_OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, bool], ...] = (
+OPERATIONS: tuple[Operation, ...] = (
     ("get", "/health", ("/v1/health",), "server", "Whether the model is loaded", None, False),
     ("get", "/v1/models", ("/models", "/api/tags"), "server", "The models: one", None, False),
-    ("post", "/api/show", (), "server", "The model's chat template and context, as Ollama tells them", _FREE, False),
+    ("post", "/api/show", (), "server", "The model's chat template and context, as Ollama tells them", FREE, False),
     ("get", "/v1/models/{id}", (), "server", "One model", None, False),
     ("get", "/props", (), "server", "Properties and default settings", None, False),
-    ("post", "/props", (), "server", "Change properties (needs --props)", _FREE, False),
+    ("post", "/props", (), "server", "Change properties (needs --props)", FREE, False),
     ("get", "/metrics", (), "server", "Prometheus metrics (needs --metrics)", None, False),
     ("get", "/openapi.json", (), "server", "This document", None, False),
     ("get", "/slots", (), "slots", "What every slot does", None, False),
-    ("post", "/slots/{id}", (), "slots", "action=save, restore, erase or fork", SLOT, False),
+    ("post", "/slots/{id}", (), "slots", "action=save, restore, erase or fork", [SlotFileBody, ForkBody], False),
     ("get", "/v1/stream", (), "streams", "The stream of ?conv_id=, from byte ?from= on", None, True),
     ("get", "/v1/stream/{id}", (), "streams", "A stream, from byte ?from= on", None, True),
     ("delete", "/v1/stream", (), "streams", "End the stream of ?conv_id=", None, False),
     ("delete", "/v1/stream/{id}", (), "streams", "End a stream", None, False),
-    ("post", "/v1/streams/lookup", (), "streams", "How streams are: conversation_ids", LOOKUP, False),
+    ("post", "/v1/streams/lookup", (), "streams", "How streams are: conversation_ids", (LookupBody,), False),
     ("get", "/lora-adapters", (), "adapters", "The adapters and their scales", None, False),
-    ("post", "/lora-adapters", (), "adapters", "Set the adapters' scales", SCALES, False),
-    ("post", "/completion", ("/completions",), "native", "Continue a text", COMPLETION, True),
-    ("post", "/infill", (), "native", "Fill a gap in a text", COMPLETION, True),
-    ("post", "/tokenize", (), "native", "A text's tokens", TEXT, False),
-    ("post", "/detokenize", (), "native", "The text of tokens", TOKENS, False),
+    ("post", "/lora-adapters", (), "adapters", "Set the adapters' scales", (Scales,), False),
+    ("post", "/completion", ("/completions",), "native", "Continue a text", (Completion,), True),
+    ("post", "/infill", (), "native", "Fill a gap in a text", (Infill,), True),
+    ("post", "/tokenize", (), "native", "A text's tokens", (TokenizeBody,), False),
+    ("post", "/detokenize", (), "native", "The text of tokens", (DetokenizeBody,), False),
     ("post", "/apply-template", (), "native", "The prompt that a chat becomes", CHAT, False),
-    ("post", "/v1/completions", (), "OpenAI", "Continue a text", COMPLETION, True),
-    ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", VERIFY, False),
+    ("post", "/v1/completions", (), "OpenAI", "Continue a text", (OpenAICompletion,), True),
+    ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", (Verify,), False),
     ("post", "/v1/chat/completions", ("/chat/completions", "/api/chat"), "OpenAI", "Answer in a chat", CHAT, True),
     (
         "post",
@@ -82,33 +79,57 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
         CHAT,
         False,
     ),
-    ("post", "/v1/chat/completions/control", (), "OpenAI", "End a running answer's reasoning", CONTROL, False),
-    ("post", "/v1/responses", ("/responses",), "OpenAI", "Answer, in the Responses API", RESPONSES, True),
+    ("post", "/v1/chat/completions/control", (), "OpenAI", "End a running answer's reasoning", (ControlBody,), False),
+    (
+        "post",
+        "/v1/responses",
+        ("/responses",),
+        "OpenAI",
+        "Answer, in the Responses API",
+        (ChatGeneration, ResponsesBody),
+        True,
+    ),
     (
         "post",
         "/v1/responses/input_tokens",
         ("/responses/input_tokens",),
         "OpenAI",
         "Count the tokens of an input",
-        RESPONSES,
+        (ChatGeneration, ResponsesBody),
         False,
     ),
     ("get", "/v1/responses/{id}", (), "OpenAI", "A response that was stored", None, False),
     ("delete", "/v1/responses/{id}", (), "OpenAI", "Forget a response", None, False),
     ("get", "/v1/responses/{id}/input_items", (), "OpenAI", "What was said for a response", None, False),
-    ("post", "/v1/embeddings", (), "vectors", "Vectors of texts", EMBEDDING, False),
-    ("post", "/embedding", ("/embeddings",), "vectors", "Vectors of texts, llama-server's form", EMBEDDING, False),
-    ("post", "/rerank", ("/reranking", "/v1/rerank", "/v1/reranking"), "vectors", "Order texts", RERANK, False),
-    ("post", "/v1/messages", (), "Anthropic", "Answer, in the Messages API", MESSAGES, True),
-    ("post", "/v1/messages/count_tokens", (), "Anthropic", "Count a message's tokens", MESSAGES, False),
-    ("post", "/v1/score", (), "training", "Likelihoods of texts", SCORE, False),
+    ("post", "/v1/embeddings", (), "vectors", "Vectors of texts", (EmbeddingBody,), False),
+    (
+        "post",
+        "/embedding",
+        ("/embeddings",),
+        "vectors",
+        "Vectors, in llama-server's form",
+        (EmbeddingBody,),
+        False,
+    ),
+    ("post", "/rerank", ("/reranking", "/v1/rerank", "/v1/reranking"), "vectors", "Order texts", (RerankBody,), False),
+    ("post", "/v1/messages", (), "Anthropic", "Answer, in the Messages API", (ChatGeneration, MessagesBody), True),
+    (
+        "post",
+        "/v1/messages/count_tokens",
+        (),
+        "Anthropic",
+        "Count a message's tokens",
+        (ChatGeneration, MessagesBody),
+        False,
+    ),
+    ("post", "/v1/score", (), "training", "Likelihoods of texts", (ScoreBody,), False),
     ("get", "/v1/files", (), "training", "The uploaded files", None, False),
     ("post", "/v1/files", (), "training", "Upload a file", FILE, False),
     ("get", "/v1/files/{id}", (), "training", "One file's entry", None, False),
     ("delete", "/v1/files/{id}", (), "training", "Delete a file", None, False),
     ("get", "/v1/files/{id}/content", (), "training", "One file's bytes", None, False),
     ("get", "/v1/fine_tuning/jobs", (), "training", "The jobs", None, False),
-    ("post", "/v1/fine_tuning/jobs", (), "training", "Begin a job", TUNING, False),
+    ("post", "/v1/fine_tuning/jobs", (), "training", "Begin a job", (JobBody,), False),
     ("get", "/v1/fine_tuning/jobs/{id}", (), "training", "One job", None, False),
     ("post", "/v1/fine_tuning/jobs/{id}/cancel", (), "training", "End a job", None, False),
     ("post", "/v1/fine_tuning/jobs/{id}/pause", (), "training", "Pause a job", None, False),
@@ -121,18 +142,19 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
 def document(version: str, routes: Iterable[tuple[str, str]], *, keys: bool = False) -> Schema:
     """The document of an application with these routes (method, path), told or not. `keys`: whether requests need an
     API key."""
-    known = {(row[0], name): row for row in _OPERATIONS for name in (row[1], *row[2])}
+    known = {(row[0], name): row for row in OPERATIONS for name in (row[1], *row[2])}
     paths: dict[str, Schema] = {}
+    schemas = {"Error": ERROR}
     for method, path in sorted(routes):
         ends = [name for m, name in known if m == method and path.endswith(name)]  # behind --api-prefix
         row = known[method, max(ends, key=len)] if ends else _unknown(method, path)
-        paths.setdefault(path, {})[method] = _operation(path, *row)
+        paths.setdefault(path, {})[method] = _operation(path, schemas, *row)
     made: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "logitless", "version": version, "description": "One GGUF model, served."},
         "paths": paths,
         "components": {
-            "schemas": {"Error": ERROR},
+            "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -141,18 +163,29 @@ def document(version: str, routes: Iterable[tuple[str, str]], *, keys: bool = Fa
     return made
 
 
-def _unknown(method: str, path: str) -> tuple[str, str, tuple[str, ...], str, str, Schema | None, bool]:
-    return method, path, (), "other", path.strip("/").replace("/", " "), _FREE if method == "post" else None, False
+def _unknown(method: str, path: str) -> Operation:
+    return method, path, (), "other", path.strip("/").replace("/", " "), FREE if method == "post" else None, False
+
+
+def body_of(body: Body) -> tuple[Schema, dict[str, Schema]]:
+    """(schema of an operation's body, schemas that it refers to)."""
+    if isinstance(body, dict):
+        return body, {}
+    if isinstance(body, list):
+        return {"anyOf": [*(body_schema(kind)[0] for kind in body), FREE]}, {}
+    schema, components = body_schema(*body)
+    return (schema["properties"]["body"] if body == (Scales,) else schema), components
 
 
 def _operation(
     path: str,
+    schemas: dict[str, Schema],
     method: str,
     name: str,
     aliases: tuple[str, ...],
     tag: str,
     summary: str,
-    body: Schema | None,
+    body: Body | None,
     streams: bool,
 ) -> Schema:
     failure = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
@@ -177,7 +210,9 @@ def _operation(
         operation["parameters"] = parameters
     if body is not None:
         kind = "multipart/form-data" if body is FILE else "application/json"
-        content: Schema = {"schema": body}
+        schema, components = body_of(body)
+        schemas |= components
+        content: Schema = {"schema": schema}
         if (method, name) in EXAMPLES:
             content["example"] = EXAMPLES[method, name]
         operation["requestBody"] = {"required": True, "content": {kind: content}}

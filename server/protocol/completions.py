@@ -34,7 +34,6 @@ class Completion(Generation, frozen=True, kw_only=True):
 
     prompt: Annotated[Any, Param("a text, token ids, both mixed, or an array of these")] = None
     n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
-    tools: Annotated[Any, Param("not possible here: POST /v1/chat/completions")] = None
 
 
 class OpenAICompletion(Completion, frozen=True, kw_only=True):
@@ -105,7 +104,7 @@ class RequestParser:
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
         request = self.read(Completion, body)
-        _refuse_tools(request)
+        _refuse_tools(body)
         prompts, many = self.prompts(body.get("prompt"))
         return self.job(request, body, [self.tokens(p) for p in prompts], many=many, top=request.n_probs or None)
 
@@ -114,7 +113,7 @@ class RequestParser:
         if body.get("logprobs") is False:  # some clients send chat's form
             body = {**body, "logprobs": None}
         request = self.read(OpenAICompletion, body)
-        _refuse_tools(request)
+        _refuse_tools(body)
         top = request.n_probs if request.n_probs is not None else request.logprobs
         if request.n_probs == 0:
             top = None
@@ -300,8 +299,8 @@ def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
     return replace(request, sampling=replace_struct(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
 
 
-def _refuse_tools(asked: Completion) -> None:
-    if asked.tools:
+def _refuse_tools(body: Mapping[str, Any]) -> None:
+    if body.get("tools"):
         refuse("tools", "needs a chat: POST /v1/chat/completions")
 
 

@@ -6,14 +6,14 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import force_setattr
 
 from logitless.engine.errors import InvalidRequest, NotSupported
-from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, Param, params_of
+from logitless.engine.sampling.params import Param, params_of
 
 S = TypeVar("S", bound=Struct)
 MAX_DEPTH = 256  # of JSON: what is told again, rendered or compiled costs some calls a level, of Python's 1000
@@ -200,75 +200,6 @@ def _limited(name: str, value: float, param: Param, high: float) -> float:
     if isinstance(value, float) and not math.isfinite(value):
         refuse(name, "the number is too large")
     return limited(name, value, param.low, high, param.hard)
-
-
-class Fields:
-    """The fields of one JSON object; a later name is an alias that counts when the earlier are absent or null.
-    `within`: the object's own name with a dot, where it is a field itself."""
-
-    def __init__(self, body: Mapping[str, Any], within: str = "") -> None:
-        self.body = body
-        self._within = within
-
-    def inside(self, name: str) -> Fields:
-        """Those of the object in this field."""
-        return Fields(self.object(name), f"{self._within}{name}.")
-
-    def find(self, *names: str) -> tuple[str, Any]:
-        """(name, value) of the first that is given, else (first name, None)."""
-        for name in names:
-            value = self.body.get(name)
-            if value is not None:
-                return name, value
-        return names[0], None
-
-    def _named(self, *names: str) -> tuple[str, Any]:
-        name, value = self.find(*names)
-        return self._within + name, value
-
-    def number(
-        self, *names: str, default: float, low: float = -FLOAT_MAX, high: float = FLOAT_MAX, hard: bool = False
-    ) -> float:
-        """A float within limits."""
-        name, value = self._named(*names)
-        return default if value is None else float(limited(name, as_number(name, value), low, high, hard))
-
-    def integer(
-        self, *names: str, default: int, low: int = -INT_MAX - 1, high: int = INT_MAX, hard: bool = False
-    ) -> int:
-        """An integer within limits."""
-        name, value = self._named(*names)
-        return default if value is None else int(limited(name, as_integer(name, value), low, high, hard))
-
-    def boolean(self, name: str, default: bool = False) -> bool:
-        """true or false, nothing that merely looks like it."""
-        value = self.body.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            refuse(self._within + name, f"expected a boolean, got {article(value)}")
-        return value
-
-    def text(self, name: str, default: str = "") -> str:
-        """A string."""
-        value = self.body.get(name)
-        return default if value is None else as_text(self._within + name, value)
-
-    def array(self, name: str) -> Sequence[Any] | None:
-        """A list, or None when it is not given."""
-        value = self.body.get(name)
-        if value is not None and not isinstance(value, list):
-            refuse(self._within + name, f"expected an array, got {article(value)}")
-        return value
-
-    def object(self, name: str) -> Mapping[str, Any]:
-        """An object; empty when it is not given."""
-        value = self.body.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            refuse(self._within + name, f"expected an object, got {article(value)}")
-        return value
 
 
 MOST = 64  # different ones

@@ -3,56 +3,90 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from logitless.engine.errors import InvalidRequest, NotSupported
-from logitless.engine.finetuning.store import Row, Store, new_id
-from logitless.server.protocol.fields import Fields, article, refuse
+from msgspec import Struct
+from msgspec.structs import asdict as asdict_struct
 
-if TYPE_CHECKING:
-    pass
+from logitless.engine.errors import NotSupported
 from logitless.engine.finetuning.job import Hyperparameters
+from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.server.protocol.fields import read, refuse
 
 _METHODS = ("supervised", "dpo", "reinforcement")
 
 
+def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
+    return Param(doc, low, high, hard=True)
+
+
+class HyperparametersBody(Struct, frozen=True, kw_only=True):
+    """`hyperparameters`; "auto" means the default."""
+
+    n_epochs: Annotated[int, _count("passes over the data", 1000)]
+    batch_size: Annotated[int, _count("sequences of a step", 1024)]
+    learning_rate_multiplier: Annotated[
+        float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
+    ]
+    context_length: Annotated[int, _count("tokens of a sequence", 1 << 16, 2)]
+    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
+    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
+    warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
+    full: Annotated[bool, Param("train all weights instead of an adapter")]
+
+
+class Supervised(Struct, frozen=True, kw_only=True):
+    """`method.supervised`."""
+
+    hyperparameters: dict[str, Any] | None = None
+
+
+class Method(Struct, frozen=True, kw_only=True):
+    """`method`."""
+
+    type: str = "supervised"
+    supervised: Supervised | None = None
+
+
+class JobBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/fine_tuning/jobs."""
+
+    model: Annotated[str, Param("the model that is served")] = ""
+    training_file: Annotated[str, Param("the id of an uploaded file")]
+    validation_file: Annotated[str, Param("the id of an uploaded file")] = ""
+    suffix: Annotated[str, Param("part of the result's name")] = ""
+    integrations: Annotated[Sequence[Any], Param("must be empty", most=0)] = ()
+    method: Annotated[Method, Param("{type: supervised, supervised: {hyperparameters}}")] = Method()
+    hyperparameters: Annotated[Mapping[str, Any], Param("n_epochs, batch_size, lora_r, full and others")] = {}
+    seed: Annotated[int, _count("of the order and the dropout", low=0)] = 0
+    metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
+
+
 def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n_ctx_train: int) -> Row:
     """The row of a job. InvalidRequest names the field that is wrong."""
-    fields = Fields(body)
-    model = fields.text("model")
+    asked = read(JobBody, body)
+    model, suffix = asked.model, asked.suffix
     if model not in names:
         refuse("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
-    if not fields.text("training_file"):
-        refuse("training_file", "is required")
-    for name in ("training_file", "validation_file"):
-        id = fields.text(name)
-        row = store.get("files", id) if id else None
-        if id and row is None:
-            refuse(name, f"there is no file {id[:100]!r}")
+    for name, file in (("training_file", asked.training_file), ("validation_file", asked.validation_file)):
+        row = store.get("files", file) if file else None
+        if row is None and (file or name == "training_file"):
+            refuse(name, f"there is no file {file[:100]!r}")
         if row is not None and row["purpose"] != "fine-tune":
-            refuse(name, f"the purpose of {id!r} is {row['purpose']!r}, not 'fine-tune'")
-    suffix = fields.text("suffix")
+            refuse(name, f"the purpose of {file!r} is {row['purpose']!r}, not 'fine-tune'")
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
         refuse("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
-    if fields.array("integrations"):
-        refuse("integrations", "must be empty: this server reports to no other services")
-    method = fields.object("method")
-    kind = method.get("type", "supervised")
+    kind = asked.method.type
     if kind not in _METHODS:
         refuse("method.type", f"must be one of {', '.join(_METHODS)}")
     if kind != "supervised":
         raise NotSupported(f"field 'method.type': {kind} is not supported yet")
-    given = method.get("supervised") if method else None
-    if given is not None and not isinstance(given, dict):
-        refuse("method.supervised", f"expected an object, got {article(given)}")
-    raw = (given or {}).get("hyperparameters") or fields.object("hyperparameters")
-    if not isinstance(raw, dict):
-        refuse("hyperparameters", f"expected an object, got {article(raw)}")
-    h = _hyperparameters(raw, n_ctx_train)
-    seed = fields.integer("seed", default=0, low=0, hard=True)
+    given = asked.method.supervised
+    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, n_ctx_train)
     id = new_id("ftjob")
     return {
         "id": id,
@@ -66,14 +100,14 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
         "fine_tuned_model": None,
         "organization_id": "logitless",
         "status": "queued",
-        "training_file": fields.text("training_file"),
-        "validation_file": fields.text("validation_file") or None,
+        "training_file": asked.training_file,
+        "validation_file": asked.validation_file or None,
         "result_files": [],
         "hyperparameters": asdict(h),
         "method": {"type": "supervised", "supervised": {"hyperparameters": asdict(h)}},
-        "metadata": dict(fields.object("metadata")) or None,
+        "metadata": dict(asked.metadata) or None,
         "integrations": [],
-        "seed": seed,
+        "seed": asked.seed,
         "trained_tokens": None,
         "user_provided_suffix": suffix or None,
         "error": None,
@@ -81,29 +115,16 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
 
 
 def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameters:
-    unknown = set(raw) - set(asdict(Hyperparameters()))
+    unknown = set(raw) - set(HyperparametersBody.__struct_fields__)
     if unknown:
         refuse(f"hyperparameters.{min(unknown)}", "is not known")
-    fields = Fields({k: None if v == "auto" else v for k, v in raw.items()})
+    given = {k: None if v == "auto" else v for k, v in raw.items()}
     if raw.get("full") is True:
         for name in ("lora_r", "lora_alpha"):
             if raw.get(name) is not None:
                 refuse(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
     default = Hyperparameters()
-    try:
-        return Hyperparameters(
-            fields.integer("n_epochs", default=default.n_epochs, low=1, high=1000, hard=True),
-            fields.integer("batch_size", default=default.batch_size, low=1, high=1024, hard=True),
-            fields.number(
-                "learning_rate_multiplier", default=default.learning_rate_multiplier, low=1e-6, high=1e4, hard=True
-            ),
-            fields.integer(
-                "context_length", default=min(default.context_length, n_ctx_train), low=2, high=1 << 16, hard=True
-            ),
-            fields.integer("lora_r", default=default.lora_r, low=1, high=1024, hard=True),
-            fields.number("lora_alpha", default=default.lora_alpha, low=0, high=1e6, hard=True),
-            fields.integer("warmup_steps", default=default.warmup_steps, low=0, hard=True),
-            fields.boolean("full"),
-        )
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message.replace("field '", "field 'hyperparameters.")) from None
+    defaults = {**asdict(default), "context_length": min(default.context_length, n_ctx_train)}
+    return Hyperparameters(
+        **asdict_struct(read(HyperparametersBody, given, defaults=defaults, within="hyperparameters."))
+    )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param, SamplerParams
 from logitless.engine.speculation.settings import MAX_DRAFT
 
 Text = str | list[str]
+FORMS = ("text", "json_object", "json_schema", "grammar", "regex")  # of response_format
+_PREDICTION = {"type": {"enum": ["content"]}, "content": {"type": "string"}}
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,11 @@ class Speculative(Struct, frozen=True, kw_only=True):
 
 def _count(doc: str, low: int = 0, high: int = INT_MAX, *aliases: str) -> Param:
     return Param(doc, low, high, hard=True, aliases=aliases)
+
+
+def _says(**schema: Any) -> Meta:
+    """More of the field's JSON schema than its type says."""
+    return Meta(extra_json_schema=schema)
 
 
 class Generation(SamplerParams, frozen=True, kw_only=True):
@@ -66,15 +73,25 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     grammar_triggers: Annotated[
         Sequence[dict[str, Any]], Param("what starts a lazy grammar: {type, value} or {type, token}", most=256)
     ] = ()
-    json_schema: Annotated[Any, Param("a JSON schema that the answer follows")] = None
+    json_schema: Annotated[
+        Any, Param("a JSON schema that the answer follows"), _says(type=["object", "boolean", "null"])
+    ] = None
     response_format: Annotated[
-        Mapping[str, Any], Param("{type}: text, json_object, json_schema, grammar or regex, and its source")
+        Mapping[str, Any],
+        Param("{type}: text, json_object, json_schema, grammar or regex, and its source"),
+        _says(properties={"type": {"enum": FORMS}}),
     ] = {}
     preserved_tokens: Annotated[Sequence[str], Param("special tokens that are shown as text")] = ()
     # Speculative decoding
-    speculative: Annotated[Mapping[str, Any], Param("drafts: type, n_max, n_min, p_min")] = {}
+    speculative: Annotated[
+        Mapping[str, Any], Param("drafts: type, n_max, n_min, p_min"), _says(additionalProperties=False)
+    ] = {}
     draft_tokens: Annotated[Sequence[int], Param("token ids that may follow the prompt")] = ()
-    prediction: Annotated[Mapping[str, Any], Param("OpenAI's predicted output: {type: content, content}")] = {}
+    prediction: Annotated[
+        Mapping[str, Any],
+        Param("OpenAI's predicted output: {type: content, content}"),
+        _says(properties=_PREDICTION, required=[*_PREDICTION]),
+    ] = {}
     # Cache and scheduling
     cache_prompt: Annotated[bool, Param("reuse cached tokens of the prompt")] = True
     n_cache_reuse: Annotated[int, _count("fewest cached tokens worth moving to another position; 0: never")] = 0
@@ -96,5 +113,3 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     sse_ping_interval: Annotated[int, _count("seconds of silence before a comment; -1: never", -1)] = 30
     safety_identifier: Annotated[str, Param("whom the request is for; users take turns", aliases=("user",))] = ""
     metadata: Annotated[Any, Param("accepted without effect")] = None
-    functions: Annotated[Any, Param("not supported: use tools")] = None
-    function_call: Annotated[Any, Param("not supported: use tool_choice")] = None

@@ -13,7 +13,7 @@ from logitless.models.grammar import Grammar, GrammarError
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fields import article, as_integer, as_text, refuse
-from logitless.server.protocol.generation import Generation
+from logitless.server.protocol.generation import FORMS, Generation
 
 _KINDS = ("token", "word", "pattern", "pattern_full")  # llama.cpp's numbers 0 to 3
 _KEPT = 32  # compiled grammars
@@ -65,7 +65,7 @@ def response_kind(form: object) -> str:
     kind = form.get("type") if form else None
     if kind is None:
         return "text"
-    if kind not in ("text", "json_object", "json_schema", "grammar", "regex"):
+    if kind not in FORMS:
         refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
     return str(kind)
 

@@ -9,7 +9,7 @@ from typing import Any
 from logitless.engine.async_engine import AsyncEngine
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
-from logitless.server.openapi.document import _OPERATIONS, document
+from logitless.server.openapi.document import OPERATIONS, document
 from logitless.server.ui.page import PAGE
 from tests.helpers.http_fakes import running
 from tests.helpers.paths import ROOT
@@ -41,7 +41,7 @@ async def test_every_route_is_in_it_and_no_page():
 
 
 def test_nothing_is_described_that_is_gone() -> None:
-    described = {(m, name) for m, path, aliases, *_ in _OPERATIONS for name in (path, *aliases)}
+    described = {(m, name) for m, path, aliases, *_ in OPERATIONS for name in (path, *aliases)}
     assert described <= routes()
 
 
@@ -77,11 +77,10 @@ async def test_a_field_of_another_type_than_told_is_refused():
     fields = document("x", [("post", "/completion")])["paths"]["/completion"]["post"]["requestBody"]["content"][
         "application/json"
     ]["schema"]
-    ignored = {"user", "model", "metadata", "echo", "best_of", "suffix", "input_prefix", "input_suffix", "input_extra"}
     async with running() as server:
         for name, schema in fields["properties"].items():
-            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            if name in ignored or {"array", "string"} <= set(kinds) or {"array", "object"} <= set(kinds):
+            kinds = schema.get("type", [])
+            if not kinds:
                 continue
             status, body = await server.post("/completion", {"prompt": "a", name: wrong[kinds[0]]})
             assert status == 400, (name, body)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated
+
 from aiohttp import web
+from msgspec import Struct
 
 from logitless.engine.errors import NotFound
+from logitless.engine.sampling.params import Param
 from logitless.server.api.context import CONTEXT, client_key, json_response
 from logitless.server.api.generate import send
 from logitless.server.api.llamacpp.sessions import Place
-from logitless.server.protocol.fields import Fields, refuse
-
-_MAX_IDS = 1000
+from logitless.server.protocol.fields import read, refuse
 
 
 def _place(request: web.Request) -> Place:
@@ -39,17 +42,18 @@ async def stop(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
+class LookupBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/streams/lookup."""
+
+    conversation_ids: Annotated[Sequence[str], Param("the streams' names", most=1000)]
+
+
 async def lookup(request: web.Request) -> web.Response:
     """POST /v1/streams/lookup: how the streams of `conversation_ids` are; nobody can list what they cannot name."""
     context = request.app[CONTEXT]
 
     def parse(body: dict[str, object]) -> list[str]:
-        ids = Fields(body).array("conversation_ids")
-        if ids is None:
-            refuse("conversation_ids", "is required")
-        if len(ids) > _MAX_IDS or not all(isinstance(id, str) for id in ids):
-            refuse("conversation_ids", f"must be at most {_MAX_IDS} strings")
-        return list(dict.fromkeys(ids))
+        return list(dict.fromkeys(read(LookupBody, body).conversation_ids))
 
     found = [context.sessions.find((client_key(request), id)) for id in await context.parsed(request, parse)]
     return json_response(

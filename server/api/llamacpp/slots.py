@@ -5,22 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from aiohttp import web
+from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotSupported, Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
 from logitless.engine.kv_cache.slot_files import file_name, load, save
+from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.engine.sequence import Slot
 from logitless.server.api.context import CONTEXT, Context, beside, json_response
 from logitless.server.api.reply import generation_settings
-from logitless.server.protocol.fields import Fields
+from logitless.server.protocol.fields import read
 
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
 
 T = TypeVar("T")
+
+
+class SlotFileBody(Struct, frozen=True, kw_only=True):
+    """POST /slots/{id}?action=save or restore."""
+
+    filename: Annotated[str, Param("a file of --slot-save-path")]
+
+
+class ForkBody(Struct, frozen=True, kw_only=True):
+    """POST /slots/{id}?action=fork."""
+
+    id_slot_to: Annotated[int, Param("the slot that gets the same tokens", 0, INT_MAX, hard=True)]
 
 
 async def slots(request: web.Request) -> web.Response:
@@ -82,10 +96,8 @@ async def _erase(request: web.Request, context: Context, id: int) -> dict[str, A
 
 
 async def _fork(request: web.Request, context: Context, id: int) -> dict[str, Any]:
-    body = Fields(await context.parsed(request, lambda body: body))
-    to = body.integer("id_slot_to", default=-1, low=-1, high=context.config.n_parallel - 1, hard=True)
-    if to < 0:
-        raise InvalidRequest("field 'id_slot_to': is required")
+    most = context.config.n_parallel - 1
+    to = await context.parsed(request, lambda body: read(ForkBody, body, id_slot_to=most).id_slot_to)
     n_forked = await _when_idle(context, (id, to), lambda scheduler: fork(scheduler, id, to))
     return {"id_slot": id, "id_slot_to": to, "n_forked": n_forked}
 
@@ -103,10 +115,8 @@ async def _file(request: web.Request, context: Context) -> tuple[Path, str]:
     """The folder of slot files, and the name in the request's body."""
     if not context.config.slot_save_path:
         raise NotSupported("this server saves no slots; start it with --slot-save-path")
-    body = Fields(await context.parsed(request, lambda body: body))
-    if body.body.get("filename") is None:
-        raise InvalidRequest("field 'filename': is required")
-    return Path(context.config.slot_save_path), file_name(body.text("filename"))
+    name = await context.parsed(request, lambda body: read(SlotFileBody, body).filename)
+    return Path(context.config.slot_save_path), file_name(name)
 
 
 def _slot_id(text: str, n_slots: int) -> int:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Struct
 
+from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.protocol.chat.chat import render_chat
-from logitless.server.protocol.fields import Fields, as_integer, refuse
+from logitless.server.protocol.fields import as_integer, read, refuse
+
+
+class TokenizeBody(Struct, frozen=True, kw_only=True):
+    """POST /tokenize."""
+
+    content: Annotated[Any, Param("a text, or an array of texts and token ids")] = None
+    add_special: Annotated[bool, Param("add what the vocabulary puts before and after a text")] = False
+    parse_special: Annotated[bool, Param("special tokens may be written as text")] = True
+    with_pieces: Annotated[bool, Param("show each token's text, or its bytes where they are no text")] = False
+
+
+class DetokenizeBody(Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[Sequence[Any], Param("token ids")] = ()
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -18,17 +36,17 @@ async def tokenize(request: web.Request) -> web.Response:
     tokenizer = context.served.tokenizer
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
-        fields = Fields(body)
-        add_special = fields.boolean("add_special")
-        parse_special = fields.boolean("parse_special", True)
-        content = body.get("content")
+        asked = read(TokenizeBody, body)
+        content = asked.content
         ids: list[int] = []
         for i, part in enumerate(content if isinstance(content, list) else [content]):
             if isinstance(part, str):
-                ids += tokenizer.encode(part, add_special=add_special and i == 0, parse_special=parse_special)
+                ids += tokenizer.encode(
+                    part, add_special=asked.add_special and i == 0, parse_special=asked.parse_special
+                )
             elif part is not None:
                 ids.append(_token("content", part, tokenizer))
-        if not fields.boolean("with_pieces"):
+        if not asked.with_pieces:
             return {"tokens": ids}
         return {"tokens": [{"id": id, "piece": _piece(tokenizer.piece(id))} for id in ids]}
 
@@ -41,7 +59,7 @@ async def detokenize(request: web.Request) -> web.Response:
     tokenizer = context.served.tokenizer
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
-        ids = [_token("tokens", id, tokenizer) for id in Fields(body).array("tokens") or ()]
+        ids = [_token("tokens", id, tokenizer) for id in read(DetokenizeBody, body).tokens]
         return {"content": tokenizer.pieces(ids).decode("utf-8", "replace")}
 
     return json_response(await context.parsed(request, reply))

@@ -23,8 +23,8 @@ from logitless.server.api.reply import Reply, Result, timings
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.responses import called, chat_body, homes
-from logitless.server.protocol.fields import Fields, unsupported
+from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
+from logitless.server.protocol.fields import read, unsupported
 
 Keep = Callable[[dict[str, Any]], None]
 _IDS = {REASONING: "rs_", TEXT: "msg_", CALL: "fc_"}
@@ -50,11 +50,11 @@ async def responses(request: web.Request) -> web.StreamResponse:
     parser, template, kept = context.parser, context.served.template, context.kept
 
     def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
-        fields = Fields(body)
-        earlier = kept.before(key, fields.text("previous_response_id"))
+        response = read(ResponsesBody, body)
+        earlier = kept.before(key, response.previous_response_id)
         asked = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
-        asked["store"] = fields.boolean("store", True)
-        job = chat_body(body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
+        asked["store"] = response.store
+        job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
         keep = partial(kept.keep, key, given=body.get("input"), earlier=earlier) if asked["store"] else None
         return job, asked, keep
 
@@ -104,8 +104,9 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
     parser, template = context.parser, context.served.template
 
     def parse(body: dict[str, Any]) -> int:
-        earlier = context.kept.before(key, Fields(body).text("previous_response_id"))
-        prompt = chat_body(body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
+        response = read(ResponsesBody, body)
+        earlier = context.kept.before(key, response.previous_response_id)
+        prompt = chat_body(response, body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
         return len(parser.tokens(prompt.text))
 
     n_tokens = await context.parsed(request, parse)

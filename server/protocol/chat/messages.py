@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import article, refuse, unsupported
 
 _MEDIA = ("image_url", "input_image", "image", "input_audio", "video_url", "input_video", "file", "document")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+_CHOICE = {"anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}]}
 
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
@@ -27,11 +30,18 @@ class Call(Struct, frozen=True, kw_only=True):
     function: CalledFunction
 
 
+class Part(Struct, frozen=True, kw_only=True):
+    """A typed part of a message's content."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["text", "input_text", "output_text"]})]
+    text: Annotated[Any, Meta(extra_json_schema={"type": "string"})] = ""
+
+
 class ChatMessage(Struct, frozen=True, kw_only=True):
     """One message; templates may read further fields."""
 
-    role: str
-    content: str | list[Any] | None = None
+    role: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    content: str | list[Part] | None = None
     tool_calls: list[Call] | None = None
     reasoning_content: str | None = None
 
@@ -39,7 +49,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
 class Function(Struct, frozen=True, kw_only=True):
     """A function's name, what it does, and a JSON schema of its arguments."""
 
-    name: str
+    name: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -48,7 +58,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     """A function that the model may call."""
 
     function: Function
-    type: str = "function"
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
 
 
 class Chat(Struct, frozen=True, kw_only=True):
@@ -60,7 +70,9 @@ class Chat(Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Annotated[Mapping[str, Any], Param("further variables of the chat template")] = {}
     tools: Annotated[Sequence[Tool], Param("functions that the model may call", most=256)] = ()
     tool_choice: Annotated[
-        str | dict[str, Any], Param("none, auto, required, or {type: function, function: {name}}")
+        str | dict[str, Any],
+        Param("none, auto, required, or {type: function, function: {name}}"),
+        Meta(extra_json_schema=_CHOICE),
     ] = "auto"
     parallel_tool_calls: Annotated[bool | None, Param("several calls in one answer")] = None
     parse_tool_calls: Annotated[bool, Param("off: calls stay in the text")] = True

@@ -3,56 +3,82 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+from msgspec import Struct
+
+from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
-from logitless.server.protocol.fields import Fields, article, as_text, refuse, unsupported
+from logitless.server.protocol.fields import article, limited, read, refuse, unsupported
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
-_RENAMED = (
-    "messages",
-    "system",
-    "stop_sequences",
-    "tools",
-    "tool_choice",
-    "thinking",
-    "output_config",
-    "output_format",
-)
+
+
+class ToolChoice(Struct, frozen=True, kw_only=True):
+    """`tool_choice`."""
+
+    type: str | None = None
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, frozen=True, kw_only=True):
+    """`thinking`."""
+
+    type: str | None = None
+    budget_tokens: int | None = None
+
+
+class OutputConfig(Struct, frozen=True, kw_only=True):
+    """`output_config`."""
+
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/messages, beside the fields of a chat request."""
+
+    messages: Annotated[Sequence[Any], Param("the conversation: {role, content} with text or blocks", least=1)]
+    system: Annotated[Any, Param("the system message: a text, or text blocks")] = None
+    stop_sequences: Annotated[Sequence[str] | None, Param("texts that end the answer")] = None
+    tools: Annotated[Sequence[Any] | None, Param("functions: {name, description, input_schema}")] = None
+    tool_choice: Annotated[ToolChoice | None, Param("{type}: auto, any, tool (with a name) or none")] = None
+    thinking: Annotated[Thinking, Param("{type, budget_tokens}: enabled, disabled or adaptive")] = Thinking()
+    output_config: Annotated[OutputConfig, Param("{format}: as output_format")] = OutputConfig()
+    output_format: Annotated[dict[str, Any] | None, Param("{type: json_schema, schema}")] = None
 
 
 def chat_body(body: Mapping[str, Any]) -> Translated:
     """The chat request that asks for the same."""
-    fields = Fields(body)
+    asked = read(MessagesBody, body)
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             refuse(name, "must be 1")
-    chat = {name: value for name, value in body.items() if name not in _RENAMED}
+    chat = {name: value for name, value in body.items() if name not in MessagesBody.__struct_fields__}
     names: dict[str, str] = {}
     if body.get("max_tokens") is None:
         chat["max_tokens"] = DEFAULT_MAX_TOKENS
-    system = _text("system", body.get("system"))
+    system = _text("system", asked.system)
     chat["messages"] = [{"role": "system", "content": system}] if system else []
-    for i, message in enumerate(fields.array("messages") or ()):
+    for i, message in enumerate(asked.messages):
         chat["messages"] += _message(f"messages[{i}]", message)
-    if not body.get("messages"):
-        refuse("messages", "must be a non-empty array")
-    if body.get("stop_sequences") is not None:
+    if asked.stop_sequences is not None:
         names["stop"] = "stop_sequences"
-        chat["stop"] = [as_text("stop_sequences", word) for word in fields.array("stop_sequences") or ()]
+        chat["stop"] = list(asked.stop_sequences)
     chat["reasoning_format"] = "auto"  # reasoning has blocks of its own
-    if body.get("tools") is not None:
-        tools = tools_of(((f"tools[{i}]", tool) for i, tool in enumerate(fields.array("tools") or ())), "custom")
+    if asked.tools is not None:
+        tools = tools_of(((f"tools[{i}]", tool) for i, tool in enumerate(asked.tools)), "custom")
         chat["tools"] = [_function(tool) for _, tool in tools]
         for n, (place, _) in enumerate(tools):
             names[f"tools[{n}].function"] = place
             names[f"tools[{n}].function.parameters"] = f"{place}.input_schema"
-    _choose(chat, fields.inside("tool_choice"))
-    _think(chat, fields.inside("thinking"))
-    name, form = "output_format", fields.object("output_format")
+    if asked.tool_choice is not None and body["tool_choice"]:
+        _choose(chat, asked.tool_choice)
+    _think(chat, asked.thinking)
+    name, form = "output_format", asked.output_format
     if not form:
-        name, form = "output_config.format", fields.inside("output_config").object("format")
+        name, form = "output_config.format", asked.output_config.format
     if form:
         if form.get("type") != "json_schema":
             refuse(name, "type must be json_schema")
@@ -61,23 +87,21 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
     return Translated(chat, names)
 
 
-def _choose(chat: dict[str, Any], choice: Fields) -> None:
-    given = choice.body
-    if not given:
-        return
-    kind = given.get("type")
-    if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": _required("tool_choice", choice, "name")}}
-    elif kind in ("auto", "any", "none"):
-        chat["tool_choice"] = "required" if kind == "any" else kind
+def _choose(chat: dict[str, Any], choice: ToolChoice) -> None:
+    if choice.type == "tool":
+        if choice.name is None:
+            refuse("tool_choice.name", "is required")
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice.type in ("auto", "any", "none"):
+        chat["tool_choice"] = "required" if choice.type == "any" else choice.type
     else:
         refuse("tool_choice", "type must be auto, any, tool or none")
-    if given.get("disable_parallel_tool_use") is not None:
-        chat["parallel_tool_calls"] = not choice.boolean("disable_parallel_tool_use")
+    if choice.disable_parallel_tool_use is not None:
+        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
 
 
-def _think(chat: dict[str, Any], thinking: Fields) -> None:
-    kind = thinking.text("type")
+def _think(chat: dict[str, Any], thinking: Thinking) -> None:
+    kind = thinking.type
     if not kind:
         return
     if kind not in ("enabled", "disabled", "adaptive"):
@@ -87,7 +111,8 @@ def _think(chat: dict[str, Any], thinking: Fields) -> None:
         "enable_thinking": kind != "disabled",
         **(kwargs if isinstance(kwargs, dict) else {}),
     }
-    budget = thinking.integer("budget_tokens", default=-1, low=-1, hard=True)
+    budget = -1 if thinking.budget_tokens is None else thinking.budget_tokens
+    limited("thinking.budget_tokens", budget, -1, INT_MAX, True)
     if kind == "enabled" and budget >= 0:
         chat["reasoning_budget_tokens"] = budget
 
@@ -116,23 +141,23 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
         where = f"{name}.content[{k}]"
         if not isinstance(block, dict):
             refuse(where, f"expected an object, got {article(block)}")
-        kind, part = block.get("type"), Fields(block, f"{where}.")
+        kind = block.get("type")
         if kind == "text":
-            texts.append(_required(where, part, "text"))
+            texts.append(_required(where, block, "text"))
         elif kind == "thinking" and role == "assistant":
-            thoughts.append(part.text("thinking"))
+            thoughts.append(_required(where, block, "thinking") if block.get("thinking") is not None else "")
         elif kind == "redacted_thinking":
             continue
         elif kind == "tool_use" and role == "assistant":
-            id = _required(where, part, "id")
+            id = _required(where, block, "id")
             function = {
-                "name": _required(where, part, "name"),
+                "name": _required(where, block, "name"),
                 "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
             }
             calls.append({"id": id, "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
             text = _text(f"{where}.content", block.get("content"))
-            results.append({"role": "tool", "tool_call_id": _required(where, part, "tool_use_id"), "content": text})
+            results.append({"role": "tool", "tool_call_id": _required(where, block, "tool_use_id"), "content": text})
         elif kind in ("image", "document"):
             unsupported(where, f"{kind} needs a model with media, which this is not")
         else:
@@ -148,8 +173,8 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
     return [*results, said]
 
 
-def _required(where: str, part: Fields, key: str) -> str:
-    value = part.body.get(key)
+def _required(where: str, block: Mapping[str, Any], key: str) -> str:
+    value = block.get(key)
     if not isinstance(value, str):
         refuse(f"{where}.{key}", f"expected a string, got {article(value)}")
     return value

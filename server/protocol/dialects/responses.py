@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Struct
+
+from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
-from logitless.server.protocol.fields import Fields, article, as_text, refuse, unsupported
+from logitless.server.protocol.fields import article, as_text, refuse, unsupported
 
-_RENAMED = (
-    "store",
-    "previous_response_id",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "reasoning",
-    "text",
-    "tools",
-    "tool_choice",
-    "include",
-)
 _STATEFUL = ("conversation", "background", "prompt")
 
 
-def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> Translated:
+class Reasoning(Struct, frozen=True, kw_only=True):
+    """`reasoning`."""
+
+    effort: str | None = None
+
+
+class TextForm(Struct, frozen=True, kw_only=True):
+    """`text`."""
+
+    format: dict[str, Any] | None = None
+
+
+class ResponsesBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/responses, beside the fields of a chat request."""
+
+    input: Annotated[Any, Param("a text, or an array of items: messages, calls, their outputs, reasoning")] = None
+    instructions: Annotated[str, Param("a system message before the input")] = ""
+    previous_response_id: Annotated[str, Param("a stored response to go on from")] = ""
+    store: Annotated[bool, Param("keep the response, so that it can be gone on from")] = True
+    max_output_tokens: Annotated[int | None, Param("most tokens of the answer", 1, INT_MAX, hard=True)] = None
+    reasoning: Annotated[Reasoning, Param("{effort}: as reasoning_effort")] = Reasoning()
+    text: Annotated[TextForm, Param("{format}: as response_format")] = TextForm()
+    tools: Annotated[Sequence[Any] | None, Param("functions: {type: function, name, parameters}")] = None
+    tool_choice: Annotated[Any, Param("none, auto, required, or {type: function, name}")] = None
+    include: Annotated[Any, Param("accepted without effect")] = None
+
+
+def chat_body(
+    response: ResponsesBody, body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
+) -> Translated:
     """The chat request that asks for the same. `earlier`: the items of the conversation that it goes on with."""
-    fields = Fields(body)
     for name in _STATEFUL:
         if body.get(name):
             unsupported(name, "is not there; previous_response_id is")
@@ -34,24 +53,26 @@ def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             refuse(name, "must be 1")
-    chat = {k: v for k, v in body.items() if k not in _RENAMED and k not in _STATEFUL and k != "top_logprobs"}
+    chat = {
+        k: v
+        for k, v in body.items()
+        if k not in ResponsesBody.__struct_fields__ and k not in _STATEFUL and k != "top_logprobs"
+    }
     names = {"messages": "input", "response_format": "text.format", "response_format.json_schema": "text.format"}
-    instructions = fields.text("instructions")
-    chat["messages"] = [{"role": "system", "content": instructions}] if instructions else []
+    system = {"role": "system", "content": response.instructions}
+    chat["messages"] = [system] if response.instructions else []
     if earlier:
         _add(chat["messages"], list(earlier), {})
     _add(chat["messages"], body.get("input"), names)
     chat["reasoning_format"] = "auto"  # reasoning has items of its own
-    if body.get("max_output_tokens") is not None:
-        chat["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1, hard=True)
-    effort = fields.inside("reasoning").text("effort")
-    if effort:
-        chat["reasoning_effort"] = effort
-    form = fields.inside("text").object("format")
-    if form:
-        chat["response_format"] = _format(form)
-    if body.get("tools") is not None:
-        tools = tools_of(expanded(fields.array("tools") or ()), "function")
+    if response.max_output_tokens is not None:
+        chat["max_tokens"] = response.max_output_tokens
+    if response.reasoning.effort:
+        chat["reasoning_effort"] = response.reasoning.effort
+    if response.text.format:
+        chat["response_format"] = _format(response.text.format)
+    if response.tools is not None:
+        tools = tools_of(expanded(response.tools), "function")
         functions = ({k: v for k, v in tool.items() if k != "type"} for _, tool in tools)
         chat["tools"] = [{"type": "function", "function": function} for function in functions]
         names |= {f"tools[{n}].function": place for n, (place, _) in enumerate(tools)}

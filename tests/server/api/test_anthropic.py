@@ -168,7 +168,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [{"type": "web_search_20250305"}, {"name": "f", "input_schema": 5}]}, 400, "tools[1].input_schema"),
     ({"tool_choice": {"type": "maybe"}}, 400, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
-    ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "field 'tool_choice.name': expected a string"),
+    ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "field 'tool_choice.name': is required"),
     ({"thinking": {"type": "hard"}}, 400, "thinking"),
     ({"stop_sequences": "x"}, 400, "stop_sequences"),
     ({"stop_sequences": ["x"] * 300}, 400, "field 'stop_sequences':"),

@@ -59,7 +59,7 @@ async def test_save_restore_erase_fork(scheduler: Scheduler, tmp_path: Path) -> 
         ("2?action=restore", {"filename": "bad"}, 400, "no slot '2'"),
         ("-1?action=save", {"filename": "a"}, 400, "no slot '-1'"),
         ("0?action=fork", {}, 400, "field 'id_slot_to': is required"),
-        ("0?action=fork", {"id_slot_to": 2}, 400, "field 'id_slot_to': must be between -1 and 1"),
+        ("0?action=fork", {"id_slot_to": 2}, 400, "field 'id_slot_to': must be between 0 and 1"),
         ("0?action=", {}, 400, "query 'action'"),
         ("0", {}, 400, "query 'action'"),
     ],
