@@ -9,7 +9,6 @@ from typing import Any
 
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceError
-from logitless.backends.host import host
 from logitless.backends.vulkan import coop_matrix as matrices
 from logitless.backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
 
@@ -76,9 +75,9 @@ class Instance:
     """VkInstance. `messages`: the validation layer's messages, when validation is on."""
 
     def __init__(self, validation: bool = False) -> None:
-        # Mesa's drivers read these when they start. lavapipe takes 256 bits unless told, and does not tell shaders that
-        # it kept on disk by that: those of each width lie in a folder of their own, beside ours.
-        width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512" if host().has_512_bits else "256")
+        # Mesa reads this when it starts. lavapipe's shader cache ignores the vector width, so each
+        # width has a folder. Its default of 256 bits compiles twice as fast as 512.
+        width = os.environ.get("LP_NATIVE_VECTOR_WIDTH", "256")
         os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(disk_cache.writable_folder() / f"mesa-{width}"))
         ffi, self.lib = binding()
         self.keep = keep = Keep()
