@@ -78,11 +78,11 @@ class Adapters:
 
         A name that exists already gets the new weights, for later requests.
         """
-        known = self._by_name.get(name) if name else None
-        if known is not None:
-            known.path, known.source, known.handle = str(path), source, 0
-            known.digest = ""
-            return known.id
+        existing = self._by_name.get(name) if name else None
+        if existing is not None:
+            existing.path, existing.source, existing.handle = str(path), source, 0
+            existing.digest = ""
+            return existing.id
         entry = Entry(len(self.entries), name, str(path), source, scale, metadata or {})
         self.entries.append(entry)
         if name:
@@ -101,11 +101,11 @@ class Adapters:
 
     def resolve(self, lora: Lora | None) -> Choice:
         """Load the adapters of a request to the device. Raises InvalidRequest for an unknown id."""
-        wanted = dict(lora) if lora is not None else {entry.id: entry.scale for entry in self.entries}
-        for id in wanted:
+        selection = dict(lora) if lora is not None else {entry.id: entry.scale for entry in self.entries}
+        for id in selection:
             if not 0 <= id < len(self.entries):
                 raise InvalidRequest(f"field 'lora': there is no adapter {id}")
-        chosen = [(self.entries[id], scale) for id, scale in sorted(wanted.items()) if scale]
+        chosen = [(self.entries[id], scale) for id, scale in sorted(selection.items()) if scale]
         self._clock += 1
         try:
             return self._placed(chosen)
@@ -136,14 +136,14 @@ class Adapters:
 
         Raises InvalidRequest if they give other bits here.
         """
-        found: dict[int, float] = {}
+        scales: dict[int, float] = {}
         for digest, scale in names:
-            alike = (entry for entry in self.entries if self._digest(entry) == digest and entry.id not in found)
+            alike = (entry for entry in self.entries if self._digest(entry) == digest and entry.id not in scales)
             entry = next(alike, None)
             if entry is None:
                 raise InvalidRequest(f"the state was computed with a finetune that is not loaded here ({digest[:40]})")
-            found[entry.id] = scale
-        choice = self.resolve(tuple(found.items()))
+            scales[entry.id] = scale
+        choice = self.resolve(tuple(scales.items()))
         if self.names(choice) != names:  # sums in another order round differently
             raise InvalidRequest("the state was computed with several adapters that were loaded in another order")
         return choice
@@ -185,15 +185,15 @@ class Adapters:
                 raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {said}") from None
         return entry.handle
 
-    def _make_room(self, held: StackedLora | FullFinetunes, besides: Choice, limit: int) -> None:
+    def _make_room(self, store: StackedLora | FullFinetunes, besides: Choice, limit: int) -> None:
         """Evict all adapters but those in use and the most recently used others."""
 
         def handles(choices: Iterable[Choice]) -> set[int]:
-            if held is self._weight_sets:
+            if store is self._weight_sets:
                 return {choice.weights for choice in choices}
             return {handle for choice in choices for handle, _ in choice.mix}
 
-        wanted = handles([besides, *self.in_use()])
-        idle = [e for e in self.entries if e.whole == (held is self._weight_sets) and e.handle in held]
-        idle = sorted((e for e in idle if e.handle not in wanted), key=lambda e: -e.last_used)
-        held.keep(wanted | {e.handle for e in idle[: limit - 1]}, handles(self.remembered()))
+        selection = handles([besides, *self.in_use()])
+        idle = [e for e in self.entries if e.whole == (store is self._weight_sets) and e.handle in store]
+        idle = sorted((e for e in idle if e.handle not in selection), key=lambda e: -e.last_used)
+        store.keep(selection | {e.handle for e in idle[: limit - 1]}, handles(self.remembered()))

@@ -55,15 +55,15 @@ class LoadedModel:
     embedder: Embedder | None = None
     sleep: Sleep | None = None
 
-    def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
+    def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
         """Do one warm-up task, so that requests need not wait for it; False: all are done.
 
-        `wanted()` is True if a request waits by now.
+        `request_waits()` is True if a request waits by now.
         """
         from logitless.models.grammar import vocabulary
 
-        self.scheduler.prepare_ahead(wanted)
-        if self.engine is not None and self.engine.prepare_ahead(wanted):
+        self.scheduler.prepare_ahead(request_waits)
+        if self.engine is not None and self.engine.prepare_ahead(request_waits):
             return True
         return self.info.generates and vocabulary.prepare_ahead(self.tokenizer)
 
@@ -164,13 +164,13 @@ class AsyncEngine:
         Raises Unavailable after `timeout` seconds. The caller may cancel earlier.
         """
         answer: asyncio.Future[T] = self._new_future()
-        made: list[Claim] = []
+        claims: list[Claim] = []
 
         def claim(scheduler: Scheduler) -> None:
-            made.append(scheduler.claims.add(ids, lambda: self._answer(answer, question, scheduler)))
+            claims.append(scheduler.claims.add(ids, lambda: self._answer(answer, question, scheduler)))
 
         def withdraw(scheduler: Scheduler) -> None:
-            for old in made:
+            for old in claims:
                 scheduler.claims.withdraw(old)
 
         self._post(claim)
@@ -328,10 +328,10 @@ class AsyncEngine:
 
     def _wait(self, served: LoadedModel) -> None:
         """Wait for work: do warm-up tasks first, and unload the model after the idle time."""
-        sleep, scheduler, wanted = self._sleep, served.scheduler, self._wake.is_set
+        sleep, scheduler, request_waits = self._sleep, served.scheduler, self._wake.is_set
         if scheduler.idle:
             while not self._wake.wait(PAUSE if self._asked else 0.0) and (sleep is None or sleep.left()):
-                if not served.prepare_ahead(wanted):
+                if not served.prepare_ahead(request_waits):
                     break
         if sleep is None or not scheduler.idle:
             self._wake.wait()

@@ -112,8 +112,8 @@ class Store:
         )
 
     def get(self, table: str, id: str) -> Row | None:
-        found = self._run(f"select data from {table} where id = ?", id)
-        return json.loads(found[0][0]) if found else None
+        records = self._run(f"select data from {table} where id = ?", id)
+        return json.loads(records[0][0]) if records else None
 
     def change(self, table: str, id: str, change: Callable[[Row], Row | None]) -> Row | None:
         """Replace a row by `change(row)`, atomically across processes.
@@ -125,8 +125,8 @@ class Store:
             self._db.execute("pragma synchronous = full")
             self._db.execute("begin immediate")
             try:
-                found = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
-                row = change(json.loads(found[0])) if found else None
+                records = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
+                row = change(json.loads(records[0])) if records else None
                 if row is not None:
                     self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
                 self._db.execute("commit")
@@ -219,8 +219,8 @@ class Store:
 
     def events(self, job: str, after: int = 0) -> list[tuple[int, Row]]:
         """Events of a job as (number, event), the oldest first, with numbers greater than `after`."""
-        found = self._run("select seq, data from events where job = ? and seq > ? order by seq", job, after)
-        return [(seq, json.loads(data)) for seq, data in found]
+        records = self._run("select seq, data from events where job = ? and seq > ? order by seq", job, after)
+        return [(seq, json.loads(data)) for seq, data in records]
 
     def forget_events(self, job: str, step: int) -> None:
         """Delete the metrics of steps after `step`, which will be repeated."""
@@ -237,8 +237,8 @@ class Store:
 
     def checkpoints(self, job: str) -> list[Row]:
         """Checkpoints of a job, the newest first."""
-        found = self._run("select data from checkpoints where job = ? order by step desc", job)
-        return [json.loads(data) for (data,) in found]
+        records = self._run("select data from checkpoints where job = ? order by step desc", job)
+        return [json.loads(data) for (data,) in records]
 
 
 def _json(row: Mapping[str, Any]) -> str:

@@ -437,11 +437,11 @@ class FineTuningWorker:
 
     def _metrics(self, job: str, step: int) -> Row:
         """Metrics of a step from its events."""
-        found: Row = {"step": float(step)}
+        metrics: Row = {"step": float(step)}
         for _, event in self._keeper.events(job):
             if event["type"] == "metrics" and event["data"].get("step") == step:
-                found |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
-        return found
+                metrics |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
+        return metrics
 
     def _register(self, job: Row, name: str, path: str) -> None:
         from logitless.models.adapters.lora import read_adapter

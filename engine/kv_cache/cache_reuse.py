@@ -52,16 +52,16 @@ def reuse_chunks(
     if slot.choice != seq.choice:  # computed with other adapters
         return 0
     start = common_prefix(old, seq.tokens)
-    found = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))
-    if not found:
+    pieces = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))
+    if not pieces:
         return 0
-    known = cache.prefixes.match(old, len(old), root=seq.kv.root, inexact=True)
-    source = [node.block for node in known.path] + ([known.block] if known.n_more else [])
-    n_known = len(known.path) * BLOCK_SIZE + known.n_more
+    match = cache.prefixes.match(old, len(old), root=seq.kv.root, inexact=True)
+    source = [node.block for node in match.path] + ([match.block] if match.n_more else [])
+    n_cached = len(match.path) * BLOCK_SIZE + match.n_more
     for block in source:
         cache.prefixes.acquire(block)  # the copies must not evict their source
     try:
-        return _move(cache, move_cells, seq, source, n_known, found, limit)
+        return _move(cache, move_cells, seq, source, n_cached, pieces, limit)
     finally:
         for block in reversed(source):
             cache.prefixes.release(block)
@@ -72,14 +72,14 @@ def _move(
     move_cells: Callable[[Moves], None],
     seq: Sequence,
     source: list[int],
-    n_known: int,
-    found: list[tuple[int, int]],
+    n_cached: int,
+    pieces: list[tuple[int, int]],
     limit: int,
 ) -> int:
     start = end = seq.n_computed
     places: list[int] = []  # positions in the old sequence of the tokens from `start` on
-    for at, n in found:
-        n_usable = min(n, n_known - at, limit - end)
+    for at, n in pieces:
+        n_usable = min(n, n_cached - at, limit - end)
         places += range(at, at + max(0, n_usable))
         end = start + len(places)
         if n_usable < n:  # the rest is evicted or beyond the limit: later chunks cannot follow

@@ -101,9 +101,9 @@ class ContextShift:
             to = table[(p - back) // BLOCK_SIZE] * BLOCK_SIZE + (p - back) % BLOCK_SIZE
             if at != to:
                 moves.append((at, to, -back))
-        kept = set(table)
+        remaining = set(table)
         for block in reversed(seq.kv.blocks):
-            if block not in kept:
+            if block not in remaining:
                 prefixes.release(block)
         self.cache.copies_done(seq)
         seq.kv.blocks, seq.kv.uploaded = table, False

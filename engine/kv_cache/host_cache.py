@@ -63,10 +63,10 @@ class HostCache:
 
     def add_owners(self, key: bytes, owners: int) -> bool:
         """Mark a block as used by these slots (bit mask); False if it is not cached."""
-        known = self._blocks.get(key)
-        if known is None:
+        entry = self._blocks.get(key)
+        if entry is None:
             return False
-        self._blocks[key] = known[0] | owners, known[1]
+        self._blocks[key] = entry[0] | owners, entry[1]
         self._blocks.move_to_end(key)
         return True
 

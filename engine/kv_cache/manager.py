@@ -193,15 +193,15 @@ class KVCacheManager:
         if self.host is not None:
             self.host.forget(1 << slot.id)
 
-    def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
+    def prepare_ahead(self, request_waits: Callable[[], bool]) -> None:
         """Offload idle blocks that will be evicted soon, so that no step waits for it.
 
-        Stops when `wanted()` is True: a request waits.
+        Stops when `request_waits()` is True: a request waits.
         """
         nbytes = self.store.nbytes  # 0: all layers are recurrent
         n = AHEAD // nbytes - len(self.pool.free) if nbytes else 0
         if self.host is not None and self.keep_idle and n > 0:
-            self.offload.save_ahead(list(islice(self.prefixes.idle, n)), wanted)
+            self.offload.save_ahead(list(islice(self.prefixes.idle, n)), request_waits)
 
     def sleep(self) -> None:
         """Offload all cached blocks before the device frees its memory.
@@ -252,24 +252,24 @@ class KVCacheManager:
         Their content stays cached until the blocks are needed.
         """
         end = seq.kv.node
-        known: Node | None = seq.kv.node if seq.n_computed == seq.kv.n_committed else None
+        end_node: Node | None = seq.kv.node if seq.n_computed == seq.kv.n_committed else None
         if seq.kv.copy is not None:  # the last block has no content yet
             self.copies_done(seq)
         elif seq.kv.n_committed < seq.n_computed < seq.kv.n_committed + BLOCK_SIZE and not seq.kv.n_dropped:
             block = seq.kv.blocks[seq.kv.n_committed // BLOCK_SIZE]
-            known = self.prefixes.insert_partial(
+            end_node = self.prefixes.insert_partial(
                 seq.kv.node, seq.kv.content(seq.tokens, seq.n_computed), block, 1 << slot.id
             )
-        self._drop_blocks(seq, known)
-        return known or end
+        self._drop_blocks(seq, end_node)
+        return end_node or end
 
-    def _drop_blocks(self, seq: Sequence, known: Node | None = None) -> None:
+    def _drop_blocks(self, seq: Sequence, end_node: Node | None = None) -> None:
         """Drop the references to all blocks.
 
-        `known`: radix node of their content, if it is cached.
+        `end_node`: radix node of their content, if it is cached.
         """
         if self.beside is not None:
-            self.beside.leave(seq, known)
+            self.beside.leave(seq, end_node)
         for block in reversed(seq.kv.blocks):
             self.prefixes.release(block)
         seq.kv.blocks = []

@@ -80,14 +80,14 @@ class Offload:
             with suppress(MemoryError, OSError):
                 self.host.put(node.key, node.owners, self.store.read(node.block))
 
-    def save_ahead(self, nodes: Iterable[Node], wanted: Callable[[], bool]) -> None:
+    def save_ahead(self, nodes: Iterable[Node], request_waits: Callable[[], bool]) -> None:
         """Offload blocks before they are evicted.
 
-        Stops when `wanted()` is True (a request waits) or host memory is full.
+        Stops when `request_waits()` is True (a request waits) or host memory is full.
         """
         assert self.host is not None
         for node in nodes:
-            if wanted() or not self.host.has_room(self.store.nbytes):
+            if request_waits() or not self.host.has_room(self.store.nbytes):
                 break
             if node.key not in self.host and self._is_kept(node):
                 self._save_block(node)
@@ -116,13 +116,13 @@ class Offload:
         Returns True if the usable prefix may be longer than `n_found` tokens now.
         """
         prefixes = self.prefixes
-        known = self._known(root, tokens, limit, inexact=inexact)
-        end = self._end(root, known, tokens[:limit]) if prefixes.by_ends else (None, 0)
-        known, n_tokens = self._reached(known, *end)
+        cached = self._known(root, tokens, limit, inexact=inexact)
+        end = self._end(root, cached, tokens[:limit]) if prefixes.by_ends else (None, 0)
+        cached, n_tokens = self._reached(cached, *end)
         if n_tokens <= n_found:
             return False
         nodes: list[Node] = []  # referenced, so that restoring evicts none of them
-        for name, key, node in known:
+        for name, key, node in cached:
             if node is None:
                 node = self._restored(nodes[-1] if nodes else root, name, key, owner)
                 if node is None:
@@ -159,50 +159,52 @@ class Offload:
         data: dict[Node, Bytes] = {}
         for node in seen:
             if beside.of(node) is None:
-                found = self.host.get(_beside(node.key), owner)
-                if found is None:
+                hit = self.host.get(_beside(node.key), owner)
+                if hit is None:
                     return
-                data[node] = found
+                data[node] = hit
         with suppress(MemoryError, OSError):
             beside.put(seen, data)
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
         """Export a slot: (longest resumable prefix of `tokens`, blocks, auxiliary state)."""
         root, owner = self.prefixes.root_of(choice), 1 << slot.id
-        known = self._known(root, tokens, len(tokens))
-        known, n_tokens = self._reached(known, *self._end(root, known, tokens))
+        cached = self._known(root, tokens, len(tokens))
+        cached, n_tokens = self._reached(cached, *self._end(root, cached, tokens))
         others: list[Bytes] = []
         if self.beside is not None:
-            others = [self._read_beside(known[i], owner) for i in self.beside.seen(n_tokens)]
-        return tokens[:n_tokens], [self._read(block, owner) for block in known], others
+            others = [self._read_beside(cached[i], owner) for i in self.beside.seen(n_tokens)]
+        return tokens[:n_tokens], [self._read(block, owner) for block in cached], others
 
-    def _reached(self, known: list[CachedBlock], end: CachedBlock | None, n_more: int) -> tuple[list[CachedBlock], int]:
+    def _reached(
+        self, cached: list[CachedBlock], end: CachedBlock | None, n_more: int
+    ) -> tuple[list[CachedBlock], int]:
         """Usable part of cached blocks and the partial block `end` of `n_more` tokens.
 
         Returns (blocks, number of tokens in them).
         """
-        n = len(known)
+        n = len(cached)
         if self.beside is not None:
-            here = [self._has_beside(block) for block in known]
+            here = [self._has_beside(block) for block in cached]
             n, n_more = usable_prefix(
                 self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end)
             )
         last = [end] if end is not None and n_more else []
-        return [*known[:n], *last], n * BLOCK_SIZE + n_more
+        return [*cached[:n], *last], n * BLOCK_SIZE + n_more
 
-    def _end(self, root: Node, known: list[CachedBlock], tokens: list[int]) -> tuple[CachedBlock | None, int]:
+    def _end(self, root: Node, cached: list[CachedBlock], tokens: list[int]) -> tuple[CachedBlock | None, int]:
         """Partial block after `known` that holds the next tokens, and how many of them it holds.
 
         In recurrent models its content must end there and have a state; the longest such block
         wins. Otherwise an exact match wins, then the longest common prefix.
         """
-        node, key = (known[-1].node, known[-1].key) if known else (root, b"")
-        rest = tuple(tokens[len(known) * BLOCK_SIZE :][: BLOCK_SIZE - 1])
+        node, key = (cached[-1].node, cached[-1].key) if cached else (root, b"")
+        rest = tuple(tokens[len(cached) * BLOCK_SIZE :][: BLOCK_SIZE - 1])
         if self.prefixes.by_ends:
             for n in range(len(rest), 0, -1):
-                found = self._next(node, key, rest[:n], inexact=False)
-                if found is not None and self._has_beside(found):
-                    return found, n
+                hit = self._next(node, key, rest[:n], inexact=False)
+                if hit is not None and self._has_beside(hit):
+                    return hit, n
             return None, 0
         if node is None or not rest:
             return None, 0
@@ -220,7 +222,7 @@ class Offload:
         prefixes, owner = self.prefixes, 1 << slot.id
         n_full = len(tokens) // BLOCK_SIZE
         node = prefixes.root_of(choice)
-        held: list[int] = []  # referenced, so that allocation evicts none of them
+        references: list[int] = []  # referenced, so that allocation evicts none of them
         path: list[Node] = []
         try:
             for i in range(n_full):
@@ -229,14 +231,14 @@ class Offload:
                     break
                 prefixes.acquire(child.block)
                 child.owners |= owner
-                held.append(child.block)
+                references.append(child.block)
                 path.append(child)
                 node = child
-            if prefixes.n_available < len(blocks) - len(held):
+            if prefixes.n_available < len(blocks) - len(references):
                 return False
-            for i in range(len(held), len(blocks)):
+            for i in range(len(references), len(blocks)):
                 block = prefixes.allocate()
-                held.append(block)
+                references.append(block)
                 self.store.write(block, blocks[i])
                 part = tuple(tokens[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE])
                 if len(part) == BLOCK_SIZE:
@@ -249,15 +251,15 @@ class Offload:
                 self.beside.put(seen, dict(zip(seen, others, strict=True)))
             return True
         finally:
-            for block in reversed(held):
+            for block in reversed(references):
                 prefixes.release(block)
 
     def share(self, source: Slot, slot: Slot) -> None:
         """Add another slot as an owner of a slot's cached blocks."""
         tokens, root, owner = source.cached, self.prefixes.root_of(source.choice), 1 << slot.id
-        known = self._known(root, tokens, len(tokens))
-        end, _ = self._end(root, known, tokens)
-        for block in known if end is None else [*known, end]:
+        cached = self._known(root, tokens, len(tokens))
+        end, _ = self._end(root, cached, tokens)
+        for block in cached if end is None else [*cached, end]:
             if block.node is not None:
                 block.node.owners |= owner
             elif self.host is not None:
@@ -270,16 +272,16 @@ class Offload:
 
         `inexact`: accept moved KV where no exact block is cached.
         """
-        known: list[CachedBlock] = []
+        cached: list[CachedBlock] = []
         node: Node | None = root
         for start in range(0, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
             part = tuple(tokens[start : start + BLOCK_SIZE])
-            found = self._next(node, known[-1].key if known and node is None else b"", part, inexact=inexact)
-            if found is None:
+            hit = self._next(node, cached[-1].key if cached and node is None else b"", part, inexact=inexact)
+            if hit is None:
                 break
-            known.append(found)
-            node = found.node
-        return known
+            cached.append(hit)
+            node = hit.node
+        return cached
 
     def _next(self, node: Node | None, key: bytes, part: tuple[int, ...], *, inexact: bool) -> CachedBlock | None:
         """Cached block after `node`, or after the block `key` of host memory.

@@ -216,12 +216,12 @@ class PrefixCache:
 
         If its content is cached already, the caller gets that block instead.
         """
-        known = parent.children.get(tokens)
-        if known is not None:
-            self.acquire(known.block)
+        existing = parent.children.get(tokens)
+        if existing is not None:
+            self.acquire(existing.block)
             self.release(block)
-            known.owners |= owner
-            return known
+            existing.owners |= owner
+            return existing
         return self.insert(parent, tokens, block, owner)
 
     def insert_partial(self, parent: Node, tokens: tuple[int, ...], block: int, owner: int) -> Node | None:
@@ -241,15 +241,15 @@ class PrefixCache:
 
     def forget_after(self, blocks: set[int]) -> bool:
         """Evict idle descendants of these blocks; True if there were any."""
-        found = False
+        any_evicted = False
         for node in list(self.idle):  # children come before their parents
             above = node.parent
             while above is not None and above.block not in blocks:
                 above = above.parent
             if above is not None and node.block not in blocks and not node.children:
                 self._remove(node)
-                found = True
-        return found
+                any_evicted = True
+        return any_evicted
 
     def forget(self, owner: int) -> None:
         """Drop blocks that only this slot's sequences have used."""

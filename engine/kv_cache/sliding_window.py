@@ -111,10 +111,10 @@ class SlidingWindowBlocks:
 
     def seal(self, seq: Sequence, i: int) -> None:
         """Cache the sequence's block `i` under seq.kv.node."""
-        known = self._of.get(seq.kv.node)
-        if known is None:
+        cached_block = self._of.get(seq.kv.node)
+        if cached_block is None:
             self.learn(seq.kv.node, seq.kv.window_blocks[i])
-        elif known != seq.kv.window_blocks[i]:  # another sequence was faster: the bits are the same
+        elif cached_block != seq.kv.window_blocks[i]:  # another sequence was faster: the bits are the same
             self.release(seq.kv.window_blocks[i])
             seq.kv.window_blocks[i] = self.acquire(seq.kv.node)
             seq.kv.uploaded = False
@@ -133,8 +133,8 @@ class SlidingWindowBlocks:
         self._trim(seq)
         first = self.seen(seq.n_computed).start
         for i in range(seq.kv.n_window_passed, first):
-            wanted = any(i in self.seen(mark) for mark in seq.kv.marks)
-            self.release(seq.kv.window_blocks[i], behind=not wanted)
+            is_marked = any(i in self.seen(mark) for mark in seq.kv.marks)
+            self.release(seq.kv.window_blocks[i], behind=not is_marked)
             seq.kv.window_blocks[i] = self.store.n
         if first > seq.kv.n_window_passed:
             seq.kv.n_window_passed = first
@@ -170,14 +170,14 @@ class SlidingWindowBlocks:
 
         Raises MemoryError or OSError if the device cannot.
         """
-        held: list[int] = []  # referenced, so that allocation evicts none of them
+        references: list[int] = []  # referenced, so that allocation evicts none of them
         try:
-            held += [self.acquire(node) for node in nodes if node in self._of]
+            references += [self.acquire(node) for node in nodes if node in self._of]
             for node in nodes:
                 if node not in self._of:
-                    held.append(self.take())
-                    self.store.write(held[-1], data[node])
-                    self.learn(node, held[-1])
+                    references.append(self.take())
+                    self.store.write(references[-1], data[node])
+                    self.learn(node, references[-1])
         finally:
-            for block in held:
+            for block in references:
                 self.release(block)

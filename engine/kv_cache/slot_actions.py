@@ -36,9 +36,9 @@ def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) ->
 def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
     """Tokens of the slot's last sequence, including the last one, which is not in the KV cache."""
     slot = idle_slot(scheduler, id)
-    known = slot.cached
+    cached = slot.cached
     last = slot.sequence.tokens if slot.sequence is not None else []
-    return tuple(last if known and last[: len(known)] == known else known)
+    return tuple(last if cached and last[: len(cached)] == cached else cached)
 
 
 def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None) -> None:

@@ -180,10 +180,10 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tupl
     if header.get("model") != kind.model:
         raise InvalidRequest(f"slot file '{name}' was saved with another model")
     for key in fields(kind):
-        found, wanted = header.get(key.name, 0), getattr(kind, key.name)  # older files have no auxiliary state
-        if found != wanted:
+        value, expected = header.get(key.name, 0), getattr(kind, key.name)  # older files have no auxiliary state
+        if value != expected:
             raise InvalidRequest(
-                f"slot file '{name}' was saved with {key.name} {str(found)[:32]}, this server has {wanted}"
+                f"slot file '{name}' was saved with {key.name} {str(value)[:32]}, this server has {expected}"
             )
     n_tokens, adapters = header.get("n_tokens"), _adapters(header.get("adapters"))
     if type(n_tokens) is not int or not 0 <= n_tokens <= MAX_TOKENS or adapters is None:

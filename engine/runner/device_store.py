@@ -57,6 +57,6 @@ class DeviceBlocks(DeviceStore):
         self._session.write(self._tables.name, table, slot * self._tables.shape[1] * 4)
         self._prefault.used(int(np.where(table < self.n, table, 0).max(initial=0)))
 
-    def prefault(self, wanted: Callable[[], bool]) -> None:
-        """Prefault memory of the blocks that are used next, until `wanted()`: a request waits."""
-        self._prefault.run(wanted)
+    def prefault(self, request_waits: Callable[[], bool]) -> None:
+        """Prefault memory of the blocks that are used next, until `request_waits()`: a request waits."""
+        self._prefault.run(request_waits)

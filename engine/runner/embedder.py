@@ -95,10 +95,10 @@ class Embedder:
         tuned = self._tuned(choice)
         key = ("embed", n, length, pooling, tuned.name)
         feeds |= tuned.feeds(n * length)
-        (found,) = tuned.session.run(key, lambda: [self.graph(n, length, pooling, choice)], feeds)
+        (vectors,) = tuned.session.run(key, lambda: [self.graph(n, length, pooling, choice)], feeds)
         if pooling != "none":
-            return [found[i].copy() for i in range(n)]
-        return [found[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
+            return [vectors[i].copy() for i in range(n)]
+        return [vectors[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
 
     def everything(self) -> list[Tensor]:
         """Graphs that together contain every op of any run."""

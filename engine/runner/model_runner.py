@@ -209,18 +209,18 @@ class ModelRunner:
         self.gguf.release()
         self._ahead = self._usual()[::-1]
 
-    def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
+    def prepare_ahead(self, request_waits: Callable[[], bool] = lambda: False) -> bool:
         """Prefault KV memory and make one more plan of the warm-up set, so that no request waits
         for it.
 
         Returns False if there is nothing left to make. Errors are ignored: the step that needs the
-        plan reports them. `wanted()` is True if a request waits by now.
+        plan reports them. `request_waits()` is True if a request waits by now.
         """
         for blocks in self._blocks:
-            blocks.prefault(wanted)
+            blocks.prefault(request_waits)
         try:
             if not self._ahead:
-                return self.preemptible.prepare_ahead(wanted)
+                return self.preemptible.prepare_ahead(request_waits)
             shape = self._ahead.pop()
             self.session.cached_plan(shape, lambda: self.build(shape))
         except (MemoryError, OSError, DeviceLost):
@@ -313,8 +313,8 @@ class ModelRunner:
     def build(self, shape: Shape) -> list[Tensor]:
         """Graph of a step: nodes that only run, then nodes whose results are fetched."""
         model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
-        kept, fetched = self._graph.nodes(model, shape)
-        return kept + fetched
+        effects, fetched = self._graph.nodes(model, shape)
+        return effects + fetched
 
     def tuned(self, choice: Choice) -> AdaptedModel:
         """Model with weights and adapters, for graphs other than request steps."""

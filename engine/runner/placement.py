@@ -23,9 +23,9 @@ class PlacementOptions:
     shares: tuple[float, ...] = ()  # relative share of each device; (): by memory
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
 
-    def devices(self, wanted: Iterable[str], names: Collection[str], backends: Sequence[Backend]) -> list[Device]:
+    def devices(self, requested: Iterable[str], names: Collection[str], backends: Sequence[Backend]) -> list[Device]:
         """Backends with their `--device` names. `wanted` includes devices that were lost."""
-        others = [name for name in dict.fromkeys(wanted) if name != "cpu"]
+        others = [name for name in dict.fromkeys(requested) if name != "cpu"]
         shares = dict(zip(others, self.shares, strict=False))
         if not any(shares.get(name) for name in names):
             shares = {name: float(b.memory_bytes or 1) for name, b in zip(names, backends, strict=True)}

@@ -74,8 +74,8 @@ class PreemptiblePrefill:
         """Number of tokens → seconds of the longest part, the largest size first."""
         return self._longest
 
-    def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
-        """Make the next plan and run it until its parts are cut, or until `wanted()`: a request
+    def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
+        """Make the next plan and run it until its parts are cut, or until `request_waits()`: a request
         waits.
 
         Returns False if there is no plan left to make.
@@ -83,7 +83,7 @@ class PreemptiblePrefill:
         if not self._missing:
             return False
         while len(self._alone) < RUNS and not (self._alone and self._alone[0] >= SHORT):
-            if wanted():
+            if request_waits():
                 return True
             began = time.perf_counter()
             self._engine.run_alone()
@@ -92,7 +92,7 @@ class PreemptiblePrefill:
         self._next = plan = self._next or self._made(self._missing[0], alone)
         while alone < SHORT and not (plan.is_fully_cut and plan.longest_part_seconds):
             for _ in plan.parts(None):
-                if wanted():
+                if request_waits():
                     return True
         n = self._missing.pop(0)
         self._plans[n], self._longest[n], self._next = plan, 0.0, None

@@ -36,10 +36,10 @@ class Prefault:
         """Note that a step uses this block."""
         self._used = max(self._used, block + 1)
 
-    def run(self, wanted: Callable[[], bool]) -> None:
-        """Prefault until `wanted()` is True (a request waits) or the lead is reached."""
+    def run(self, request_waits: Callable[[], bool]) -> None:
+        """Prefault until `request_waits()` is True (a request waits) or the lead is reached."""
         end, n = min(self._n_blocks, self._used + self._lead), len(self._caches)
-        while n and (first := self._done // n * self._step) < end and not wanted():
+        while n and (first := self._done // n * self._step) < end and not request_waits():
             cache = self._caches[self._done % n]
             size = cache.nbytes // self._n_blocks
             self._session.prefault(cache.name, first * size, min(self._step, self._n_blocks - first) * size)

@@ -30,14 +30,14 @@ class StepGraph:
 
         The fetched nodes are the ids of the sampled positions and, if asked for, log-probabilities.
         """
-        logits, kept = self._logits(model, shape)
+        logits, effects = self._logits(model, shape)
         if logits is None:
-            return kept, []
+            return effects, []
         sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
         if not shape.n_top:
-            return kept, [ids]
-        return kept, [ids, log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1)]
+            return effects, [ids]
+        return effects, [ids, log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1)]
 
     def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
         """Logits of the sampled positions, or None without any, and nodes that only run."""
@@ -51,8 +51,8 @@ class StepGraph:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]
         x = model.hidden(batch, Cached(self.memory, batch))
-        kept = follow(model, batch, self.memory, hidden, x)
+        effects = follow(model, batch, self.memory, hidden, x)
         if shape.whole or not shape.n_out:
-            return model.head(x) if shape.n_out else None, kept
+            return model.head(x) if shape.n_out else None, effects
         out = feed("out", (shape.n_out,), "i32")
-        return model.head(get_rows(x, out), out), kept
+        return model.head(get_rows(x, out), out), effects

@@ -80,9 +80,9 @@ class GrammarState:
         self._text += tokenizer.piece(id)
         self._starts.append((at, id))
         longest = max(map(len, constraint.words), default=0)
-        found = [self._text.find(word, max(0, at - longest + 1)) for word in constraint.words]
-        found += [pattern.search(self._text) for pattern in constraint.patterns]
-        start = min((place for place in found if place >= 0), default=-1)
+        results = [self._text.find(word, max(0, at - longest + 1)) for word in constraint.words]
+        results += [pattern.search(self._text) for pattern in constraint.patterns]
+        start = min((place for place in results if place >= 0), default=-1)
         if start < 0:
             return
         ends = [place for place, _ in self._starts[1:]] + [len(self._text)]
@@ -108,23 +108,23 @@ class GrammarState:
         An error at a draft token is returned in place of its mask, for the token may be rejected.
         The state is rolled back; while a trigger is awaited it is not, so call this on a copy then.
         """
-        found: list[MaskResult] = [self.mask()]
+        results: list[MaskResult] = [self.mask()]
         n_accepted = 0
         try:
             for id in draft:
                 if self._matcher is None:
                     self.accept(id)
-                    found.append(self.mask())
+                    results.append(self.mask())
                 elif self._matcher.accept(id):
                     n_accepted += 1
-                    found.append(self._matcher.mask())
+                    results.append(self._matcher.mask())
                 else:
                     break
         except GrammarError as error:
-            found.append(error)
+            results.append(error)
         if self._matcher is not None:
             self._matcher.rollback(n_accepted)
-        return found
+        return results
 
     def copy(self) -> GrammarState:
         """Independent copy of the state."""
@@ -150,11 +150,11 @@ class TokenBitmask:
         row after a forbidden draft token gets an arbitrary mask, for it will be rejected.
         """
         masks = self._job.result(max(0.0, seconds))
-        found = masks[min(self._index, len(masks) - 1)]
-        if isinstance(found, GrammarError):
-            raise found
-        self.bits = found
-        return found
+        results = masks[min(self._index, len(masks) - 1)]
+        if isinstance(results, GrammarError):
+            raise results
+        self.bits = results
+        return results
 
 
 class TokenBitmasks:

@@ -33,9 +33,9 @@ def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
     """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities
     `p` > 0.
     """
-    known = np.fromiter(ids, np.int64)
-    known = known[known >= 0]
-    return Candidates(known, np.log(p[: len(known)]), True, p[: len(known)])
+    candidate_ids = np.fromiter(ids, np.int64)
+    candidate_ids = candidate_ids[candidate_ids >= 0]
+    return Candidates(candidate_ids, np.log(p[: len(candidate_ids)]), True, p[: len(candidate_ids)])
 
 
 def infill(c: Candidates, n_left: int, texts: Texts) -> None:
@@ -52,11 +52,11 @@ def infill(c: Candidates, n_left: int, texts: Texts) -> None:
         c.take(np.array(ends), is_sorted=True)
         return
     _merge(p, [texts.piece(id, special=False) for id in ids])
-    kept = [i for i, share in enumerate(p) if ends[i] or share >= LEAST]
-    n_texts = sum(not ends[i] for i in kept)
+    survivors = [i for i, share in enumerate(p) if ends[i] or share >= LEAST]
+    n_texts = sum(not ends[i] for i in survivors)
     if n_texts:
-        least = sum(p[i] for i in kept) / (n_texts + 1)
-        c.take([i for i in kept if ends[i] or p[i] >= least], is_sorted=True)
+        least = sum(p[i] for i in survivors) / (n_texts + 1)
+        c.take([i for i in survivors if ends[i] or p[i] >= least], is_sorted=True)
         return
     end = texts.eot_id if texts.eot_id is not None else texts.eos_id
     c.take([0], is_sorted=True)

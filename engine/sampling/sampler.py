@@ -224,10 +224,10 @@ class RowSampler:
             values += penalties.counts.values()
             kinds += [s.PENALTY_ENTRY] * len(penalties.counts)
         if dry:
-            found = dry.penalties()
-            ids += found
-            values += found.values()
-            kinds += [s.DRY_ENTRY] * len(found)
+            dry_entries = dry.penalties()
+            ids += dry_entries
+            values += dry_entries.values()
+            kinds += [s.DRY_ENTRY] * len(dry_entries)
         return Row(vector, self._chain, draws, kinds, ids, values, mask)
 
     def accept(self, word: int) -> int:

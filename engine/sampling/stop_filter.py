@@ -53,20 +53,20 @@ class StopFilter:
 
     def _filter(self, text: str) -> tuple[str, str | None]:
         text = self._held + text
-        found: str | None = None
+        stop_string: str | None = None
         end = len(text)
         for stop in self._stop:  # the earliest wins, then the first listed
             at = text.find(stop, 0, end + len(stop) - 1)
-            if at >= 0 and (found is None or at < end):
-                found, end = stop, at
-        if found is None:
+            if at >= 0 and (stop_string is None or at < end):
+                stop_string, end = stop, at
+        if stop_string is None:
             end -= max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[end:]
         shown = self._indented(text[:end])
         if self.ended:
             return shown, None
-        self.ended = found is not None
-        return shown, found
+        self.ended = stop_string is not None
+        return shown, stop_string
 
     def _indented(self, text: str) -> str:
         """Text up to the first line, after the first one, that begins with fewer than n_indent

@@ -160,16 +160,16 @@ class ModelDrafter:
         self._active = {seq.slot.id for seq, _ in requests if seq.slot is not None}
         for id in self._active:
             self._caches[id] = self._caches.pop(id) if id in self._caches else self._new_cache(id)
-        left = self._n_ubatch if len(requests) == 1 else min(self._n_ubatch, PROMPT_CHUNK)
+        budget = self._n_ubatch if len(requests) == 1 else min(self._n_ubatch, PROMPT_CHUNK)
         builders = []
         for seq, n_most in requests:
             assert seq.slot is not None
             cache = self._caches[seq.slot.id]
-            known = self._forget(cache, min(common_prefix(cache.tokens, seq.tokens), len(seq.tokens) - 1))
-            n = min(left, len(seq.tokens) - known)
-            if n > 0 and max(seq.tokens[known : known + n]) < self._n_vocab and self._has_room(cache, n):
+            n_common = self._forget(cache, min(common_prefix(cache.tokens, seq.tokens), len(seq.tokens) - 1))
+            n = min(budget, len(seq.tokens) - n_common)
+            if n > 0 and max(seq.tokens[n_common : n_common + n]) < self._n_vocab and self._has_room(cache, n):
                 builders.append(_ModelDraft(seq, max(0, n_most), cache=cache, n_now=n))
-                left -= n
+                budget -= n
         return builders
 
     def sleep(self) -> None:

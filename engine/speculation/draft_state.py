@@ -103,8 +103,8 @@ class Drafts:
         self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
         self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
         self._client = client
-        known = params.n_max or CLIENT_N_MAX  # a client's draft starts at full length
-        self._paces = [Pace(known if d is client else FIRST_DRAFT, params.n_min) for d in self.drafters]
+        first_length = params.n_max or CLIENT_N_MAX  # a client's draft starts at full length
+        self._paces = [Pace(first_length if d is client else FIRST_DRAFT, params.n_min) for d in self.drafters]
         self._model_pace = Pace(FIRST_DRAFT, params.n_min) if throttled else None
         self._source: tuple[Drafter | None, Pace] | None = None  # source of the current draft
 

@@ -76,7 +76,7 @@ class Speculator:
 
         `n_all`: sequences of the step. `room`: draft tokens of all of them together.
         """
-        left = room
+        budget = room
         for_models: Wanted = {}
         for seq, n_most in requests:
             drafts = _drafts_of(seq)
@@ -86,8 +86,8 @@ class Speculator:
                 n_max = self.settings.draft_n_max if n_max is None else n_max
                 n = 0 if drafts.tokens or n_most <= 0 else drafts.of_model(min(n_most, n_max))
                 for_models.setdefault(kind, []).append((seq, n))
-            left -= len(drafts.tokens)
-        for_models = self._shortened(for_models, n_all, left)
+            budget -= len(drafts.tokens)
+        for_models = self._shortened(for_models, n_all, budget)
         for kind, part in for_models.items():
             for seq, draft in self.models[kind].propose(part, allocate).items():
                 drafts = _drafts_of(seq)
