@@ -99,7 +99,7 @@ class AsyncLLM:
 
     @property
     def in_this_process(self) -> bool:
-        """Whether this process opened the model, and is no fork of the one that did."""
+        """True if this process opened the model; a fork of it did not."""
         return os.getpid() == self._pid
 
     async def start(self) -> None:

@@ -93,7 +93,7 @@ class CompletionResult:
             self.finished = event
 
     def chunks(self, event: Event) -> list[Chunk]:
-        """What an event adds to a stream."""
+        """Chunks that an event adds to a stream."""
         self.add(event)
         if isinstance(event, Token):
             return [Chunk(event.text, (event.id,), None, self._logprobs([event]))]
@@ -145,7 +145,7 @@ class ChatResult(CompletionResult):
         self._message = ParsedMessage()
 
     def chat_chunks(self, event: Event) -> list[ChatChunk]:
-        """What an event adds to a stream."""
+        """Chunks that an event adds to a stream."""
         self.add(event)
         if isinstance(event, Token):
             return [_chunk(delta) for delta in self._take(event.text)]

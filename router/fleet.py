@@ -164,7 +164,7 @@ class Fleet(Generic[C]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called: no more children are started."""
+        """True if `close` was called: no more children are started."""
         return self._closed
 
     async def changed(self) -> None:

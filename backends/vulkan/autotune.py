@@ -43,7 +43,7 @@ MOST_ROWS = 129  # where they begin if they win in none
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether cooperative matrices are used, the reason, and the number of rows from which
+    """True if cooperative matrices are used, the reason, and the number of rows from which
     they are.
     """
 

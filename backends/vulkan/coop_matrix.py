@@ -93,7 +93,7 @@ def choose(supported: Iterable[Entry], subgroup: int) -> Matrices | None:
 
 
 def _fits(sizes: tuple[int, int, int], subgroup: int) -> bool:
-    """Whether tiles divide a group's rows, columns and subgroups."""
+    """True if tiles divide a group's rows, columns and subgroups."""
     return (
         all(size in SIZES for size in sizes)
         and subgroup in (8, 16, 32, 64, 128)

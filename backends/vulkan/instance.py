@@ -213,7 +213,7 @@ def all_devices(validation: bool = False) -> list[DeviceInfo]:
 
 
 def has_validation() -> bool:
-    """Whether the validation layer is installed."""
+    """True if the validation layer is installed."""
     ffi, lib = binding()
     layers = listed(lib.vkEnumerateInstanceLayerProperties, "VkLayerProperties")
     return VALIDATION_LAYER in (ffi.string(layer.layerName).decode() for layer in layers)

@@ -23,7 +23,7 @@ class Hazards:
         self._written, self._read = _Ranges(), _Ranges()
 
     def meets(self, reads: list[Range], writes: list[Range]) -> bool:
-        """Whether a command with these reads and writes needs a barrier first. The command is
+        """True if a command with these reads and writes needs a barrier first. The command is
         noted.
         """
         conflict = (

@@ -102,7 +102,7 @@ def as_text(entries: list[dict[str, Any]]) -> str:
 
 
 def products_as_text(products: dict[str, Any]) -> str:
-    """How a Vulkan device multiplies quantised weights."""
+    """Kernels with which a Vulkan device multiplies quantised weights."""
     dots = f"integer dot products: {'used' if products['integer_dots'] else 'not used'}"
     if not products["matrices"]:
         return f"{dots}; cooperative matrices: none"

@@ -37,7 +37,7 @@ def _say(**words: object) -> None:
 
 
 class Lines:
-    """How the download of a file goes, for programs."""
+    """Progress of a file's download, for programs."""
 
     def __init__(self, name: str) -> None:
         self._name, self._printed = name, 0.0

@@ -104,7 +104,7 @@ def forget_part(part: Path) -> None:
 
 
 def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
-    """Whether the path still names the open file; a process that finishes renames it."""
+    """True if the path still names the open file; a process that finishes renames it."""
     try:
         return os.path.samestat(os.fstat(open_file.fileno()), path.stat())
     except OSError:

@@ -222,7 +222,7 @@ class _Probe:
         }
 
     def reasoning_form(self) -> str:
-        """Where the template reads an assistant's reasoning: one of REASONING_FORMS; "": nowhere."""
+        """The place where the template reads reasoning: one of REASONING_FORMS; "": none."""
         for form in REASONING_FORMS:
             called = _with_reasoning({"role": "assistant", "content": "", "tool_calls": [_CALL]}, form, "MARK-A")
             said = _with_reasoning({"role": "assistant", "content": "a"}, form, "MARK-A")

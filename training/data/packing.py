@@ -45,8 +45,7 @@ class Dataset(Protocol):
 
     @property
     def ends(self) -> I32:
-        """Where the tokens of each sample end; samples that end before another begins share
-        none."""
+        """Ends of the samples' tokens; samples that end before another begins share no tokens."""
         ...
 
 

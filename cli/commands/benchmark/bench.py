@@ -142,7 +142,7 @@ class Bench:
 
     @property
     def alone(self) -> bool:
-        """Whether the CPU is the only device; the limits measured are the CPU's."""
+        """True if the CPU is the only device; the limits measured are the CPU's."""
         return len(self.engine.session.backends) == 1
 
     def limits(self) -> Machine:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Of the matrices that a token passes (`layers`) and of the output matrix: bytes, and multiply-adds of a row. Of
-    experts, bytes are all of them's, multiply-adds those with a token's."""
+    """Bytes and multiply-adds a row of the matrices in the layers and of the output matrix.
+
+    Bytes count all experts, multiply-adds those of one token.
+    """
 
     layer_bytes: int
     expert_bytes: int
@@ -28,8 +30,7 @@ class _Weights:
     n_expert_used: int
 
     def read_bytes(self, n_tokens: int) -> float:
-        """Of the layers, by a step of so many tokens: of the experts those that are expected to be chosen, if each
-        token chooses by chance."""
+        """Bytes of the layers that a step of so many tokens reads, with the experts expected by random routing."""
         used = expected_expert_fraction(self.n_expert, self.n_expert_used, n_tokens)
         return self.layer_bytes + used * self.expert_bytes
 
@@ -61,15 +62,15 @@ def _met(t: TensorInfo, part: float = 1) -> Cost:
 
 
 def _of_experts(name: str, t: TensorInfo) -> bool:
-    """Whether a row meets some parts of it only; of what heads make of a row (models/architectures/mla.py) it meets
-    all.
-    """
+    """True for expert matrices, of which a row uses some; a row uses all heads of an MLA matrix."""
     return len(t.shape) == 3 and ".attn_" not in name
 
 
 def _elements_read(engine: ModelRunner, n: int) -> tuple[int, int]:
-    """What n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part: elements
-    of keys, or of values, and those times how many query heads look at each."""
+    """Elements of keys (or values) that n tokens of one sequence read, summed over tokens and layers.
+
+    Returns (elements, elements times the query heads that read each). A sliding window bounds its layers' part.
+    """
     h, read, met = engine.hparams, 0, 0
     everything = n * (n + 1) // 2
     w = min(h.window or n, n)
@@ -84,8 +85,7 @@ def _elements_read(engine: ModelRunner, n: int) -> tuple[int, int]:
 
 
 def _read(engine: ModelRunner, first: int, last: int, n_batch: int) -> tuple[float, int]:
-    """Of n_batch sequences, by the tokens from one to another: bytes of the cache, and products in f32 (keys by
-    queries, and probabilities by values)."""
+    """(bytes of the KV cache, f32 multiply-adds of attention) of n_batch sequences, from token `first` to `last`."""
     from logitless.models.batch import cache_types
 
     sizes, options = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}, engine.options
@@ -95,20 +95,19 @@ def _read(engine: ModelRunner, first: int, last: int, n_batch: int) -> tuple[flo
 
 
 def _state_macs(engine: ModelRunner, n: int) -> int:
-    """What n tokens recall of states and change in them, in f32 (models/architectures/linear_attention.py)."""
+    """f32 multiply-adds of n tokens with recurrent state (models/architectures/linear_attention.py)."""
     r = engine.hparams.recurrent
     return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.state_shape)) if r else 0
 
 
 def _state_bytes(engine: ModelRunner, n: int) -> int:
-    """States of n sequences, read and written."""
+    """Bytes of recurrent state that n sequences read and write."""
     r = engine.hparams.recurrent
     return 2 * n * r.nbytes if r else 0
 
 
 def prompt_work(engine: ModelRunner, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
-    """Prompts of n tokens after `depth` others, with logits for the last token of each. Each step reads the weights
-    once."""
+    """Cost of prefill: n tokens after `depth` others, with logits of the last one. Each step reads the weights once."""
     w, n = _weights(engine), n_prompt * n_batch
     steps = -(-n // engine.options.n_ubatch)
     _, macs = _read(engine, depth, depth + n_prompt, n_batch)
@@ -117,7 +116,7 @@ def prompt_work(engine: ModelRunner, n_prompt: int, n_batch: int, depth: int = 0
 
 
 def decode_work(engine: ModelRunner, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
-    """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
+    """Cost of decode: n steps of a token a sequence after `depth` others. Each step reads all weights and cells."""
     w, n = _weights(engine), n_gen * n_batch
     of_cache, macs = _read(engine, depth, depth + n_gen, n_batch)
     moved = n_gen * (w.read_bytes(n_batch) + w.output_bytes) + of_cache + _state_bytes(engine, n)

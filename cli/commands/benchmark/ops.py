@@ -55,7 +55,7 @@ class Profile:
 
 
 def kind(t: Tensor) -> str:
-    """Its op, and of a product its weights: type and output rows by columns."""
+    """Name of a node's kind: its op; for products also type, output rows and columns of the weights."""
     weights = [s for s in t.src if s.op == "variable" and s.attrs["constant"] and len(s.shape) == 2]
     if not weights:
         return t.op

@@ -156,17 +156,17 @@ class Parser:
 
     @property
     def raw(self) -> str:
-        """What was read since the last mark."""
+        """Text read since the last mark."""
         return "".join(self._raw)
 
     @property
     def rest(self) -> str | None:
-        """What is still to be read when the text has ended; None: it has not."""
+        """Unread characters after the end of the text; None before it."""
         return "".join(reversed(self._back)) if self._ended else None
 
     @property
     def at_end(self) -> bool:
-        """Whether the text has ended and every character of it was read."""
+        """True if the text has ended and all of it was read."""
         return self.rest == ""
 
     def begin(self, name: str) -> int:
@@ -186,7 +186,7 @@ class Parser:
         self._emit(CallArguments, text)
 
     def frame(self) -> None:
-        """What was read since the last mark is syntax, and so are the blanks before it."""
+        """Take the text since the last mark, and the blanks before it, as syntax."""
         self._held = ""
         self.mark()
 
