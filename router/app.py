@@ -21,7 +21,7 @@ from logitless.router.listing import ModelMeta, download_item, events, model_ite
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, forward, pass_back, stream_over
 from logitless.server.api import anthropic
-from logitless.server.api.context import beside, json_response, read_body
+from logitless.server.api.context import json_response, read_body, to_thread
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
@@ -163,7 +163,7 @@ class Router:
 
     async def _read_again(self) -> None:
         async with self._reading:  # in order: an older reading must not replace a newer one
-            self._fleet.update(await beside(self._read))
+            self._fleet.update(await to_thread(self._read))
 
     def _listed(self) -> Iterator[dict[str, Any]]:
         yield from (model_item(model, self._meta) for model in self._fleet.models.values())
@@ -242,7 +242,7 @@ class Router:
 
     async def _name_in(self, body: bytes) -> str:
         parse = partial(json_object, body)
-        return _name(await beside(parse) if len(body) > _LARGE else parse())
+        return _name(await to_thread(parse) if len(body) > _LARGE else parse())
 
     # -- requests for a model
 

@@ -13,7 +13,7 @@ from logitless.router.catalog import CatalogError
 from logitless.router.downloads import Downloads, Report
 from logitless.router.fleet import CACHE, Fleet
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import beside
+from logitless.server.api.context import to_thread
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class CachedModels:
     async def _remove(self, name: str) -> None:
         if name in self.downloads.running:
             cancelled = await self.downloads.cancel(name)
-            await beside(partial(self._cache.forget_parts, cancelled.source))
+            await to_thread(partial(self._cache.forget_parts, cancelled.source))
             await self._look()
             if name not in self._fleet.models:  # else another client has deleted it
                 return
         await self._fleet.remove(name)
-        await beside(partial(self._cache.remove, name))
+        await to_thread(partial(self._cache.remove, name))
         await self._look()
 
     async def _look(self) -> None:

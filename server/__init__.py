@@ -1,4 +1,6 @@
-"""HTTP: the only place that knows aiohttp. `make_app` builds the application, `serve` runs it until a signal."""
+"""HTTP: the only place that knows aiohttp. `make_app` builds the application, `serve` runs it until
+a signal.
+"""
 
 from __future__ import annotations
 

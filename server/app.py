@@ -164,7 +164,9 @@ def _later(name: str) -> Handler:
 
 
 async def serve(service: AsyncEngine, config: ServerConfig) -> None:
-    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
+    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the
+    engine.
+    """
     await listen(make_app(service, config), config, _running(service), partial(service.stop, 2.5))
 
 
@@ -177,7 +179,9 @@ async def listening(service: AsyncEngine, config: ServerConfig) -> AsyncIterator
 
 
 async def _running(service: AsyncEngine) -> None:
-    """Until the engine ends; by itself it does so with an error only, and a server without one had better end too."""
+    """Until the engine ends; by itself it does so with an error only, and a server without one had
+    better end too.
+    """
     served = await service.loaded()
     log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
     await service.ended()

@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 20  # of a key file
 
 
 class Keys:
-    """Who may enter. With a file, every look notices whether it has changed (one stat): no signal is needed.
+    """API keys of a server. A key file is read again when it changes (one stat a request): no signal is needed.
 
     A file that cannot be read, or that has no key any more, changes nothing: an editor may be writing it. Replacing it
     by renaming is seen at once and whole. Raises OSError and ValueError for the first reading.
@@ -29,11 +29,11 @@ class Keys:
             self._of_file = _digests(read_keys(path))
 
     def __bool__(self) -> bool:
-        """Whether there are keys at all."""
+        """True if there are keys at all."""
         return bool(self._given or self._path)
 
     def match(self, key: str) -> bool:
-        """Whether this is a key; takes as long for any text of this length, and for any key."""
+        """True if this is a key, in constant time for texts of one length."""
         self._look()
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in (*self._given, *self._of_file)]  # all of them
@@ -63,7 +63,9 @@ class Keys:
 
 
 def read_keys(path: str) -> list[str]:
-    """One key a line; blank lines and those that begin with # count for nothing. ValueError: there is none."""
+    """One key a line; blank lines and those that begin with # count for nothing. ValueError: there
+    is none.
+    """
     with open(path, "rb") as f:
         raw = f.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -79,7 +81,7 @@ def read_keys(path: str) -> list[str]:
 
 
 def same(key: str, known: str) -> bool:
-    """Whether two keys are equal, in constant time whatever their lengths."""
+    """True if two keys are equal, in constant time whatever their lengths."""
     return hmac.compare_digest(_digest(key), _digest(known))
 
 

@@ -1,4 +1,4 @@
-"""What the command line tells the server: one frozen value, read by HTTP and by the parser of requests."""
+"""Server settings: one frozen value, set by the command line, read by handlers and parsers."""
 
 from __future__ import annotations
 
@@ -63,5 +63,7 @@ class ServerConfig:
 
     @property
     def model(self) -> str:
-        """The name that responses carry: the first alias of the alphabet, as llama-server's, or the path."""
+        """The name that responses carry: the first alias of the alphabet, as llama-server's, or the
+        path.
+        """
         return min(self.aliases, default=self.alias) or self.model_path

@@ -1,4 +1,4 @@
-"""What stands before every handler: preflights, API keys, CORS, and errors as objects of one line."""
+"""Middleware: preflights, API keys, CORS, and errors as JSON objects of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An answer as a row of blocks: reasoning, text, calls. The Responses and the Messages API both tell it so."""
+"""An answer as a row of blocks: reasoning, text, calls. The Responses and the Messages API both
+tell it so.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Blocks:
     _open: bool = False
 
     def add(self, deltas: Iterable[Delta]) -> list[Step]:
-        """What these deltas do."""
+        """Blocks' steps that these deltas make."""
         steps: list[Step] = []
         for delta in deltas:
             if isinstance(delta, CallBegin):

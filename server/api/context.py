@@ -1,4 +1,4 @@
-"""What every handler needs: the service, the settings, a request's body, and JSON out."""
+"""Request context of handlers: service, settings, body reading, JSON replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, NotSupported, RequestError, Unavailable
 from logitless.engine.stream import Stream
 from logitless.server.api.llamacpp.sessions import Sessions
-from logitless.server.api.openai.stored_responses import KeptResponses
+from logitless.server.api.openai.stored_responses import StoredResponses
 from logitless.server.auth import Keys
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import RequestParser
@@ -48,7 +48,7 @@ class Context:
         self.keys = Keys(config.api_keys, config.api_key_file)
         self._parser: RequestParser | None = None
         self.sessions = Sessions()
-        self.kept = KeptResponses()
+        self.stored = StoredResponses()
         self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
 
     @property
@@ -77,13 +77,13 @@ class Context:
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long."""
         raw = await read_body(request, self.config.timeout)
-        return await unhurried(raw, lambda: parse(json_object(raw)))
+        return await offload_if_large(raw, lambda: parse(json_object(raw)))
 
 
-async def unhurried(raw: bytes, parse: Callable[[], T]) -> T:
+async def offload_if_large(raw: bytes, parse: Callable[[], T]) -> T:
     """The result of `parse`, which reads this body; beside the event loop when that may take long."""
     large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
-    return await beside(parse) if large else parse()
+    return await to_thread(parse) if large else parse()
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
@@ -102,7 +102,7 @@ async def read_body(request: web.Request, seconds: float) -> bytes:
 
 
 async def in_time(arriving: Awaitable[T], seconds: float) -> T:
-    """What the client sends, or 408."""
+    """The result of what the client sends; 408 where it takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await arriving
@@ -110,7 +110,7 @@ async def in_time(arriving: Awaitable[T], seconds: float) -> T:
         raise RequestTimeout("the request did not arrive in time") from None
 
 
-async def beside(work: Callable[[], T]) -> T:
+async def to_thread(work: Callable[[], T]) -> T:
     """The result of `work`, done in a thread while the event loop goes on. The thread is one that the process does not
     wait for when it ends, as it would for asyncio's own: a text of 60 MB takes longer than SIGTERM may."""
     loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ async def beside(work: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(settle, result, raised)
 
-    threading.Thread(target=run, name="beside", daemon=True).start()
+    threading.Thread(target=run, name="to_thread", daemon=True).start()
     return await done
 
 
@@ -147,7 +147,9 @@ def api_key(request: web.Request) -> str:
 
 
 def client_key(request: web.Request) -> str:
-    """Whose streams these are. Behind a router all requests have its key, and it tells the clients apart."""
+    """Whose streams these are. Behind a router all requests have its key, and it tells the clients
+    apart.
+    """
     if request.app[CONTEXT].config.behind_router:
         return request.headers.get(CLIENT_KEY, "")
     return api_key(request)

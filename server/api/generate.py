@@ -1,4 +1,6 @@
-"""The endpoints that generate: submit the job, then one JSON reply or a stream of server-sent events."""
+"""The endpoints that generate: submit the job, then one JSON reply or a stream of server-sent
+events.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
 from logitless.engine.stream import Stream
-from logitless.server.api.context import CONTEXT, Context, beside, client_address, client_key, json_response
+from logitless.server.api.context import CONTEXT, Context, client_address, client_key, json_response, to_thread
 from logitless.server.api.llamacpp.completion import NativeReply
 from logitless.server.api.llamacpp.verify import VerifyReply
 from logitless.server.api.openai.chat import ChatReply
@@ -25,7 +27,7 @@ from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.infill import parse_infill
 from logitless.server.protocol.verify import parse_verify, slot_to_continue
 
@@ -65,12 +67,16 @@ async def chat_completion(request: web.Request) -> web.StreamResponse:
 
 
 def client_of(request: web.Request, job: Job) -> str:
-    """Whom a request counts for when clients take turns: the user that it names, of this key or address."""
+    """Whom a request counts for when clients take turns: the user that it names, of this key or
+    address.
+    """
     return f"{client_key(request) or client_address(request)} {job.options.user}"
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
-    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose next."""
+    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose
+    next.
+    """
     context = request.app[CONTEXT]
     parser = context.parser
     id = await context.parsed(request, lambda body: slot_to_continue(body, context.config))
@@ -90,7 +96,7 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
             return await send(request, context, _told(context, stream, reply), reply.options.sse_ping_interval)
     await collect(request, context, job, reply)
     if reply.is_large:
-        return await beside(lambda: json_response(reply.whole()))
+        return await to_thread(lambda: json_response(reply.whole()))
     return json_response(reply.whole())
 
 
@@ -123,7 +129,7 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
 
 
 async def _told(context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
-    """What a stream of server-sent events says."""
+    """The server-sent events of a stream."""
     context.running[reply.id] = stream
     try:
         while events := await stream.batch():
@@ -220,7 +226,7 @@ async def control(request: web.Request) -> web.Response:
 
     id = await context.parsed(request, lambda body: read(ControlBody, body).id)
     if not id:
-        refuse("id", "must not be empty")
+        bad_request("id", "must not be empty")
     stream = context.running.get(id)
     if stream is None:
         raise NotFound(f"no completion with id {id[:64]!r} is running")

@@ -126,5 +126,7 @@ async def change_props(request: web.Request) -> web.Response:
 
 
 async def not_offered(request: web.Request) -> web.Response:
-    """llama-server's proxy and its tools for agents, as it answers where they have not been turned on."""
+    """llama-server's proxy and its tools for agents, as it answers where they have not been turned
+    on.
+    """
     raise Forbidden("this server runs no tools and fetches nothing for its clients")

@@ -38,7 +38,7 @@ def entries(probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sam
 
 
 def splits_character(tail: bytes) -> bool:
-    """Whether the text so far, of which `tail` are the last bytes, ends inside a UTF-8 character.
+    """True if the text so far, of which `tail` are the last bytes, ends inside a UTF-8 character.
 
     llama-server's rule, which looks for the start of a character only: such a token has no entry in its native shape.
     """
@@ -53,14 +53,14 @@ def splits_character(tail: bytes) -> bool:
 
 
 class Shown:
-    """Which tokens the text that is shown consists of: what a stop text cut off has none."""
+    """Tokens of the text that is shown; text that a stop string cut off has none."""
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
         self._tokenizer, self._request = tokenizer, request
         self._rest = b""  # of the tokens taken so far: bytes that no text has shown yet
 
     def take(self, tokens: Sequence[Token], text: str) -> list[Token]:
-        """Those of the next tokens that begin inside the next text."""
+        """The next tokens that begin inside the next text."""
         raw = self._rest + b"".join([self._piece(token.id) for token in tokens])
         end, at, n = _n_bytes(raw, len(text)), len(self._rest), 0
         while n < len(tokens) and at < end:
@@ -75,7 +75,9 @@ class Shown:
 
 
 def _n_bytes(raw: bytes, n: int) -> int:
-    """How many bytes the first n characters were made of; invalid ones are a U+FFFD of one to three bytes."""
+    """How many bytes the first n characters were made of; invalid ones are a U+FFFD of one to three
+    bytes.
+    """
     at, rest = 0, memoryview(raw)
     while n > 0 and at < len(raw):
         try:
@@ -90,7 +92,9 @@ def _n_bytes(raw: bytes, n: int) -> int:
 
 
 class LegacyLogprobs:
-    """The shape of OpenAI's /v1/completions: four parallel arrays, the offsets counted in characters."""
+    """The shape of OpenAI's /v1/completions: four parallel arrays, the offsets counted in
+    characters.
+    """
 
     def __init__(self, tokenizer: Tokenizer, top: int, post_sampling: bool) -> None:
         self._tokenizer = tokenizer
@@ -112,7 +116,9 @@ class LegacyLogprobs:
         return self._arrays(tokens, values, tops, offsets)
 
     def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> dict[str, Any]:
-        """The prompt's tokens: the first has no probability. `text` may lack what the tokenizer put in front."""
+        """The prompt's tokens: the first has no probability. `text` may lack what the tokenizer put
+        in front.
+        """
         tokens, values, tops, offsets = self._empty()
         pieces = [self._tokenizer.piece(id) for id in ids]
         lengths = [len(self._decoder.decode(piece)) for piece in pieces]

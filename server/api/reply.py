@@ -1,4 +1,4 @@
-"""A reply collects the results of one job, and shows them whole or as they come. Subclasses give the shapes."""
+"""Replies of generation endpoints: collect a job's results, show them whole or as a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells
 
 
 class Result:
-    """What one generation has brought so far."""
+    """Result of one generation so far."""
 
     __slots__ = (
         "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens", "untold",
@@ -92,7 +92,7 @@ class Reply:
 
     @property
     def is_large(self) -> bool:
-        """Whether `whole` takes so long that other streams should not wait for it."""
+        """True if `whole` takes so long that other streams should not wait for it."""
         n_prompt = sum(len(result.request.prompt) for result in self.results)
         return len(self.results) > MANY or n_prompt > LONG or self.options.top is not None
 
@@ -115,14 +115,16 @@ class Reply:
         return [token for token in tokens if token.prob is not None]
 
     def without_end(self, tokens: list[Token], result: Result) -> list[Token]:
-        """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of text only."""
+        """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of
+        text only.
+        """
         ended = result.finished.stop_type == "eos" and tokens and tokens[-1].id in self.tokenizer.eog_ids
         return tokens[:-1] if ended and not result.request.special else tokens
 
     # -- as a stream of server-sent events; each method returns the text to send, perhaps none
 
     def token(self, result: Result, token: Token) -> str:
-        """What one token adds."""
+        """The event of one token."""
         raise NotImplementedError
 
     def progress(self, result: Result, progress: Progress) -> str:

@@ -16,7 +16,7 @@ from logitless.server.api.generate import collect
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.fields import bad_request, read
 
 FORMAT = "@requestFormat"
 
@@ -28,12 +28,14 @@ class PredictBody(Struct, frozen=True, kw_only=True):
 
 
 def wanted() -> bool:
-    """Whether Vertex has started this process."""
+    """True if Vertex has started this process."""
     return os.environ.get("AIP_MODE") == "PREDICTION"
 
 
 async def predict(request: web.Request) -> web.Response:
-    """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions": [completions]}."""
+    """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions":
+    [completions]}.
+    """
     context = request.app[CONTEXT]
     parser, template, _ = context.parser, context.served.template, context.writer
 
@@ -42,9 +44,9 @@ async def predict(request: web.Request) -> web.Response:
 
     def one(i: int, instance: object) -> Job:
         if not isinstance(instance, dict) or instance.get(FORMAT) != "chatCompletions":
-            refuse(f"instances[{i}]", f"must be an object whose {FORMAT} is chatCompletions")
+            bad_request(f"instances[{i}]", f"must be an object whose {FORMAT} is chatCompletions")
         if instance.get("stream"):
-            refuse(f"instances[{i}].stream", "predictions are told as a whole only")
+            bad_request(f"instances[{i}].stream", "predictions are told as a whole only")
         try:
             return parse_chat({name: value for name, value in instance.items() if name != FORMAT}, parser, template)
         except RequestError as error:

@@ -1,4 +1,6 @@
-"""The HTTP reference as Markdown: every endpoint with the fields of its body, from the declarations."""
+"""The HTTP reference as Markdown: every endpoint with the fields of its body, from the
+declarations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers look like, as schemas for the OpenAPI document: fields that are always there, and their types."""
+"""Response schemas of the OpenAPI document: fields that are always there, and their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON bodies of completion requests → typed requests and what the reply must look like. Every 400 names its field."""
+"""Completion requests: bodies to engine requests and reply options. Every 400 names its field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.fields import article, as_integer, as_text, limited, read, refuse, unsupported
+from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, limited, read, unsupported
 from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
@@ -81,7 +81,9 @@ class Job:
 
 
 class RequestParser:
-    """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call it."""
+    """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call
+    it.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, config: ServerConfig, n_ctx: int, adapters: Adapters | None = None
@@ -96,7 +98,9 @@ class RequestParser:
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
 
     def read(self, kind: type[G], body: Mapping[str, Any]) -> G:
-        """The body of a request that generates text, over the server's settings. InvalidRequest names the field."""
+        """The body of a request that generates text, over the server's settings. InvalidRequest
+        names the field.
+        """
         n = self.config.n_parallel
         refuse_unsupported(body)
         return read(kind, body, defaults=self._defaults, n_cmpl=n, id_slot=n - 1)
@@ -121,14 +125,14 @@ class RequestParser:
         best_of = n if request.best_of is None else request.best_of
         limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
         if best_of > n and request.stream:
-            refuse("best_of", "cannot be streamed when it is more than n")
+            bad_request("best_of", "cannot be streamed when it is more than n")
         if echo and top is not None and request.stream:
-            refuse("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
+            bad_request("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
         prompts, many = self.prompts(body.get("prompt"))
         tokens = [self.tokens(prompt) for prompt in prompts]
         if suffix:
             if echo and top is not None:
-                refuse("suffix", "cannot be combined with echo and logprobs")
+                bad_request("suffix", "cannot be combined with echo and logprobs")
             after = self.encode(suffix)
             tokens = [self._gap(before, after) for before in tokens]
         prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
@@ -152,7 +156,7 @@ class RequestParser:
         n = asked.n_cmpl
         best_of = best_of or n
         if len(prompts) * best_of > MAX_RESULTS:
-            refuse("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
+            bad_request("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
         n_probs = 0 if top is None else max(1, top)
         if best_of > n:
             n_probs = max(1, n_probs)
@@ -215,11 +219,11 @@ class RequestParser:
     def prompts(self, value: object, name: str = "prompt") -> tuple[list[object], bool]:
         """The prompts in the value of the field `name`, and whether it was a list of them."""
         if value is None:
-            refuse(name, "is required")
+            bad_request(name, "is required")
         if not isinstance(value, list):
             return [value], False
         if not value:
-            refuse(name, "must not be an empty array")
+            bad_request(name, "must not be an empty array")
         kinds = set(map(type, value))
         if not kinds & {list, dict} and kinds != {str}:  # tokens, or tokens and texts: one prompt
             return [value], False
@@ -244,18 +248,18 @@ class RequestParser:
                     continue
                 id = as_integer(name, item)
                 if not 0 <= id < self.tokenizer.n_vocab:
-                    refuse(name, f"token {str(id)[:20]} is outside the vocabulary of {self.tokenizer.n_vocab}")
+                    bad_request(name, f"token {str(id)[:20]} is outside the vocabulary of {self.tokenizer.n_vocab}")
                 ids.append(id)
         else:
-            refuse(name, f"expected a string or an array of tokens, got {article(prompt)}")
+            bad_request(name, f"expected a string or an array of tokens, got {article(prompt)}")
         if not ids and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id]
         if not ids:
-            refuse(name, "must not be empty: this vocabulary has no BOS token to start with")
+            bad_request(name, "must not be empty: this vocabulary has no BOS token to start with")
         return tuple(ids)
 
     def _all_known(self, items: list[Any]) -> bool:
-        """Whether these are ids of the vocabulary, in an eighth of the time of a look at each."""
+        """True if these are ids of the vocabulary; eight times faster than a look at each."""
         return set(map(type, items)) == {int} and min(items) >= 0 and max(items) < self.tokenizer.n_vocab
 
     def _gap(self, before: tuple[int, ...], after: Sequence[int]) -> tuple[int, ...]:
@@ -285,7 +289,7 @@ class RequestParser:
         return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.n_vocab))
 
     def _shown(self, prompt: object, ids: tuple[int, ...]) -> str:
-        """What `echo` puts in front: the text as it was given, or that of the tokens."""
+        """Text that `echo` puts in front: as it was given, or that of the tokens."""
         if isinstance(prompt, dict):
             prompt = prompt["prompt_string"]
         return prompt if isinstance(prompt, str) else self.tokenizer.pieces(ids).decode("utf-8", "replace")
@@ -301,7 +305,7 @@ def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
 
 def _refuse_tools(body: Mapping[str, Any]) -> None:
     if body.get("tools"):
-        refuse("tools", "needs a chat: POST /v1/chat/completions")
+        bad_request("tools", "needs a chat: POST /v1/chat/completions")
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:

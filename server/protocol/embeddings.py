@@ -15,13 +15,13 @@ from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.completions import MAX_RESULTS, RequestParser
-from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
-    """What bodies of embeddings, reranking and scores have in common."""
+    """Common fields of embeddings, reranking and scores."""
 
     model: Annotated[str, Param("the model's name, or that of an adapter or a fine-tuned model")] = ""
     lora: Annotated[Sequence[LoraScale] | None, Param("adapters by id, with their scales")] = None
@@ -94,12 +94,12 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     name = "content" if body.get("input") is None and asked.content is not None else "input"
     prompts, _ = parser.prompts(getattr(asked, name), name)
     if len(prompts) > MAX_RESULTS:
-        refuse(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
+        bad_request(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
     texts = tuple(parser.tokens(prompt, name) for prompt in prompts)
     for ids in texts:
         _fits(ids, embedder)
     if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
-        refuse("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
+        bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
     base64 = asked.encoding_format == "base64"
     return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions)
@@ -112,7 +112,7 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
     tei = asked.documents is None and asked.texts is not None
     name, given = ("texts", asked.texts) if tei else ("documents", asked.documents)
     if not given:
-        refuse(name, "must be a non-empty array of strings")
+        bad_request(name, "must be a non-empty array of strings")
     documents = [document if isinstance(document, str) else document.text for document in given]
     top_n = len(documents) if asked.top_n is None else asked.top_n
     if embedder.template:
@@ -128,14 +128,18 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
 
 
 def _filled(parser: RequestParser, template: str, query: str, document: str) -> tuple[int, ...]:
-    """llama-server's other form, of files that have one: {query} and {document} stand for the texts."""
+    """llama-server's other form, of files that have one: {query} and {document} stand for the
+    texts.
+    """
     texts = {"{query}": query, "{document}": document}
     text = re.sub(r"\{query\}|\{document\}", lambda match: texts[match[0]], template)
     return tuple(parser.encode(text, parse_special=True))
 
 
 def _pair(parser: RequestParser, query: list[int], document: list[int]) -> tuple[int, ...]:
-    """llama-server's form: [BOS] query [EOS] [SEP] document [EOS], each where the vocabulary wants it."""
+    """llama-server's form: [BOS] query [EOS] [SEP] document [EOS], each where the vocabulary wants
+    it.
+    """
     vocab, tokenizer = parser.tokenizer.vocab, parser.tokenizer
     bos, sep = tokenizer.bos_id, tokenizer.sep_id
     eos = tokenizer.eos_id if tokenizer.eos_id is not None else sep
@@ -161,7 +165,9 @@ def rank_or_refuse(embedder: Embedder, reranking: bool) -> None:
 
 
 def normalized(x: F32, kind: int) -> F32:
-    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the p-norm is 1."""
+    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the
+    p-norm is 1.
+    """
     if kind < 0:
         return x
     wide = np.abs(x.astype(np.float64))

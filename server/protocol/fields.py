@@ -1,4 +1,6 @@
-"""Reads a JSON object field by field. Null means the default; every refusal is one line that names the field."""
+"""Body reader: JSON to typed structs. Null means the default; a refusal is one line that names the
+field.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def json_value(raw: bytes) -> object:
-    """A request's body, or 400. Stricter than Python: UTF-8 only, no NaN or Infinity, no lone surrogates."""
+    """A request's body, or 400. Stricter than Python: UTF-8 only, no NaN or Infinity, no lone
+    surrogates.
+    """
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
         if b"\\u" in raw:
@@ -48,7 +52,7 @@ def json_value(raw: bytes) -> object:
 
 
 def _is_deep(value: object) -> bool:
-    """Whether arrays and objects lie in each other more than MAX_DEPTH times."""
+    """True if arrays and objects are nested more than MAX_DEPTH deep."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [v for v in level if isinstance(v, list | dict)]
@@ -67,7 +71,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def article(value: object) -> str:
-    """What a JSON value is, in words."""
+    """The type of a JSON value, in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -79,7 +83,7 @@ def article(value: object) -> str:
     return "an array" if isinstance(value, list) else "an object"
 
 
-def refuse(name: str, message: str) -> NoReturn:
+def bad_request(name: str, message: str) -> NoReturn:
     """400 about one field."""
     raise InvalidRequest(f"field '{name}': {message}")
 
@@ -92,9 +96,9 @@ def unsupported(name: str, message: str = "is not supported yet") -> NoReturn:
 def as_number(name: str, value: object) -> float | int:
     """A finite JSON number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        refuse(name, f"expected a number, got {article(value)}")
+        bad_request(name, f"expected a number, got {article(value)}")
     if isinstance(value, float) and not math.isfinite(value):
-        refuse(name, "the number is too large")
+        bad_request(name, "the number is too large")
     return value
 
 
@@ -102,14 +106,14 @@ def as_integer(name: str, value: object) -> int:
     """A JSON number without a fraction (2.0 counts)."""
     number = as_number(name, value)
     if isinstance(number, float) and not number.is_integer():
-        refuse(name, f"expected an integer, got {number!r}")
+        bad_request(name, f"expected an integer, got {number!r}")
     return int(number)
 
 
 def as_text(name: str, value: object) -> str:
     """A JSON string."""
     if not isinstance(value, str):
-        refuse(name, f"expected a string, got {article(value)}")
+        bad_request(name, f"expected a string, got {article(value)}")
     return value
 
 
@@ -118,7 +122,7 @@ def limited(name: str, value: float, low: float, high: float, hard: bool) -> flo
     if low <= value <= high:
         return value
     if hard:
-        refuse(name, f"must be between {low} and {high}, got {str(value)[:32]}")
+        bad_request(name, f"must be between {low} and {high}, got {str(value)[:32]}")
     return min(max(value, low), high)
 
 
@@ -150,11 +154,11 @@ def read(
             force_setattr(result, name, value)
         elif isinstance(value, list | tuple):
             if len(value) < param.least:
-                refuse(place, "must be a non-empty array")
+                bad_request(place, "must be a non-empty array")
             if param.most is not None and len(value) > param.most:
-                refuse(place, f"at most {param.most} are allowed, got {len(value)}")
+                bad_request(place, f"at most {param.most} are allowed, got {len(value)}")
         elif param.choices and value not in param.choices:
-            refuse(place, f"must be one of {', '.join(param.choices)}")
+            bad_request(place, f"must be one of {', '.join(param.choices)}")
     return result
 
 
@@ -175,7 +179,9 @@ def _whole(value: object) -> object:
 
 
 def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidRequest:
-    """What msgspec says about a body, as 400: `field 'messages[2].role': expected a string, got null`."""
+    """400 for msgspec's message about a body: `field 'messages[2].role': expected a string, got
+    null`.
+    """
     found = _MISTAKE.fullmatch(mistake)
     assert found is not None
     message, path = found[1], found[2] or ""
@@ -198,7 +204,7 @@ def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidReques
 
 def _limited(name: str, value: float, param: Param, high: float) -> float:
     if isinstance(value, float) and not math.isfinite(value):
-        refuse(name, "the number is too large")
+        bad_request(name, "the number is too large")
     return limited(name, value, param.low, high, param.hard)
 
 

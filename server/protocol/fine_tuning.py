@@ -15,7 +15,7 @@ from logitless.engine.errors import NotSupported
 from logitless.engine.finetuning.job import Hyperparameters
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.fields import bad_request, read
 
 _METHODS = ("supervised", "dpo", "reinforcement")
 
@@ -71,18 +71,18 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
     asked = read(JobBody, body)
     model, suffix = asked.model, asked.suffix
     if model not in names:
-        refuse("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
+        bad_request("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
     for name, file in (("training_file", asked.training_file), ("validation_file", asked.validation_file)):
         row = store.get("files", file) if file else None
         if row is None and (file or name == "training_file"):
-            refuse(name, f"there is no file {file[:100]!r}")
+            bad_request(name, f"there is no file {file[:100]!r}")
         if row is not None and row["purpose"] != "fine-tune":
-            refuse(name, f"the purpose of {file!r} is {row['purpose']!r}, not 'fine-tune'")
+            bad_request(name, f"the purpose of {file!r} is {row['purpose']!r}, not 'fine-tune'")
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
-        refuse("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
+        bad_request("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
     kind = asked.method.type
     if kind not in _METHODS:
-        refuse("method.type", f"must be one of {', '.join(_METHODS)}")
+        bad_request("method.type", f"must be one of {', '.join(_METHODS)}")
     if kind != "supervised":
         raise NotSupported(f"field 'method.type': {kind} is not supported yet")
     given = asked.method.supervised
@@ -117,12 +117,12 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
 def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameters:
     unknown = set(raw) - set(HyperparametersBody.__struct_fields__)
     if unknown:
-        refuse(f"hyperparameters.{min(unknown)}", "is not known")
+        bad_request(f"hyperparameters.{min(unknown)}", "is not known")
     given = {k: None if v == "auto" else v for k, v in raw.items()}
     if raw.get("full") is True:
         for name in ("lora_r", "lora_alpha"):
             if raw.get(name) is not None:
-                refuse(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
+                bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
     default = Hyperparameters()
     defaults = {**asdict(default), "context_length": min(default.context_length, n_ctx_train)}
     return Hyperparameters(

@@ -1,4 +1,4 @@
-"""Generation fields: what every request that generates text may say, beside its prompt or messages."""
+"""Generation fields: common fields of every request that generates text, beside prompt or messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _says(**schema: Any) -> Meta:
 
 
 class Generation(SamplerParams, frozen=True, kw_only=True):
-    """What every request that generates text may say."""
+    """Common fields of requests that generate text."""
 
     # Length
     n_predict: Annotated[

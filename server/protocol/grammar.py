@@ -1,4 +1,6 @@
-"""The fields that constrain the output: `grammar`, `json_schema`, `response_format` and lazy grammars' triggers."""
+"""The fields that constrain the output: `grammar`, `json_schema`, `response_format` and lazy
+grammars' triggers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.grammar import Grammar, GrammarError
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.fields import article, as_integer, as_text, refuse
+from logitless.server.protocol.fields import article, as_integer, as_text, bad_request
 from logitless.server.protocol.generation import FORMS, Generation
 
 _KINDS = ("token", "word", "pattern", "pattern_full")  # llama.cpp's numbers 0 to 3
@@ -37,7 +39,7 @@ class Grammars:
         try:
             grammar = Grammar.compile(kind, source, self.tokenizer)
         except GrammarError as error:
-            refuse(field, str(error))
+            bad_request(field, str(error))
         with self._lock:
             self._kept[key] = grammar
             while len(self._kept) > _KEPT:
@@ -49,24 +51,24 @@ def parse_constraint(asked: Generation, grammars: Grammars) -> GrammarConstraint
     """The request's constraint, if any; there can only be one."""
     form = response_kind(asked.response_format) != "text"
     if bool(asked.grammar) + (asked.json_schema is not None) + form > 1:
-        refuse("grammar", "only one of grammar, json_schema and response_format can be given")
+        bad_request("grammar", "only one of grammar, json_schema and response_format can be given")
     found, triggers = _grammar(asked, grammars), _triggers(asked, grammars.tokenizer)
     if not asked.grammar_lazy:
         return found
     if not triggers:
-        refuse("grammar_triggers", "a lazy grammar needs at least one")
+        bad_request("grammar_triggers", "a lazy grammar needs at least one")
     return None if found is None else replace(found, lazy=True, **triggers)
 
 
 def response_kind(form: object) -> str:
     """The kind of text that `response_format` asks for."""
     if not isinstance(form, dict | None):
-        refuse("response_format", f"expected an object, got {article(form)}")
+        bad_request("response_format", f"expected an object, got {article(form)}")
     kind = form.get("type") if form else None
     if kind is None:
         return "text"
     if kind not in FORMS:
-        refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
+        bad_request("response_format", "type must be text, json_object, json_schema, grammar or regex")
     return str(kind)
 
 
@@ -97,7 +99,7 @@ def _grammar(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
             return _schema("response_format.json_schema.schema", inner["schema"], inner.get("strict") is True, grammars)
         if "schema" in form:  # as some clients send it
             return _schema("response_format.schema", form["schema"], False, grammars)
-        refuse("response_format.json_schema.schema", "is required")
+        bad_request("response_format.json_schema.schema", "is required")
     name = "pattern" if kind == "regex" and form.get("pattern") is not None else kind
     source = as_text(f"response_format.{name}", form.get(name))
     compiled = grammars.compile(f"response_format.{name}", "gbnf" if kind == "grammar" else "regex", source)
@@ -106,7 +108,7 @@ def _grammar(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
 
 def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> GrammarConstraint:
     if not isinstance(schema, dict | bool):
-        refuse(name, f"expected an object, got {article(schema)}")
+        bad_request(name, f"expected an object, got {article(schema)}")
     source = json.dumps(schema if schema != {} else {"type": "object"}, ensure_ascii=False)  # as llama.cpp
     return GrammarConstraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
 
@@ -124,12 +126,12 @@ def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
         if kind == "token":
             id = as_integer(f"{name}.token", trigger.get("token"))
             if not 0 <= id < tokenizer.n_vocab:
-                refuse(f"{name}.token", f"{str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
+                bad_request(f"{name}.token", f"{str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
             tokens.add(id)
             continue
         value = as_text(f"{name}.value", trigger.get("value"))
         if not value:
-            refuse(f"{name}.value", "must not be empty")
+            bad_request(f"{name}.value", "must not be empty")
         if kind == "word":
             ids = tokenizer.encode(value, add_special=False, parse_special=True)
             if len(ids) == 1 and ids[0] in preserved:
@@ -140,7 +142,7 @@ def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
         try:
             patterns.append(Pattern(f"^(?:{value})$" if kind == "pattern_full" else value))
         except GrammarError as error:
-            refuse(f"{name}.value", str(error))
+            bad_request(f"{name}.value", str(error))
     if not given:
         return {}
     return {
@@ -155,5 +157,5 @@ def _kind(name: str, value: object) -> str:
     if isinstance(value, str) and value in _KINDS:
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(_KINDS):
-        refuse(f"{name}.type", f"must be one of {', '.join(_KINDS)}, or 0 to {len(_KINDS) - 1}")
+        bad_request(f"{name}.type", f"must be one of {', '.join(_KINDS)}, or 0 to {len(_KINDS) - 1}")
     return _KINDS[value]

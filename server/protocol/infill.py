@@ -1,4 +1,6 @@
-"""POST /infill: what comes before and after a gap → a prompt of the model's fill-in-the-middle tokens."""
+"""POST /infill: what comes before and after a gap → a prompt of the model's fill-in-the-middle
+tokens.
+"""
 
 from __future__ import annotations
 

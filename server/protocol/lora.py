@@ -1,4 +1,6 @@
-"""`lora: [{id, scale}]` of a request or of POST /lora-adapters, and a model's name that means an adapter."""
+"""`lora: [{id, scale}]` of a request or of POST /lora-adapters, and a model's name that means an
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from logitless.engine.adapters import Adapters
 from logitless.engine.errors import NotFound
 from logitless.engine.requests import Lora
 from logitless.engine.sampling.params import Param
-from logitless.server.protocol.fields import as_number, limited, refuse
+from logitless.server.protocol.fields import as_number, bad_request, limited
 from logitless.server.protocol.generation import LoraScale
 
 MAX_SCALE = 1e4
@@ -24,7 +26,9 @@ class Scales(Struct, frozen=True, kw_only=True):
 
 
 def parse_lora(model: str, listed: Sequence[LoraScale] | None, adapters: Adapters | None) -> Lora | None:
-    """The adapters of a request, by its fields `model` and `lora`; None: it leaves that to the server."""
+    """The adapters of a request, by its fields `model` and `lora`; None: it leaves that to the
+    server.
+    """
     named = model_adapter(model, adapters)
     if listed is None:
         return None if named is None else ((named, 1.0),)
@@ -45,7 +49,9 @@ def model_adapter(model: str, adapters: Adapters | None) -> int | None:
 
 
 def tuned_name(model: str, adapters: Adapters | None) -> str:
-    """What a reply calls the model where the request named an adapter or a whole finetune; "": what the server does."""
+    """Model name of a reply where the request named an adapter or a full finetune; "": the
+    server's.
+    """
     return model if model_adapter(model, adapters) is not None else ""
 
 
@@ -56,11 +62,11 @@ def lora_scales(listed: Sequence[LoraScale], adapters: Adapters | None, name: st
     for i, item in enumerate(listed):
         place, id = f"{name}[{i}]", item.id
         if not 0 <= id < n:
-            refuse(f"{place}.id", f"there is no adapter {str(id)[:20]}; the server has {n}")
+            bad_request(f"{place}.id", f"there is no adapter {str(id)[:20]}; the server has {n}")
         if adapters is not None and adapters.entries[id].whole:
-            refuse(f"{place}.id", f"{id} is a whole model: ask for it by the field 'model'")
+            bad_request(f"{place}.id", f"{id} is a whole model: ask for it by the field 'model'")
         if id in scales:
-            refuse(f"{place}.id", f"adapter {id} is listed twice")
+            bad_request(f"{place}.id", f"adapter {id} is listed twice")
         scale = 1.0 if item.scale is None else as_number(f"{place}.scale", item.scale)
         scales[id] = float(limited(f"{place}.scale", scale, -MAX_SCALE, MAX_SCALE, True))
     return scales

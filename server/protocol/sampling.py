@@ -1,4 +1,4 @@
-"""The sampling fields of a request: names, limits (a hard one refuses, a soft one clamps) and logit bias."""
+"""Sampling parameters of a request: sampler chain, logit bias, and the numbers of SamplerParams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from logitless.server.protocol.fields import (
     article,
     as_integer,
     as_number,
+    bad_request,
     limited,
-    refuse,
     warn_once,
 )
 from logitless.server.protocol.generation import Generation, Text
@@ -35,7 +35,7 @@ def parse_sampling(asked: Generation, defaults: SamplingParams, tokenizer: Token
     if asked.ignore_eos:
         bias += tuple((id, -_INF) for id in sorted(tokenizer.eog_ids))
     if len({id for id, value in bias if value == -_INF}.union(tokenizer.suppressed_ids)) == tokenizer.n_vocab:
-        refuse("logit_bias", "no token is left")
+        bad_request("logit_bias", "no token is left")
     return SamplingParams(
         **{**numbers, "seed": asked.seed & 0xFFFFFFFF},
         samplers=defaults.samplers if asked.samplers is None else _samplers(asked.samplers),
@@ -58,7 +58,7 @@ def _samplers(value: Text) -> tuple[str, ...]:
     try:
         chain, unknown = chain_from_names(value)
     except ValueError as error:
-        refuse("samplers", str(error))
+        bad_request("samplers", str(error))
     for name in unknown:  # left out, as llama-server does: clients name some that have gone
         warn_once(log, f"samplers: there is none named {name[:32]!r}; it is left out")
     return chain
@@ -73,13 +73,13 @@ def _logit_bias(value: dict[str, Any] | list[Any], tokenizer: Tokenizer) -> Iter
         pairs = []
         for item in value:
             if not isinstance(item, list) or len(item) != 2:
-                refuse("logit_bias", "expected [token or text, bias] pairs")
+                bad_request("logit_bias", "expected [token or text, bias] pairs")
             pairs.append((item[0] if isinstance(item[0], str) else as_integer("logit_bias", item[0]), item[1]))
     for token, given in pairs:
         if given is False:
             bias = -_INF
         elif given is None or isinstance(given, bool):
-            refuse("logit_bias", f"a bias must be a number or false, got {article(given)}")
+            bad_request("logit_bias", f"a bias must be a number or false, got {article(given)}")
         else:
             bias = float(limited("logit_bias", as_number("logit_bias", given), -FLOAT_MAX, FLOAT_MAX, False))
         if isinstance(token, str):

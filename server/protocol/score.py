@@ -11,7 +11,7 @@ from logitless.engine.sampling.params import Param
 from logitless.models.chat.template import ChatTemplate
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.embeddings import Embedded
-from logitless.server.protocol.fields import article, refuse
+from logitless.server.protocol.fields import article, bad_request
 
 if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import Example
@@ -31,7 +31,7 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
     is_ids = isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
     items = value if isinstance(value, list) and not is_ids else [value]
     if not 1 <= len(items) <= MAX_TEXTS:
-        refuse("input", f"must have from 1 to {MAX_TEXTS} texts, got {len(items)}")
+        bad_request("input", f"must have from 1 to {MAX_TEXTS} texts, got {len(items)}")
     examples = []
     for i, item in enumerate(items):
         example = _example(parser, template, item, f"input[{i}]")
@@ -42,7 +42,7 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
                 n_ctx=n_ctx,
             )
         if len(example.tokens) < 2:
-            refuse(f"input[{i}]", "needs at least two tokens")
+            bad_request(f"input[{i}]", "needs at least two tokens")
         examples.append(example)
     return examples
 
@@ -59,14 +59,14 @@ def _example(parser: RequestParser, template: ChatTemplate | None, item: object,
         except TrainingError as error:
             raise InvalidRequest(str(error)) from None
         if len(examples) != 1:
-            refuse(name, "the chat template rewrites earlier turns: give one turn of the assistant a row")
+            bad_request(name, "the chat template rewrites earlier turns: give one turn of the assistant a row")
         return examples[0]
     if isinstance(item, str):
         ids = parser.tokenizer.encode(item)
     elif isinstance(item, list):
         ids = list(parser.tokens(item, name))
     else:
-        refuse(name, f"expected a text, token ids or a row, got {article(item)}")
+        bad_request(name, f"expected a text, token ids or a row, got {article(item)}")
     learn = np.ones(len(ids), np.bool_)
     learn[:1] = False
     return Example(np.array(ids, np.int32), learn)

@@ -1,4 +1,6 @@
-"""The fields of speculation: kinds and limits (`speculative.*`), and drafts (`prediction`, `draft_tokens`)."""
+"""The fields of speculation: kinds and limits (`speculative.*`), and drafts (`prediction`,
+`draft_tokens`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, MTP, SpeculationParams
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.fields import article, as_text, read, refuse, unsupported
+from logitless.server.protocol.fields import article, as_text, bad_request, read, unsupported
 from logitless.server.protocol.generation import Generation, Speculative
 
 MOST_CHARACTERS = 64  # of a prediction's token: what lies beyond n_ctx of these could never be verified
@@ -33,7 +35,7 @@ class Wishes:
 def parse_speculation(
     asked: Generation, body: Mapping[str, Any], config: ServerConfig, tokenizer: Tokenizer, n_ctx: int
 ) -> Wishes:
-    """What a request says about speculation, over the server's defaults."""
+    """Speculation settings of a request, over the server's defaults."""
     dotted = {key.removeprefix(_DOTTED): value for key, value in body.items() if key.startswith(_DOTTED)}
     given = {**asked.speculative, **dotted}
     for name, value in given.items():
@@ -53,7 +55,7 @@ def parse_speculation(
     )
     prediction = _prediction(asked.prediction)
     if prediction and params.draft:
-        refuse("draft_tokens", "cannot be given together with prediction")
+        bad_request("draft_tokens", "cannot be given together with prediction")
     return Wishes(params, prediction[: n_ctx * MOST_CHARACTERS])
 
 
@@ -62,25 +64,29 @@ _DOTTED = "speculative."
 
 
 def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]:
-    """The kinds of a comma-separated list; "none" and "" are no kinds. `models`: kinds of those that draft here."""
+    """The kinds of a comma-separated list; "none" and "" are no kinds. `models`: kinds of those
+    that draft here.
+    """
     kinds: list[str] = []
     for kind in filter(None, (part.strip() for part in text.split(","))):
         if kind in MODEL_ONLY:
             unsupported(name, f"{kind} is not supported; this server has {', '.join(KINDS)}")
         if kind != "none" and kind not in KINDS:
-            refuse(name, f"{kind[:32]!r} is not one of none, {', '.join(KINDS)}")
+            bad_request(name, f"{kind[:32]!r} is not one of none, {', '.join(KINDS)}")
         if kind in _NEEDED and kind not in models:
-            refuse(name, f"{kind} needs a server {_NEEDED[kind]}")
+            bad_request(name, f"{kind} needs a server {_NEEDED[kind]}")
         if kind != "none" and kind not in kinds:
             kinds.append(kind)
     return tuple(kinds)
 
 
 def draft_tokens(ids: Sequence[int], tokenizer: Tokenizer, n_ctx: int) -> tuple[int, ...]:
-    """`draft_tokens`: ids that may follow the prompt. More than the context can hold are of no use and left out."""
+    """`draft_tokens`: ids that may follow the prompt. More than the context can hold are of no use
+    and left out.
+    """
     for id in ids:
         if not 0 <= id < tokenizer.n_vocab:
-            refuse("draft_tokens", f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
+            bad_request("draft_tokens", f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
     return tuple(ids[:n_ctx])
 
 
@@ -107,15 +113,15 @@ def _prediction(prediction: Mapping[str, Any]) -> str:
     if not prediction:
         return ""
     if prediction.get("type") != "content":
-        refuse("prediction.type", "must be content")
+        bad_request("prediction.type", "must be content")
     content = prediction.get("content")
     if isinstance(content, list):
         parts: list[str] = []
         for part in content:
             if not isinstance(part, dict) or part.get("type") != "text":
-                refuse("prediction.content", "expected a string or an array of text parts")
+                bad_request("prediction.content", "expected a string or an array of text parts")
             parts.append(as_text("prediction.content", part.get("text")))
         return "".join(parts)
     if not isinstance(content, str):
-        refuse("prediction.content", f"expected a string or an array of text parts, got {article(content)}")
+        bad_request("prediction.content", f"expected a string or an array of text parts, got {article(content)}")
     return content

@@ -1,4 +1,6 @@
-"""POST /v1/verify: a draft made elsewhere → a request that ends with the first token that is not the draft's."""
+"""POST /v1/verify: a draft made elsewhere → a request that ends with the first token that is not
+the draft's.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
-from logitless.server.protocol.fields import as_integer, limited, refuse
+from logitless.server.protocol.fields import as_integer, bad_request, limited
 from logitless.server.protocol.generation import Generation
 
 
@@ -34,25 +36,27 @@ def slot_to_continue(body: Mapping[str, Any], config: ServerConfig) -> int | Non
 
 
 def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[int, ...] | None) -> Job:
-    """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and `rng_used`."""
+    """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and
+    `rng_used`.
+    """
     asked = parser.read(Verify, body)
     if known == ():
-        refuse("id_slot", "this slot holds nothing to go on from")
+        bad_request("id_slot", "this slot holds nothing to go on from")
     if known is not None:
         prompt = known
     else:
         prompts, many = parser.prompts(body.get("prompt"))
         if many:
-            refuse("prompt", "a draft is verified after one prompt")
+            bad_request("prompt", "a draft is verified after one prompt")
         prompt = parser.tokens(prompts[0])
     for name in ("stream", "n", "n_cmpl", "best_of", "prediction", "stop", "n_predict", "max_tokens"):
         if body.get(name) not in ((None, False) if name == "stream" else (None, 1, [])):
-            refuse(name, "has no meaning here")
+            bad_request(name, "has no meaning here")
     job = parser.job(asked, body, [prompt], top=asked.n_probs or None)
     (request,) = job.requests
     n_draft = len(request.speculation.draft)
     if n_draft == 0:
-        refuse("draft_tokens", "must be a non-empty array of tokens")
+        bad_request("draft_tokens", "must be a non-empty array of tokens")
     request = replace(
         request,
         n_predict=n_draft + 1,
@@ -68,5 +72,5 @@ def _rng_used(words: Sequence[int] | None, most: int) -> tuple[int, int]:
     if words is None:
         return 0, 0
     if len(words) != 2 or not all(0 <= n <= most for n in words):
-        refuse("rng_used", f"expected two numbers between 0 and {most}, as an earlier reply gave them")
+        bad_request("rng_used", f"expected two numbers between 0 and {most}, as an earlier reply gave them")
     return words[0], words[1]

@@ -1,4 +1,6 @@
-"""The page for people at `/`: plain files that need nothing from elsewhere, and may talk to this server only."""
+"""The page for people at `/`: plain files that need nothing from elsewhere, and may talk to this
+server only.
+"""
 
 from __future__ import annotations
 

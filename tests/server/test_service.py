@@ -18,7 +18,7 @@ from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import ServerFault, Unavailable
 from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
-from logitless.server.api.context import beside
+from logitless.server.api.context import to_thread
 from logitless.server.app import serve
 from logitless.server.config import ServerConfig
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
@@ -166,10 +166,10 @@ def test_work_beside_the_loop_does_not_hold_up_the_end():
     forever = threading.Event()
 
     async def main() -> None:
-        assert await beside(lambda: 5) == 5
+        assert await to_thread(lambda: 5) == 5
         with pytest.raises(ZeroDivisionError):
-            await beside(lambda: 1 // 0)
-        left = asyncio.create_task(beside(forever.wait))
+            await to_thread(lambda: 1 // 0)
+        left = asyncio.create_task(to_thread(forever.wait))
         await asyncio.sleep(0)
         left.cancel()
 

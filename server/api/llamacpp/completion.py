@@ -37,7 +37,9 @@ class NativeReply(Reply):
         return sse(data)
 
     def _probabilities(self, result: Result, tokens: list[Token]) -> list[dict[str, Any]]:
-        """Entries of the next tokens of a result, without those that leave the text inside a character."""
+        """Entries of the next tokens of a result, without those that leave the text inside a
+        character.
+        """
         probs = []
         for token in tokens:
             result.tail = (result.tail + self.tokenizer.piece(token.id, special=False))[-3:]
@@ -65,7 +67,9 @@ class NativeReply(Reply):
         }
 
     def _selected(self, data: dict[str, Any]) -> dict[str, Any]:
-        """`response_fields`: only these; a path with slashes is looked up and shown under its whole name."""
+        """`response_fields`: only these; a path with slashes is looked up and shown under its whole
+        name.
+        """
         if not self.options.response_fields:
             return data
         selected = {}

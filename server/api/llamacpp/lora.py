@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
-from logitless.server.api.context import CONTEXT, json_response, read_body, unhurried
+from logitless.server.api.context import CONTEXT, json_response, offload_if_large, read_body
 from logitless.server.protocol.fields import json_value, read
 from logitless.server.protocol.lora import Scales, lora_scales
 
@@ -41,7 +41,7 @@ async def set_scales(request: web.Request) -> web.Response:
             raise InvalidRequest("the body must be an array of {id, scale}")
         return lora_scales(read(Scales, {"body": body}).body, known, "body")
 
-    scales = await unhurried(raw, parse)
+    scales = await offload_if_large(raw, parse)
     if known is not None:
         await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
     return json_response({"success": True})

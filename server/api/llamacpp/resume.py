@@ -1,4 +1,6 @@
-"""Coming back to a stream whose connection was lost. The client names it: X-Conversation-Id of the request."""
+"""Coming back to a stream whose connection was lost. The client names it: X-Conversation-Id of the
+request.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from logitless.engine.sampling.params import Param
 from logitless.server.api.context import CONTEXT, client_key, json_response
 from logitless.server.api.generate import send
 from logitless.server.api.llamacpp.sessions import Place
-from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.fields import bad_request, read
 
 
 def _place(request: web.Request) -> Place:
     id = request.match_info.get("id") or request.query.get("conv_id", "")
     if not id:
-        refuse("conv_id", "is required")
+        bad_request("conv_id", "is required")
     return client_key(request), id
 
 
@@ -28,7 +30,7 @@ async def follow(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     place, offset = _place(request), request.query.get("from", "0")
     if not (offset.isascii() and offset.isdecimal() and len(offset) < 16):
-        refuse("from", "must be a number of bytes")
+        bad_request("from", "must be a number of bytes")
     session = context.sessions.find(place)
     if session is None:
         raise NotFound(f"there is no stream {place[1][:64]!r}")
@@ -49,7 +51,9 @@ class LookupBody(Struct, frozen=True, kw_only=True):
 
 
 async def lookup(request: web.Request) -> web.Response:
-    """POST /v1/streams/lookup: how the streams of `conversation_ids` are; nobody can list what they cannot name."""
+    """POST /v1/streams/lookup: how the streams of `conversation_ids` are; nobody can list what they
+    cannot name.
+    """
     context = request.app[CONTEXT]
 
     def parse(body: dict[str, object]) -> list[str]:

@@ -97,7 +97,9 @@ class Session:
             raise InvalidRequest(f"'from': only the bytes from {self.start} on are still kept")
 
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
-        """Everything from this byte on, until the end. ConnectionError: the reader is too slow for what is kept."""
+        """Everything from this byte on, until the end. ConnectionError: the reader is too slow for
+        what is kept.
+        """
         self._n_readers += 1
         try:
             while True:

@@ -15,7 +15,7 @@ from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapsho
 from logitless.engine.kv_cache.slot_files import file_name, load, save
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.engine.sequence import Slot
-from logitless.server.api.context import CONTEXT, Context, beside, json_response
+from logitless.server.api.context import CONTEXT, Context, json_response, to_thread
 from logitless.server.api.reply import generation_settings
 from logitless.server.protocol.fields import read
 
@@ -65,7 +65,7 @@ async def _save(request: web.Request, context: Context, id: int) -> dict[str, An
     began = time.perf_counter()
     adapters = context.served.adapters
     kind, state = await _when_idle(context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id, adapters)))
-    n_written = await beside(lambda: save(folder, name, kind, state))
+    n_written = await to_thread(lambda: save(folder, name, kind, state))
     return {
         "id_slot": id,
         "filename": name,
@@ -80,7 +80,7 @@ async def _restore(request: web.Request, context: Context, id: int) -> dict[str,
     began = time.perf_counter()
     service = context.service
     kind, n_ctx = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, scheduler.slots[id].n_ctx))
-    state, n_read = await beside(lambda: load(folder, name, kind, n_ctx))
+    state, n_read = await to_thread(lambda: load(folder, name, kind, n_ctx))
     await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state, context.served.adapters))
     return {
         "id_slot": id,

@@ -12,7 +12,7 @@ from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.protocol.chat.chat import render_chat
-from logitless.server.protocol.fields import as_integer, read, refuse
+from logitless.server.protocol.fields import as_integer, bad_request, read
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ async def apply_template(request: web.Request) -> web.Response:
 def _token(name: str, value: object, tokenizer: Tokenizer) -> int:
     id = as_integer(name, value)
     if not 0 <= id < tokenizer.n_vocab:
-        refuse(name, f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
+        bad_request(name, f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
     return id
 
 

@@ -7,7 +7,9 @@ from logitless.server.api.reply import Reply, timings
 
 
 class VerifyReply(Reply):
-    """How many of the draft's tokens the model chose too, and its own tokens: those and the one after."""
+    """How many of the draft's tokens the model chose too, and its own tokens: those and the one
+    after.
+    """
 
     id_prefix = "verify-"
     kind = "verification"

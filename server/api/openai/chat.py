@@ -1,4 +1,6 @@
-"""Chat completions: answers as messages with reasoning and tool calls, whole or as deltas that add up to the same."""
+"""Chat completions: answers as messages with reasoning and tool calls, whole or as deltas that add
+up to the same.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Answers:
         return deltas + self.deltas(result, result.finished.text, last=True)
 
     def deltas(self, result: Result, text: str, *, last: bool) -> list[Delta]:
-        """What the text of one more token adds, and with the last text the end."""
+        """The deltas that one more token's text adds; with the last text, those of the end."""
         parser, i = self._parsers[result.number], result.number
         thought = parser.thinking
         deltas = parser.push(text)
@@ -49,7 +51,7 @@ class Answers:
         return sum(self._n_reasoning)
 
     def plain(self, result: Result) -> bool:
-        """Whether the rest of the answer is nothing but text."""
+        """True if the rest of the answer is nothing but text."""
         return self._parsers[result.number].plain
 
     def n_calls(self, result: Result) -> int:

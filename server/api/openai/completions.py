@@ -16,7 +16,7 @@ from logitless.server.protocol.completions import Job
 
 
 class OpenAIReply(Reply):
-    """What both have in common: chunks with `choices`, then usage, then [DONE]."""
+    """Common part of both: chunks with `choices`, then usage, then [DONE]."""
 
     text_open = ""  # of a choice in a chunk, up to the text
     text_close = "}"
@@ -46,7 +46,7 @@ class OpenAIReply(Reply):
         return [self.delta(result, text, None)] if text else []
 
     def verbatim(self, result: Result) -> bool:
-        """Whether the text is told as it comes."""
+        """True if the text is streamed as it comes."""
         return True
 
     def finish_reason(self, result: Result) -> str:
@@ -54,7 +54,7 @@ class OpenAIReply(Reply):
         return "length" if result.finished.stop_type == "limit" else "stop"
 
     def opening(self, result: Result) -> str:
-        """What comes before everything else of a result."""
+        """The chunk before everything else of a result."""
         return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else ""
 
     def whole(self) -> object:
@@ -107,7 +107,7 @@ class OpenAIReply(Reply):
         return text + self.chunk([self.delta(result, None, self.finish_reason(result))], **self.last_extra(result))
 
     def last_extra(self, result: Result) -> dict[str, Any]:
-        """What a result's last chunk carries beside its choice."""
+        """Further fields of a result's last chunk."""
         extra: dict[str, Any] = {}
         if self.options.verbose:
             extra["__verbose"] = self.native(result)
@@ -133,7 +133,9 @@ class OpenAIReply(Reply):
         return self.opening(result)
 
     def _begun(self, result: Result) -> list[Token]:
-        """The held tokens that begin inside the text that has come since; those after it are held on."""
+        """The held tokens that begin inside the text that has come since; those after it are held
+        on.
+        """
         if not result.held:
             return []
         tokens = self._shown[result.number].take(result.held, result.untold)

@@ -15,7 +15,7 @@ from logitless.engine.batch import StepFailed
 from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
-from logitless.server.api.context import CONTEXT, Context, beside, json_response
+from logitless.server.api.context import CONTEXT, Context, json_response, to_thread
 from logitless.server.protocol.embeddings import (
     EmbeddingJob,
     normalized,
@@ -61,7 +61,9 @@ async def openai_embeddings(request: web.Request) -> web.Response:
 
 
 async def native_embeddings(request: web.Request) -> web.Response:
-    """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are, without pooling."""
+    """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are,
+    without pooling.
+    """
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
     parser = context.parser
@@ -147,5 +149,5 @@ def _shown(vector: F32, as_base64: bool) -> list[float] | str:
 
 async def _written(reply: Any, vectors: Sequence[F32]) -> web.Response:
     large = sum(v.size for v in vectors) > _LARGE
-    response: web.Response = await beside(reply) if large else reply()
+    response: web.Response = await to_thread(reply) if large else reply()
     return response

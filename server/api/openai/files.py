@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
-from logitless.server.api.context import beside, in_time, json_response
+from logitless.server.api.context import in_time, json_response, to_thread
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 from logitless.server.unpack import content as unpacked
 
@@ -40,11 +40,13 @@ async def upload(request: web.Request) -> web.Response:
         if filename is None:
             raise InvalidRequest("field 'file': is required")
         name = filename
-        return json_response(await beside(lambda: _keep(desk, path, name, purpose)))
+        return json_response(await to_thread(lambda: _keep(desk, path, name, purpose)))
 
 
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
-    """(purpose, the file's name, None if there is no file); the last one of the form is under `path` then."""
+    """(purpose, the file's name, None if there is no file); the last one of the form is under
+    `path` then.
+    """
     purpose, filename = "", None
     silence = request.app[SILENCE]
     parts = MultipartReader(request.headers, unpacked(request, MAX_BYTES + PIECE))
@@ -58,7 +60,7 @@ async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
             filename = part.filename or "file"
             with path.open("wb") as file:
                 async for piece in pieces:
-                    await beside(partial(file.write, piece))
+                    await to_thread(partial(file.write, piece))
         else:  # a field that means nothing here
             async for _ in pieces:
                 pass
@@ -121,7 +123,7 @@ async def delete(request: web.Request) -> web.Response:
         in_use = row["id"] in (job["training_file"], job["validation_file"])
         if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
             raise InvalidRequest(f"the file {row['id']} is in use by {job['id']}")
-    await beside(partial(store.delete, "files", row["id"]))
+    await to_thread(partial(store.delete, "files", row["id"]))
     store.file_path(row["id"]).unlink(missing_ok=True)
     return json_response({"id": row["id"], "object": "file", "deleted": True})
 

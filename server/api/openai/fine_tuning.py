@@ -11,7 +11,7 @@ from aiohttp import web
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
-from logitless.server.api.context import CONTEXT, beside, encode_json, json_response
+from logitless.server.api.context import CONTEXT, encode_json, json_response, to_thread
 from logitless.server.api.openai.files import listed
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.protocol.fine_tuning import new_job
@@ -39,7 +39,7 @@ async def create(request: web.Request) -> web.Response:
         tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")
 
     try:
-        await beside(keep)  # another process may have the store
+        await to_thread(keep)  # another process may have the store
     except OSError as error:
         raise unkept("the job cannot be kept", error) from None
     tuning.created()
@@ -72,7 +72,7 @@ async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> w
     row = _found(request)
     desk = desk_of(request)
     try:
-        changed = await beside(lambda: desk.set_status(row["id"], allowed, status))
+        changed = await to_thread(lambda: desk.set_status(row["id"], allowed, status))
     except OSError as error:
         raise unkept("the job cannot be changed", error) from None
     if changed is None:
@@ -87,7 +87,9 @@ async def checkpoints(request: web.Request) -> web.Response:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they come."""
+    """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they
+    come.
+    """
     row, store = _found(request), desk_of(request).store
     sse = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
     if not sse:

@@ -47,7 +47,7 @@ _ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, 
 async def responses(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
     context, key = request.app[CONTEXT], _owner(request)
-    parser, template, kept = context.parser, context.served.template, context.kept
+    parser, template, kept = context.parser, context.served.template, context.stored
 
     def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
         response = read(ResponsesBody, body)
@@ -72,13 +72,15 @@ async def response(request: web.Request) -> web.Response:
 async def forget(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{id}."""
     id = request.match_info["id"]
-    if not request.app[CONTEXT].kept.forget(_owner(request), id):
+    if not request.app[CONTEXT].stored.forget(_owner(request), id):
         raise NotFound(f"there is no response {id[:64]!r}")
     return json_response({"id": id, "object": "response", "deleted": True})
 
 
 async def input_items(request: web.Request) -> web.Response:
-    """GET /v1/responses/{id}/input_items: what was said for it, the last first unless `order` is asc."""
+    """GET /v1/responses/{id}/input_items: what was said for it, the last first unless `order` is
+    asc.
+    """
     items = list(_found(request).input)
     if request.query.get("order") != "asc":
         items.reverse()
@@ -92,7 +94,7 @@ def _owner(request: web.Request) -> str:
 
 def _found(request: web.Request) -> Kept:
     id = request.match_info["id"]
-    found = request.app[CONTEXT].kept.find(_owner(request), id)
+    found = request.app[CONTEXT].stored.find(_owner(request), id)
     if found is None:
         raise NotFound(f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
     return found
@@ -105,7 +107,7 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
 
     def parse(body: dict[str, Any]) -> int:
         response = read(ResponsesBody, body)
-        earlier = context.kept.before(key, response.previous_response_id)
+        earlier = context.stored.before(key, response.previous_response_id)
         prompt = chat_body(response, body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
         return len(parser.tokens(prompt.text))
 

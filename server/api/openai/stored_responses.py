@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
-from logitless.server.protocol.fields import refuse
+from logitless.server.protocol.fields import bad_request
 
 MAX_BYTES = 64 << 20  # of all of them, as JSON
 MAX_RESPONSES = 4096
@@ -19,7 +19,7 @@ Item = dict[str, Any]
 
 
 class Earlier(NamedTuple):
-    """What a request goes on from, and about how many bytes that is as JSON."""
+    """Items that a request goes on from, and their size as JSON, in bytes."""
 
     items: tuple[Item, ...]
     nbytes: int
@@ -30,7 +30,9 @@ NOTHING = Earlier((), 0)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One response, what was said for it, and the whole conversation up to its end, which it keeps alive."""
+    """One response, what was said for it, and the whole conversation up to its end, which it keeps
+    alive.
+    """
 
     response: Mapping[str, Any]
     input: Sequence[Item]
@@ -38,7 +40,7 @@ class Kept:
     nbytes: int
 
 
-class KeptResponses:
+class StoredResponses:
     """All of a server; the least recently used go first. A key sees its own only."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -48,7 +50,9 @@ class KeptResponses:
         self._lock = Lock()  # large requests are parsed, and large replies written, beside the event loop
 
     def keep(self, key: str, response: Mapping[str, Any], given: object, earlier: Earlier) -> None:
-        """Remember a response to the request's `input`, after what came earlier in the conversation."""
+        """Remember a response to the request's `input`, after what came earlier in the
+        conversation.
+        """
         items = [_item(item) for item in (given if isinstance(given, list) else [_said(given)])]
         nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
         conversation = (*earlier.items, *items, *response["output"])
@@ -77,7 +81,7 @@ class KeptResponses:
         """The conversation that `previous_response_id` names, or 400."""
         found = self.find(key, id) if id else None
         if id and found is None:
-            refuse("previous_response_id", f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
+            bad_request("previous_response_id", f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
         return NOTHING if found is None else Earlier(found.conversation, found.nbytes)
 
 

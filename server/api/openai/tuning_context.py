@@ -1,4 +1,4 @@
-"""Who keeps the files and fine-tuning jobs of an application: the loaded model, or a router; or why there is nobody."""
+"""Fine-tuning context of an application: the loaded model's or a router's store of files and jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from logitless.server.api.context import CONTEXT
 
 
 class Desk(Protocol):
-    """What the endpoints of files and jobs ask for."""
+    """Interface that the endpoints of files and jobs use."""
 
     @property
     def store(self) -> Store: ...

@@ -1,4 +1,6 @@
-"""JSON bodies of chat requests → one prompt by the model's template → a job. Every 400 names its field."""
+"""Chat requests: bodies to a prompt by the model's template, then to a job. Every 400 names its
+field.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from logitless.server.protocol.chat.messages import Chat, content_text, parse_me
 from logitless.server.protocol.chat.tool_grammar import chat_constraint
 from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser, refuse_unsupported
-from logitless.server.protocol.fields import read, refuse
+from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
-"""What chat_template_kwargs cannot set."""
+"""Variables that chat_template_kwargs cannot set."""
 
 
 class ChatGeneration(Generation, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
     if asked.logprobs:
         top = asked.top_logprobs
     elif body.get("top_logprobs") is not None:
-        refuse("top_logprobs", "needs logprobs to be true")
+        bad_request("top_logprobs", "needs logprobs to be true")
     prompt = render_chat(body, parser, template)
     prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
     job = parser.job(asked, body, [parser.tokens(prompt.text)], top=top, prefixes=prefixes)
@@ -137,13 +139,13 @@ def _continued(
         proceed = prefill_assistant and ends_with_assistant
     if chat.continue_final_message:
         if body.get("add_generation_prompt") is True:
-            refuse("continue_final_message", "cannot be true when add_generation_prompt is")
+            bad_request("continue_final_message", "cannot be true when add_generation_prompt is")
         if not ends_with_assistant:
-            refuse("continue_final_message", "the last message must be the assistant's")
+            bad_request("continue_final_message", "the last message must be the assistant's")
     if not proceed:
         return chat.add_generation_prompt, None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
-        refuse("messages", "must not end with two messages of the assistant")
+        bad_request("messages", "must not end with two messages of the assistant")
     text = content_text(body["messages"][-1], len(messages) - 1, "\n\n") or ""
     return True, (text, last.get("reasoning_content") or "")
 
@@ -153,9 +155,9 @@ def _variables(chat: Chat, variables: Mapping[str, Any]) -> dict[str, Any]:
     kwargs = {**variables, **chat.chat_template_kwargs}
     for name in _OURS:
         if name in kwargs:
-            refuse("chat_template_kwargs", f"must not contain '{name}'")
+            bad_request("chat_template_kwargs", f"must not contain '{name}'")
     if not isinstance(kwargs.get("enable_thinking", True), bool):
-        refuse("chat_template_kwargs", "enable_thinking must be a boolean")
+        bad_request("chat_template_kwargs", "enable_thinking must be a boolean")
     effort = chat.reasoning_effort
     if effort:
         kwargs.setdefault("reasoning_effort", effort)
@@ -167,7 +169,7 @@ def _variables(chat: Chat, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, primer: str) -> ReasoningLimit | None:
-    """What may end the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
+    """Limit of the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
     budget, control = chat.reasoning_budget_tokens, chat.reasoning_control
     if template.reasoning is None or not (budget > 0 or control):
         return None

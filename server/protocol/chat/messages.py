@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.server.protocol.fields import article, refuse, unsupported
+from logitless.server.protocol.fields import article, bad_request, unsupported
 
 _MEDIA = ("image_url", "input_image", "image", "input_audio", "video_url", "input_video", "file", "document")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -91,9 +91,9 @@ def parse_messages(chat: Chat, given: Sequence[Mapping[str, Any]]) -> list[dict[
     messages = []
     for i, (message, raw) in enumerate(zip(chat.messages, given, strict=True)):
         if not message.role:
-            refuse(f"messages[{i}].role", "must not be empty")
+            bad_request(f"messages[{i}].role", "must not be empty")
         if "content" not in raw and not message.tool_calls and not message.reasoning_content:
-            refuse(f"messages[{i}].content", "is required")
+            bad_request(f"messages[{i}].content", "is required")
         content = content_text(raw, i, "\n")
         messages.append({**raw, "content": "" if content is None and not message.tool_calls else content})
     return messages
@@ -108,14 +108,14 @@ def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | No
     texts: list[str] = []
     for k, part in enumerate(content):
         if not isinstance(part, dict):
-            refuse(f"{name}[{k}]", f"expected an object, got {article(part)}")
+            bad_request(f"{name}[{k}]", f"expected an object, got {article(part)}")
         kind = part.get("type")
         if kind in _MEDIA:
             unsupported(f"{name}[{k}]", f"{kind} needs a model with media, which this is not")
         if not isinstance(kind, str) or kind not in _TEXTS:
-            refuse(f"{name}[{k}].type", "must be text")
+            bad_request(f"{name}[{k}].type", "must be text")
         text = part.get(_TEXTS[kind])
         if not isinstance(text, str):
-            refuse(f"{name}[{k}].text", f"expected a string, got {article(text)}")
+            bad_request(f"{name}[{k}].text", f"expected a string, got {article(text)}")
         texts.append(text)
     return separator.join(texts)

@@ -1,4 +1,4 @@
-"""What a chat's answer must be like: calls that fit their tools' schemas, a response format, or the two together."""
+"""Structured output of chats: calls that fit their tools' schemas, a response format, or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar
 from logitless.models.grammar import json_rule
 from logitless.models.grammar.triggers import Pattern
 from logitless.server.protocol.chat.tools import NO_PARAMETERS, Tools
-from logitless.server.protocol.fields import refuse
+from logitless.server.protocol.fields import bad_request
 from logitless.server.protocol.grammar import Grammars
 
 
@@ -32,7 +32,7 @@ def chat_constraint(
         return _compiled("response_format", made, grammars)
     said = _said(given)
     if given is not None and not said:
-        refuse("response_format", "only JSON can be combined with tools")
+        bad_request("response_format", "only JSON can be combined with tools")
     functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
     made = call_grammar(
         template.calls,

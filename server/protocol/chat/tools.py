@@ -1,4 +1,6 @@
-"""`tools`, `tool_choice` and the reasoning fields of a chat request → what the answer may consist of."""
+"""`tools`, `tool_choice` and the reasoning fields of a chat request → what the answer may consist
+of.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.chat.messages import Chat
-from logitless.server.protocol.fields import refuse
+from logitless.server.protocol.fields import bad_request
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What the model may call."""
+    """Functions that the model may call."""
 
     tools: tuple[dict[str, Any], ...] = ()  # OpenAI's shape, checked, with what templates read
     functions: tuple[dict[str, Any], ...] = ()  # as given, for the grammar
@@ -53,18 +55,18 @@ def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> 
         tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
         functions = tuple(function for function in functions if function["name"] == name)
         if not tools:
-            refuse("tool_choice", f"there is no tool {name[:64]!r} in tools")
+            bad_request("tool_choice", f"there is no tool {name[:64]!r} in tools")
         choice, parallel = "required", False
     elif choice not in ("none", "auto", "required"):
-        refuse("tool_choice", "must be none, auto, required or an object that names a function")
+        bad_request("tool_choice", "must be none, auto, required or an object that names a function")
     if choice == "required" and not tools:
-        refuse("tool_choice", "required needs tools")
+        bad_request("tool_choice", "required needs tools")
     if not tools or choice == "none":
         return Tools()
     if body.get("grammar"):
-        refuse("grammar", "cannot be combined with tools")
+        bad_request("grammar", "cannot be combined with tools")
     if body.get("stream") and body.get("logprobs"):
-        refuse("logprobs", "cannot be streamed together with tools")
+        bad_request("logprobs", "cannot be streamed together with tools")
     return Tools(tools, functions, choice, parallel, chat.parse_tool_calls)
 
 
@@ -72,9 +74,9 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     """The tool with all that templates read."""
     name, function = f"tools[{i}]", tool["function"]
     if tool.get("type", "function") != "function":
-        refuse(f"{name}.type", "must be function")
+        bad_request(f"{name}.type", "must be function")
     if not function["name"]:
-        refuse(f"{name}.function.name", "must not be empty")
+        bad_request(f"{name}.function.name", "must not be empty")
     parameters = function.get("parameters") or NO_PARAMETERS
     if "properties" not in parameters:
         parameters = {**parameters, "properties": {}}  # templates read it
@@ -91,7 +93,7 @@ def _named(choice: Mapping[str, Any]) -> str:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
     if choice.get("type", "function") != "function" or not isinstance(name, str):
-        refuse("tool_choice", "the object must be of type function and name one")
+        bad_request("tool_choice", "the object must be of type function and name one")
     return name
 
 

@@ -1,4 +1,6 @@
-"""POST /v1/messages: Anthropic's Messages API → the body of a chat request. Every refusal names the field."""
+"""POST /v1/messages: Anthropic's Messages API → the body of a chat request. Every refusal names the
+field.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
-from logitless.server.protocol.fields import article, limited, read, refuse, unsupported
+from logitless.server.protocol.fields import article, bad_request, limited, read, unsupported
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 
@@ -54,7 +56,7 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
     asked = read(MessagesBody, body)
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
-            refuse(name, "must be 1")
+            bad_request(name, "must be 1")
     chat = {name: value for name, value in body.items() if name not in MessagesBody.__struct_fields__}
     names: dict[str, str] = {}
     if body.get("max_tokens") is None:
@@ -81,7 +83,7 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
         name, form = "output_config.format", asked.output_config.format
     if form:
         if form.get("type") != "json_schema":
-            refuse(name, "type must be json_schema")
+            bad_request(name, "type must be json_schema")
         names["response_format.json_schema"] = name
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return Translated(chat, names)
@@ -90,12 +92,12 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
 def _choose(chat: dict[str, Any], choice: ToolChoice) -> None:
     if choice.type == "tool":
         if choice.name is None:
-            refuse("tool_choice.name", "is required")
+            bad_request("tool_choice.name", "is required")
         chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice.type in ("auto", "any", "none"):
         chat["tool_choice"] = "required" if choice.type == "any" else choice.type
     else:
-        refuse("tool_choice", "type must be auto, any, tool or none")
+        bad_request("tool_choice", "type must be auto, any, tool or none")
     if choice.disable_parallel_tool_use is not None:
         chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
 
@@ -105,7 +107,7 @@ def _think(chat: dict[str, Any], thinking: Thinking) -> None:
     if not kind:
         return
     if kind not in ("enabled", "disabled", "adaptive"):
-        refuse("thinking", "type must be enabled, disabled or adaptive")
+        bad_request("thinking", "type must be enabled, disabled or adaptive")
     kwargs = chat.get("chat_template_kwargs")
     chat["chat_template_kwargs"] = {
         "enable_thinking": kind != "disabled",
@@ -125,14 +127,14 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _message(name: str, message: object) -> list[dict[str, Any]]:
     """One message as those of a chat: results of tools come before what the user says."""
     if not isinstance(message, dict):
-        refuse(name, f"expected an object, got {article(message)}")
+        bad_request(name, f"expected an object, got {article(message)}")
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        refuse(f"{name}.role", "must be user or assistant")
+        bad_request(f"{name}.role", "must be user or assistant")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        refuse(f"{name}.content", f"expected a string or an array of blocks, got {article(content)}")
+        bad_request(f"{name}.content", f"expected a string or an array of blocks, got {article(content)}")
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -140,7 +142,7 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
     for k, block in enumerate(content):
         where = f"{name}.content[{k}]"
         if not isinstance(block, dict):
-            refuse(where, f"expected an object, got {article(block)}")
+            bad_request(where, f"expected an object, got {article(block)}")
         kind = block.get("type")
         if kind == "text":
             texts.append(_required(where, block, "text"))
@@ -161,7 +163,7 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
         elif kind in ("image", "document"):
             unsupported(where, f"{kind} needs a model with media, which this is not")
         else:
-            refuse(f"{where}.type", f"{str(kind)[:32]!r} is not possible in a message of the {role}")
+            bad_request(f"{where}.type", f"{str(kind)[:32]!r} is not possible in a message of the {role}")
     said: dict[str, Any] = {"role": role, "content": "\n".join(texts) if texts else None}
     if thoughts:
         said["reasoning_content"] = "\n".join(thoughts)
@@ -176,7 +178,7 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
 def _required(where: str, block: Mapping[str, Any], key: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        refuse(f"{where}.{key}", f"expected a string, got {article(value)}")
+        bad_request(f"{where}.{key}", f"expected a string, got {article(value)}")
     return value
 
 
@@ -185,12 +187,12 @@ def _text(name: str, value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        refuse(name, f"expected a string or an array of blocks, got {article(value)}")
+        bad_request(name, f"expected a string or an array of blocks, got {article(value)}")
     texts = []
     for k, block in enumerate(value):
         if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
             if isinstance(block, dict) and block.get("type") in ("image", "document"):
                 unsupported(f"{name}[{k}]", f"{block['type']} needs a model with media, which this is not")
-            refuse(f"{name}[{k}]", "must be a block of type text with a text")
+            bad_request(f"{name}[{k}]", "must be a block of type text with a text")
         texts.append(block["text"])
     return "\n".join(texts)

@@ -1,4 +1,6 @@
-"""POST /v1/responses: OpenAI's Responses API → the body of a chat request. Every refusal names the field."""
+"""POST /v1/responses: OpenAI's Responses API → the body of a chat request. Every refusal names the
+field.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
-from logitless.server.protocol.fields import article, as_text, refuse, unsupported
+from logitless.server.protocol.fields import article, as_text, bad_request, unsupported
 
 _STATEFUL = ("conversation", "background", "prompt")
 
@@ -44,7 +46,9 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
 def chat_body(
     response: ResponsesBody, body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
 ) -> Translated:
-    """The chat request that asks for the same. `earlier`: the items of the conversation that it goes on with."""
+    """The chat request that asks for the same. `earlier`: the items of the conversation that it
+    goes on with.
+    """
     for name in _STATEFUL:
         if body.get(name):
             unsupported(name, "is not there; previous_response_id is")
@@ -52,7 +56,7 @@ def chat_body(
         unsupported("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
-            refuse(name, "must be 1")
+            bad_request(name, "must be 1")
     chat = {
         k: v
         for k, v in body.items()
@@ -100,10 +104,10 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
         messages.append({"role": "user", "content": given})
         return
     if not isinstance(given, list) or not given:
-        refuse("input", "must be a string or a non-empty array")
+        bad_request("input", "must be a string or a non-empty array")
     for i, item in enumerate(given):
         if not isinstance(item, dict):
-            refuse(f"input[{i}]", f"expected an object, got {article(item)}")
+            bad_request(f"input[{i}]", f"expected an object, got {article(item)}")
         kind = item.get("type", "message")
         if kind == "message":
             as_text(f"input[{i}].role", item.get("role"))
@@ -113,13 +117,13 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
             call = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
             for key, value in (*call.items(), ("call_id", item.get("call_id"))):
                 if not isinstance(value, str):
-                    refuse(f"input[{i}].{key}", f"expected a string, got {article(value)}")
+                    bad_request(f"input[{i}].{key}", f"expected a string, got {article(value)}")
             call["name"] = full_name(item.get("namespace"), item["name"])
             called = {"id": item["call_id"], "type": "function", "function": call}
             _assistant(messages).setdefault("tool_calls", []).append(called)
         elif kind == "function_call_output":
             if not isinstance(item.get("call_id"), str):
-                refuse(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
+                bad_request(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
             names[f"messages[{len(messages) - 1}].content"] = f"input[{i}].output"
         elif kind == "reasoning":
@@ -147,7 +151,7 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
 def _thought(i: int, item: Mapping[str, Any]) -> str:
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
-        refuse(f"input[{i}].content", "must be an array of parts with a text")
+        bad_request(f"input[{i}].content", "must be an array of parts with a text")
     return "\n".join(part["text"] for part in parts)
 
 
@@ -155,12 +159,14 @@ _NONE = ("", "functions")  # the latter is Codex's own for functions without one
 
 
 def full_name(namespace: object, name: str) -> str:
-    """What a model calls a function; `namespace`: None where it is in none."""
+    """Name by which a model calls a function; `namespace`: None where it is in none."""
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace not in _NONE else name
 
 
 def expanded(tools: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The tools with their places in the request, those of namespaces one by one and by their full names."""
+    """The tools with their places in the request, those of namespaces one by one and by their full
+    names.
+    """
     for i, tool in enumerate(tools):
         place = f"tools[{i}]"
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
@@ -168,7 +174,7 @@ def expanded(tools: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             continue
         namespace, inner = as_text(f"{place}.name", tool.get("name")), tool.get("tools")
         if not isinstance(inner, list):
-            refuse(f"{place}.tools", f"expected an array, got {article(inner)}")
+            bad_request(f"{place}.tools", f"expected an array, got {article(inner)}")
         for j, each in enumerate(inner):
             named = isinstance(each, dict) and isinstance(each.get("name"), str)
             yield f"{place}.tools[{j}]", each | {"name": full_name(namespace, each["name"])} if named else each
@@ -188,6 +194,6 @@ def homes(tools: Sequence[Any]) -> dict[str, tuple[str, str]]:
 
 
 def called(name: str, homes: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """What an item says of the function that a model called."""
+    """Fields of an item that name the function that a model called."""
     namespace, bare = homes.get(name, ("", name))
     return {"name": bare} | ({"namespace": namespace} if namespace else {})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from logitless.engine.errors import RequestError
-from logitless.server.protocol.fields import article, as_text, refuse, warn_once
+from logitless.server.protocol.fields import article, as_text, bad_request, warn_once
 
 log = logging.getLogger("logitless.http")
 
@@ -50,7 +50,7 @@ def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, M
     found: list[tuple[str, Mapping[str, Any]]] = []
     for place, tool in given:
         if not isinstance(tool, dict):
-            refuse(place, f"expected an object, got {article(tool)}")
+            bad_request(place, f"expected an object, got {article(tool)}")
         kind = own if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
         if kind == own:
             found.append((place, tool))

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from logitless.server.api.openai.stored_responses import NOTHING, KeptResponses
+from logitless.server.api.openai.stored_responses import NOTHING, StoredResponses
 from logitless.server.config import ServerConfig
 from logitless.server.protocol import fields
 from logitless.server.protocol.completions import RequestParser
@@ -233,7 +233,7 @@ def test_a_function_that_is_called_like_one_of_a_namespace_is_itself() -> None:
 
 
 def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
-    kept = KeptResponses(max_bytes=3000)
+    kept = StoredResponses(max_bytes=3000)
     for i in range(20):
         kept.keep("k", {"id": f"resp_{i}", "output": []}, "x" * 200, NOTHING)
         assert kept.find("k", "resp_0")  # it is in use
@@ -247,7 +247,7 @@ def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
 
 def test_what_a_kept_response_goes_on_from_counts_too():
     """Or small answers to large conversations would keep those in memory, however many there are."""
-    kept = KeptResponses(max_bytes=3000)
+    kept = StoredResponses(max_bytes=3000)
     for i in range(9):
         kept.keep("k", {"id": f"large_{i}", "output": []}, "x" * 1000, NOTHING)
         kept.keep("k", {"id": f"small_{i}", "output": []}, "y", kept.before("k", f"large_{i}"))
