@@ -53,7 +53,11 @@ class _Process:
     def run(self, source: str, variables: Mapping[str, Any] | None) -> tuple[bool, str]:
         """(True, text) or (False, problem). Raises EOFError if the process has ended."""
         try:
-            _send(self._stdin, pickle.dumps((source, variables, MAX_SECONDS, MAX_BYTES)))
+            request = pickle.dumps((source, variables, MAX_SECONDS, MAX_BYTES))
+        except RecursionError:
+            return False, "the messages are nested too deeply"
+        try:
+            _send(self._stdin, request)
             reply = _receive(self._stdout)
         except OSError:
             reply = b""
