@@ -48,15 +48,15 @@ def usable_prefix(
     return n, 0
 
 
-def window_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
+def window_pool_size(window: int, n_slots: int, n_ubatch: int, n_checkpoints: int) -> int:
     """Number of blocks of the sliding-window KV group, enough for every step.
 
     It counts the windows of all slots, the tokens of one step and of one preempted prefill chunk,
-    and `n_kept` windows of cached prefixes.
+    and `n_checkpoints` windows of cached prefixes.
     """
     seen = -(-(window - 1) // BLOCK_SIZE) + 1
     written = n_blocks_for(n_ubatch) + n_blocks_for(min(n_ubatch, APART[0]))
-    return n_slots * (seen + 2) + written + n_kept * seen  # 2: one block begun, one copied
+    return n_slots * (seen + 2) + written + n_checkpoints * seen  # 2: one block begun, one copied
 
 
 class BlockPool:

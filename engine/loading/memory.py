@@ -53,13 +53,13 @@ def cache_bytes(
     *,
     n_slots: int,
     n_ubatch: int,
-    n_layer_kv: int,
+    n_checkpoints: int,
     swa_full: bool,
     nextn: bool = False,
 ) -> CacheBytes:
     """Bytes of a KV cache of these number types.
 
-    `n_layer_kv`: sliding windows that are kept beside those of the slots
+    `n_checkpoints`: sliding windows that are kept beside those of the slots
     (engine/kv_cache/block_pool.py); `nextn`: the MTP head's cache counts too.
     """
     types = cache_types(h, type_k, type_v)
@@ -73,7 +73,9 @@ def cache_bytes(
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
     far = of_cell(i for i in layers if not h.is_local(i))
-    return CacheBytes(cell, window_pool_size(h.window, n_slots, n_ubatch, n_layer_kv) * BLOCK_SIZE * (cell - far), far)
+    return CacheBytes(
+        cell, window_pool_size(h.window, n_slots, n_ubatch, n_checkpoints) * BLOCK_SIZE * (cell - far), far
+    )
 
 
 def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_tokens: int, swa_full: bool) -> int:
@@ -96,7 +98,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
         options.cache_type_v,
         n_slots=options.n_slots,
         n_ubatch=min(options.ubatch_size, options.batch_size),
-        n_layer_kv=options.ctx_checkpoints,
+        n_checkpoints=options.ctx_checkpoints,
         swa_full=swa_full,
         nextn=n_draft_tokens > 0,
     )

@@ -448,8 +448,8 @@ class ModelRunner:
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
-        n_kept = plan.n_fetches - (2 if shape.n_top else 1)  # nodes that only run
-        fetched = plan.run(None, (0,) * n_kept + (n_out,) * (plan.n_fetches - n_kept), late)[n_kept:]
+        n_effects = plan.n_fetches - (2 if shape.n_top else 1)  # nodes that only run
+        fetched = plan.run(None, (0,) * n_effects + (n_out,) * (plan.n_fetches - n_effects), late)[n_effects:]
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
         if shape.n_top:

@@ -32,7 +32,7 @@ def test_weights_count_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """A file is mapped while it is loaded; its pages are no memory that a cache could not have."""
     with GGUFFile.open(model) as gguf:
         assert 0.9 * gguf.size < memory.weights_nbytes(gguf) <= gguf.size
-        counted = cache_bytes(hparams_of(gguf), "f16", "f16", n_slots=1, n_ubatch=512, n_kept=2, swa_full=True)
+        counted = cache_bytes(hparams_of(gguf), "f16", "f16", n_slots=1, n_ubatch=512, n_checkpoints=2, swa_full=True)
         n_ctx = counted.most(int(memory.weights_nbytes(gguf) * (0.9 / 0.3 - 1)))
     assert n_ctx > 4096
     assert wanted(model, n_ctx, monkeypatch, 0.3).n_ctx == n_ctx

@@ -28,14 +28,18 @@ def test_it_is_what_the_engine_takes(shared_data: Path, name: str, n_ctx: int, s
     assert (len(engine.memory.pools) == 2) == (n_ctx == 4096 and not swa_full and "gemma" in name)
     engine.close()
     with GGUFFile.open(path) as gguf:
-        counted = cache_bytes(hparams_of(gguf), "f16", "f16", n_slots=2, n_ubatch=32, n_kept=2, swa_full=swa_full)
+        counted = cache_bytes(
+            hparams_of(gguf), "f16", "f16", n_slots=2, n_ubatch=32, n_checkpoints=2, swa_full=swa_full
+        )
     assert counted.of(n_ctx) == taken - spare
 
 
 @pytest.mark.parametrize("swa_full", [False, True])
 def test_most_is_what_there_is_room_for(shared_data: Path, swa_full: bool) -> None:
     with GGUFFile.open(shared_data / "models" / "arch-gemma3-F32.gguf") as gguf:
-        counted = cache_bytes(hparams_of(gguf), "f16", "q8_0", n_slots=2, n_ubatch=32, n_kept=2, swa_full=swa_full)
+        counted = cache_bytes(
+            hparams_of(gguf), "f16", "q8_0", n_slots=2, n_ubatch=32, n_checkpoints=2, swa_full=swa_full
+        )
     for room in (counted.of(10), counted.of(500) - 1, counted.of(100_000)):
         assert counted.of(counted.most(room)) <= room < counted.of(counted.most(room) + 1)
 
@@ -51,7 +55,7 @@ def test_only_layers_that_attend_have_cells(name: str, tmp_path: Path) -> None:
     assert engine.full_kv.nbytes == attending * 2 * 2 * 2 * 32 * 16  # keys and values, heads, f16, elements, positions
     cache = KVCacheManager(engine.full_kv.n, engine.full_kv, HostCache(1 << 20), n_slots=2, states=engine.states)
     cache.prepare_ahead(lambda: False)
-    counted = cache_bytes(engine.hparams, "f16", "f16", n_slots=2, n_ubatch=32, n_kept=2, swa_full=False)
+    counted = cache_bytes(engine.hparams, "f16", "f16", n_slots=2, n_ubatch=32, n_checkpoints=2, swa_full=False)
     assert counted.of(256) == 16 * engine.full_kv.nbytes
     assert counted.most(1 << 20) >= (1 << 20) // max(1, counted.cell)
     engine.close()
