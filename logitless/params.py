@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import NODEFAULT
+from msgspec.structs import fields
+
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, SamplerParams
+from logitless.errors import RequestError
+
+_READ_LATER = ("logit_bias", "json_schema", "logprobs", "adapters", "speculation")  # with the model
 
 
 class SamplingParams(SamplerParams, frozen=True, kw_only=True):
@@ -35,10 +41,24 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     priority: int = 0  # lower values are scheduled first
     speculation: Mapping[str, Any] | None = None  # {"type": "ngram-mod", "n_max": 16}; None: the options'
 
+    def __post_init__(self) -> None:
+        """RequestError: a parameter has the wrong type, or is outside its limits."""
+        from logitless.engine.errors import InvalidRequest
+        from logitless.server.protocol.fields import read
+        from logitless.server.protocol.generation import Generation
+
+        checked = {name: value for name, value in self.fields().items() if name not in _READ_LATER}
+        try:
+            read(Generation, checked)
+        except InvalidRequest as error:
+            raise RequestError(error.message) from None
+
     def fields(self) -> dict[str, Any]:
         """The parameters that differ from their defaults."""
-        names = self.__struct_fields__
-        return {name: value for name in names if (value := getattr(self, name)) != getattr(_DEFAULT, name)}
-
-
-_DEFAULT = SamplingParams()
+        found = {}
+        for field in fields(self):
+            default = field.default_factory() if field.default is NODEFAULT else field.default
+            value = getattr(self, field.name)
+            if value is not None and value != default:
+                found[field.name] = value
+        return found

@@ -351,17 +351,19 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
 @pytest.mark.parametrize(
     ("params", "line"),
     [
-        (SamplingParams(temperature="hot"), "field 'temperature': expected a number"),  # type: ignore[arg-type]
-        (SamplingParams(adapters={"x": 1}), "adapters: there is no adapter 'x'"),
-        (SamplingParams(model="ft:x"), "field 'model': the model 'ft:x' does not exist"),
-        (SamplingParams(grammar="root ::= ("), "field 'grammar'"),
-        (SamplingParams(max_tokens=-5), "field 'max_tokens'"),
+        ({"temperature": "hot"}, "field 'temperature': expected a number"),
+        ({"adapters": {"x": 1}}, "adapters: there is no adapter 'x'"),
+        ({"model": "ft:x"}, "field 'model': the model 'ft:x' does not exist"),
+        ({"grammar": "root ::= ("}, "field 'grammar'"),
+        ({"max_tokens": -5}, "field 'max_tokens'"),
+        ({"stop": [1]}, "field 'stop': item 0: expected a string"),
+        ({"adaptive_decay": 2}, "field 'adaptive_decay': must be between 0 and 0.99"),
     ],
 )
-def test_wrong_requests_name_the_field(llm: LLM, params: SamplingParams, line: str) -> None:
+def test_wrong_requests_name_the_field(llm: LLM, params: dict[str, Any], line: str) -> None:
     for call in (llm.generate, lambda prompt, p: [*llm.stream(prompt, p)]):
         with pytest.raises(RequestError) as caught:
-            call("ROMEO:", params)
+            call("ROMEO:", SamplingParams(**params))
         assert line in str(caught.value)
 
 
