@@ -7,13 +7,24 @@ to a folder of this user in the system's temporary folder, with one line in the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import IO, Literal
+
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows
+    fcntl: ModuleType | None = None
+else:
+    fcntl = _fcntl
 
 CHECK_NBYTES = 32  # of the checksum that ends a file
 log = logging.getLogger("logitless.cache")
@@ -66,6 +77,47 @@ def write(path: Path, content: bytes) -> None:
             _write(fallback / path.relative_to(folder), content)
         except OSError as also:
             _warn(f"the cache in {fallback} cannot be written either: {also.strerror}")
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock on making a file, so that of several processes one makes it.
+
+    Gives False if another process holds it and `wait` is false. Where files cannot be locked, every
+    process makes its own.
+    """
+    file = _locked(path.with_name(path.name + ".lock"), wait=wait)
+    try:
+        yield file is not None
+    finally:
+        if file:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            file.close()
+
+
+def _locked(path: Path, *, wait: bool) -> IO[bytes] | Literal[False] | None:
+    """The lock file, locked; None: another process has it; False: it cannot be locked."""
+    if fcntl is None:
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("wb")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                        return file
+            except BlockingIOError:
+                file.close()
+                return None
+            except BaseException:
+                file.close()
+                raise
+            file.close()  # its holder has removed it meanwhile
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> bytes:

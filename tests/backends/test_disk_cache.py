@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,42 @@ def test_drivers_get_a_folder_that_can_be_written(folder: Path, monkeypatch: pyt
     folder.write_text("a file in its place")
     assert disk_cache.writable_folder().parent == fallback()
     assert disk_cache.writable_folder().is_dir()
+
+
+# -- locks
+
+
+def test_a_lock_is_held_by_one(folder: Path) -> None:
+    path = folder / "cpu" / "a"
+    with disk_cache.lock(path) as first:
+        assert first
+        with disk_cache.lock(path, wait=False) as second:
+            assert not second
+        with disk_cache.lock(folder / "cpu" / "b", wait=False) as other:
+            assert other
+    with disk_cache.lock(path, wait=False) as again:
+        assert again
+    assert list((folder / "cpu").iterdir()) == []
+
+
+def test_waiting_threads_have_the_lock_one_after_the_other(folder: Path) -> None:
+    path, inside, most = folder / "cpu" / "a", 0, 0
+
+    def count(_: int) -> None:
+        nonlocal inside, most
+        with disk_cache.lock(path):
+            inside += 1
+            most = max(most, inside)
+            disk_cache.write(path, b"code")
+            inside -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(count, range(40)))
+    assert most == 1
+    assert [file.name for file in (folder / "cpu").iterdir()] == ["a"]
+
+
+def test_a_folder_without_locks_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with disk_cache.lock(tmp_path / "file" / "a") as held:
+        assert held

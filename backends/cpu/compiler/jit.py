@@ -15,6 +15,7 @@ import importlib.metadata as metadata
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from logitless.backends import disk_cache
@@ -109,9 +110,18 @@ def _report(name: str, n_waiting: int) -> None:
 
 
 def _compile_here(name: str) -> bytes:
-    _report(name, 0)
+    with disk_cache.lock(_path(name)):
+        if code := _read(name):  # another process has compiled it meanwhile
+            return code
+        _report(name, 0)
+        code = _compile(name)
+        _store(name, code)
+        return code
+
+
+def _compile(name: str) -> bytes:
     try:
-        code = compile_kernel(name)
+        return compile_kernel(name)
     except KernelError:
         raise
     except PermissionError as error:  # numba may not generate code either
@@ -119,8 +129,6 @@ def _compile_here(name: str) -> bytes:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise KernelError(f"kernel {name} cannot be compiled: {type(error).__name__}: {reason}") from error
-    _store(name, code)
-    return code
 
 
 def _read(name: str) -> bytes:
@@ -131,4 +139,8 @@ def _store(name: str, code: bytes) -> None:
     disk_cache.write(_path(name), code)
 
 
-_workers = CompileWorkers(_report, _store)
+def _lock_kernel(name: str, wait: bool) -> AbstractContextManager[bool]:
+    return disk_cache.lock(_path(name), wait=wait)
+
+
+_workers = CompileWorkers(_report, _store, _read, _lock_kernel)

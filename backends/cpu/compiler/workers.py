@@ -25,11 +25,30 @@ ROOT = Path(__file__).parents[4]
 MAX_PROCESSES = 8
 
 
-class CompileWorkers:
-    """Queue of kernels to compile. `on_start(name, n_waiting)` and `on_done(name, code)` report."""
+def _missing(name: str) -> bytes:
+    return b""
 
-    def __init__(self, on_start: Callable[[str, int], None], on_done: Callable[[str, bytes], None]) -> None:
-        self._on_start, self._on_done = on_start, on_done
+
+def _unlocked(name: str, wait: bool) -> contextlib.AbstractContextManager[bool]:
+    return contextlib.nullcontext(True)
+
+
+class CompileWorkers:
+    """Queue of kernels to compile. `on_start(name, n_waiting)` and `on_done(name, code)` report.
+
+    `read(name)`: code that another process has compiled meanwhile, or nothing. `lock(name, wait)`:
+    holds the right to compile a kernel; False if another process has it.
+    """
+
+    def __init__(
+        self,
+        on_start: Callable[[str, int], None],
+        on_done: Callable[[str, bytes], None],
+        read: Callable[[str], bytes] = _missing,
+        lock: Callable[[str, bool], contextlib.AbstractContextManager[bool]] = _unlocked,
+    ) -> None:
+        self._on_start, self._on_done, self._read, self._lock_kernel = on_start, on_done, read, lock
+        self._postponed: set[str] = set()  # kernels that another process was compiling
         self.command = [sys.executable, "-P", "-m", "logitless.backends.cpu.compiler.workers"]
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque()
@@ -58,9 +77,16 @@ class CompileWorkers:
             if not self._waiting:
                 self._n_threads -= 1
                 return None
-            name = self._waiting.popleft()
-            self._on_start(name, len(self._waiting))
-            return name
+            return self._waiting.popleft()
+
+    def _postpone(self, name: str) -> bool:
+        """Put a kernel that another process compiles behind the waiting ones, once; False: wait for it."""
+        with self._lock:
+            if name in self._postponed or not self._waiting:
+                return False
+            self._postponed.add(name)
+            self._waiting.append(name)
+            return True
 
     def _feed(self) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # an empty part is the cwd
@@ -78,23 +104,22 @@ class CompileWorkers:
             return self._retire()
         # closing flushes what a dead process did not read
         with contextlib.suppress(BrokenPipeError), process:
-            assert process.stdin is not None
-            assert process.stdout is not None
             while (name := self._next()) is not None:
-                try:
-                    process.stdin.write(name.encode() + b"\n")
-                    process.stdin.flush()
-                    size = int(process.stdout.readline())
-                    code = process.stdout.read(size)
-                except (OSError, ValueError):
-                    size, code = -1, b""
-                # crashed or killed: another worker may have better luck with the rest
-                if len(code) != size:
-                    process.kill()
-                    self._results[name].set_result(b"")
-                    return self._retire()
-                if code:
-                    self._on_done(name, code)
+                with contextlib.ExitStack() as held:
+                    if not held.enter_context(self._lock_kernel(name, False)):
+                        if self._postpone(name):
+                            continue
+                        held.enter_context(self._lock_kernel(name, True))
+                    code = self._read(name)
+                    if not code:
+                        self._on_start(name, len(self._waiting))
+                        answer = _ask(process, name)
+                        if answer is None:  # crashed or killed: another worker may have better luck with the rest
+                            process.kill()
+                            self._results[name].set_result(b"")
+                            return self._retire()
+                        if code := answer:
+                            self._on_done(name, code)
                 self._results[name].set_result(code)
         return None
 
@@ -104,6 +129,20 @@ class CompileWorkers:
             self._n_threads -= 1
             while self._waiting and not self._n_threads:
                 self._results[self._waiting.popleft()].set_result(b"")
+
+
+def _ask(process: subprocess.Popen[bytes], name: str) -> bytes | None:
+    """A worker's code of a kernel, empty if it does not compile; None if the worker has died."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(name.encode() + b"\n")
+        process.stdin.flush()
+        size = int(process.stdout.readline())
+        code = process.stdout.read(size)
+    except (OSError, ValueError):
+        return None
+    return code if len(code) == size else None
 
 
 def _serve() -> None:

@@ -30,7 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and a process that has loaded nothing."""
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_addresses", {})
-    monkeypatch.setattr(jit, "_workers", CompileWorkers(lambda name, n_waiting: None, jit._store))
+    workers = CompileWorkers(lambda name, n_waiting: None, jit._store, jit._read, jit._lock_kernel)
+    monkeypatch.setattr(jit, "_workers", workers)
     jit._folder.cache_clear()
     yield tmp_path / "cache"
     jit._folder.cache_clear()
@@ -132,6 +133,7 @@ def test_two_processes_share_an_empty_cache(cache: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, *NAMES]
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate(timeout=120)[0] for process in both] == [b"fine\n"] * 2
+    assert not list(cache.rglob("*.lock"))
     assert len(list(cache.rglob("*.kernel"))) == len(NAMES)
     assert len([path for path in cache.rglob("*") if path.is_file()]) == len(NAMES) + 1  # and the processor's name
 
@@ -197,6 +199,20 @@ def test_missing_executable_leaves_kernels_to_the_caller() -> None:
     workers.command = ["/no/such/program"]
     workers.submit(["a", "b", "c"])
     assert [workers.result(name) for name in "abc"] == [b""] * 3
+
+
+def test_a_kernel_that_another_process_compiles_is_read_from_the_cache(cache: Path, code: bytes) -> None:
+    """The kernel waits behind the others, and is compiled once."""
+    started: list[str] = []
+    lock = jit._lock_kernel("rms_norm", True)
+    lock.__enter__()
+    workers = CompileWorkers(lambda name, n_waiting: started.append(name), jit._store, jit._read, jit._lock_kernel)
+    workers.submit(["rms_norm", "copy_pages"])
+    assert workers.result("copy_pages")
+    jit._store("rms_norm", code)
+    lock.__exit__(None, None, None)
+    assert workers.result("rms_norm") == code
+    assert started == ["copy_pages"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
