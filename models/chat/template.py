@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from logitless.models.chat.builtins import BUILTINS, CHATML
 from logitless.models.chat.jinja import ChatTemplateError, Renderer
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reasoning_tags
+from logitless.models.chat.tool_calls.probed.probe import Probe
 from logitless.models.tokenizer import Tokenizer
 
 __all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata"]
@@ -70,6 +72,7 @@ class ChatTemplate:
         self._names_efforts = probe.names_efforts()
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
+        self._probe_formats()
 
     def render(
         self,
@@ -99,6 +102,25 @@ class ChatTemplate:
         elif self._results_within:
             messages = tool_results.within_turns(messages)
         return self._render(self._adapt(messages), variables)
+
+    def _probe_formats(self) -> None:
+        """Set the formats of calls and reasoning that the source does not show to those of its renderings."""
+        if self.calls is GPT_OSS or not self.caps["supports_tools"]:
+            return
+
+        def rendered(messages: list[Message], tools: list[dict[str, Any]]) -> str:
+            variables = {"tools": tools, "add_generation_prompt": False, "enable_thinking": True}
+            with suppress(ChatTemplateError):
+                return self._render(self._adapt(messages), variables)
+            return ""
+
+        formats = Probe(rendered)
+        if self.caps["supports_tool_calls"]:
+            self.calls = formats.call_format(self.calls)
+        if self.reasoning is None and self._reasoning_form:
+            self.reasoning = formats.reasoning_tags(
+                lambda m, thought: _with_reasoning(m, self._reasoning_form, thought)
+            )
 
     def _defaults(self, given: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Variables that templates read and a request need not give, as llama.cpp has them."""
@@ -215,8 +237,8 @@ class _Probe:
             "supports_typed_content": typed_content,
             "supports_system_role": "MARK-A" in self._text([{"role": "system", "content": "MARK-A"}, _user("b")]),
             "supports_tools": "MARK-T" in self._text([_user("a")], tools=[_TOOL]),
-            "supports_tool_calls": "MARK-1" in calls,
-            "supports_parallel_tool_calls": "MARK-2" in self._calls(arguments, 2),
+            "supports_tool_calls": _shows_call(calls, 1),
+            "supports_parallel_tool_calls": _shows_call(self._calls(arguments, 2), 2),
             "supports_object_arguments": object_arguments,
             "supports_preserve_reasoning": "MARK-A" in self._text([_user("a"), reasoned, _user("b")]),
         }
@@ -279,6 +301,11 @@ _TOOL = {
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "MARK-T", "arguments": {"p": "v"}}}
 _RESULT = {"role": "tool", "name": "MARK-T", "tool_call_id": "call00001", "content": "MARK-R"}
+
+
+def _shows_call(text: str, n: int) -> bool:
+    """True if a rendering has call number n, by its name or, as Kimi's has, by its id."""
+    return f"MARK-{n}" in text or (f"call0000{n}" in text and "MARK-P" in text)
 
 
 def _with_reasoning(message: Message, form: str, thought: str) -> Message:

@@ -14,11 +14,13 @@ from logitless.models.chat.tool_calls.gemma import END as GEMMA4_END
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
 from logitless.models.chat.tool_calls.parser import CallFormat
+from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, tagged_value
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import object_schema
 
 Function = Mapping[str, Any]
+_PARAMETER_END = "\n</parameter>\n"
 _BLANK = r"W: /( |\n[ \t]{0,8})/"
 
 
@@ -62,7 +64,10 @@ def call_grammar(
             name = '"\\"tool_name\\":"'
         head = f'"{{" W? {name} W? {named} "," W? {quoted(json.dumps(key) + ":")}'
         rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
-    body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
+    if calls.markers is not None:
+        body, word = rules_of_calls(calls.markers, functions, parallel)
+    else:
+        body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
     rules += body
     if said and not required:
         rules += _answer(said, calls)
@@ -179,7 +184,7 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
         needed = needed if isinstance(needed, list) else []
         parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
         for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
-            rules.append(f"value_{i}_{k}: {_tagged_value(inner, schema)}")
+            rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, _PARAMETER_END)}")
             given = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
             parts.append(given if name in needed else f"({given})?")
         rules.append(f'call_{i}: {" ".join(parts)} "</function>\\n</tool_call>"')
@@ -192,17 +197,6 @@ def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tu
         rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}")
         of_tools.append(f"{quoted(f'{GEMMA4_BEGIN}call:' + function['name'])} given_{i} {quoted(GEMMA4_END)}")
     return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], GEMMA4_BEGIN
-
-
-def _tagged_value(schema: Any, whole: Mapping[str, Any]) -> str:
-    end = quoted("\n</parameter>\n")
-    if isinstance(schema, dict) and schema.get("type") == "string":
-        choices = schema.get("enum")
-        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-            return f"({' | '.join(map(quoted, choices))}) {end}"
-        return "text"
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {end}"
 
 
 _BODIES = {
@@ -226,6 +220,8 @@ def _triggers(
     calls: CallFormat, functions: Sequence[Function], word: str, reasoning: tuple[str, str] | None, thinking: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Words and patterns that begin a call outside of reasoning."""
+    if calls.markers is not None and not word:
+        return (), (rf"^\s*({in_regex(calls.opening[0])})",)
     if calls is LLAMA3:
         names = "|".join(in_regex(f["name"]) for f in functions)
         return (), (rf'^\s*(?:<\|python_tag\|>)?(\{{ ?"name": ?"(?:{names})")',)

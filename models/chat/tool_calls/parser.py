@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from logitless.models.chat.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from logitless.models.chat.tool_calls.probed.markers import Markers
 
 T = TypeVar("T")
 Step = Generator[None, str, T]
@@ -42,6 +43,7 @@ class CallFormat:
         False  # the template does not know tools: they are told by logitless.models.chat.tool_calls.generic
     )
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
+    markers: Markers | None = None  # of a format that was probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,8 @@ class Parser:
         """True if the text has ended and all of it was read."""
         return self.rest == ""
 
-    def begin(self, name: str) -> int:
-        """A call to `name` it is; returns its index."""
+    def begin(self, name: str, id: str | None = None) -> int:
+        """Begin a call to `name`, with the id that the model wrote if any; returns its index."""
         if self.n_calls and not self.style.parallel:
             raise NotACall
         assert self.style.calls is not None
@@ -178,7 +180,7 @@ class Parser:
         self._held = ""
         index = self.n_calls
         self.n_calls += 1
-        self._out.append(CallBegin(index, new_id(self.style.calls), name))
+        self._out.append(CallBegin(index, id or new_id(self.style.calls), name))
         return index
 
     def argument(self, text: str) -> None:

@@ -33,7 +33,7 @@ def _qwen3_coder(p: Parser, trigger: str) -> Step[None]:
         parameter = tag[len("<parameter=") : -1].strip()
         p.argument(f"{', ' if n_given else ''}{json.dumps(parameter, ensure_ascii=False)}: ")
         n_given += 1
-        if not (yield from _value(p, (name, parameter) in p.style.texts)):
+        if not (yield from tagged_value(p, (name, parameter) in p.style.texts, _END, True)):
             return
 
 
@@ -51,18 +51,22 @@ def _tag(p: Parser) -> Step[str]:
     return tag if c else ""
 
 
-def _value(p: Parser, is_text: bool) -> Step[bool]:
-    """A value up to its closing tag, as JSON: a text while it is written, others when they are whole. False: the answer
-    ended in it."""
-    yield from p.literal("\n")
+def tagged_value(p: Parser, is_text: bool, end: str, opens_line: bool) -> Step[bool]:
+    """A value up to and with `end`, as JSON: a text while it is written, others when they are whole.
+
+    False: the answer ended in it. `opens_line`: a line break before the value is syntax. One at the
+    start of `end` may be missing.
+    """
+    if opens_line:
+        yield from p.literal("\n")
     if is_text:
         p.argument('"')
-    text = ""
-    while not (yield from _ended(p)):
+    text, ends = "", (end, end.removeprefix("\n"))
+    while not (yield from _ended(p, ends)):
         c = yield from p.next()
         if not c:
             return False
-        if p.rest is not None and _END.startswith(("\n" if c == "<" else "") + c + p.rest):
+        if p.rest is not None and any(e.startswith(c + p.rest) for e in ends):
             while (yield from p.next()):  # a piece of the closing tag
                 pass
             return False
@@ -74,8 +78,11 @@ def _value(p: Parser, is_text: bool) -> Step[bool]:
     return True
 
 
-def _ended(p: Parser) -> Step[bool]:
-    return (yield from p.literal(_END)) or (yield from p.literal(_END[1:]))
+def _ended(p: Parser, ends: tuple[str, ...]) -> Step[bool]:
+    for end in ends:
+        if (yield from p.literal(end)):
+            return True
+    return False
 
 
 def as_json(text: str) -> str:

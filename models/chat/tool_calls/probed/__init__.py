@@ -1,0 +1,1 @@
+"""Tool-call formats read from a template's own rendering of calls."""

@@ -1,0 +1,77 @@
+"""Grammar of calls by a template's markers, and of values between tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NUMBER, TAGGED, Markers
+from logitless.models.grammar import in_regex, json_rule, quoted
+from logitless.models.grammar.json_schema import object_schema
+
+_PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")
+_PLACEHOLDERS = {NUMBER: "/[0-9]{1,4}/", ID: "/[a-zA-Z0-9_.:-]{1,64}/"}
+
+
+def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool) -> tuple[list[str], str]:
+    """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that begins one."""
+    rules = []
+    if m.style == TAGGED:
+        rules.append(f"text[lazy]: /(?s:.*){_line_breaks(in_regex(m.value_end))}/")
+    for i, function in enumerate(functions):
+        name = function["name"]
+        named = quoted(json.dumps(name, ensure_ascii=False) if m.style == JSON else name)
+        given = f"args_{i}"
+        if m.style == TAGGED:
+            given, values = _parameters(m, function, i)
+            rules += values
+        parts = (syntax_rule(m.head), named, syntax_rule(m.middle), given, syntax_rule(m.tail), syntax_rule(m.end))
+        rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
+    first, following = syntax_rule(m.section + m.begin), syntax_rule(m.separator + m.begin)
+    more = f"({following} call)*" if parallel else ""
+    whole = (first, "call", more, syntax_rule(m.section_end))
+    rules.append(f"calls: {' '.join(part for part in whole if part)}")
+    return [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"], m.trigger
+
+
+def syntax_rule(text: str) -> str:
+    """Lark of a marker, whose line breaks and placeholders may vary."""
+    parts = []
+    for piece in _PIECE.findall(text):
+        if piece in _PLACEHOLDERS:
+            parts.append(_PLACEHOLDERS[piece])
+        else:
+            parts.append(quoted(piece) if piece.strip() or "\n" not in piece else f"({quoted(piece)})?")
+    return " ".join(parts)
+
+
+def _line_breaks(regex: str) -> str:
+    return regex.replace("\\\n", "\n").replace("\n", "\\n")
+
+
+def tagged_value(schema: Any, whole: Mapping[str, Any], end: str) -> str:
+    """Rule of a value and the text `end` after it: strings are written without quotes, others as JSON."""
+    ends = quoted(end)
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        choices = schema.get("enum")
+        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            return f"({' | '.join(map(quoted, choices))}) {ends}"
+        return "text"
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {ends}"
+
+
+def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, list[str]]:
+    """Lark of a call's tagged parameters, and the rules that it names."""
+    schema: Mapping[str, Any] = object_schema(function.get("parameters"))
+    needed, properties = schema.get("required"), schema.get("properties")
+    needed = needed if isinstance(needed, list) else []
+    rules, parts = [], []
+    gap = syntax_rule(m.gap)
+    for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+        rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, m.value_end)}")
+        given = f"{syntax_rule(m.key_begin)} {quoted(name)} {quoted(m.key_end)} value_{i}_{k} {gap}"
+        parts.append(given if name in needed else f"({given})?")
+    return " ".join(parts), rules

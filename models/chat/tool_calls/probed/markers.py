@@ -1,0 +1,64 @@
+"""Markers of a tool-call format: the texts that a template writes around calls, names and arguments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+BLANK = " \t\r\n"
+NUMBER, ID = "\x00", "\x01"
+"""Placeholders in a marker: the number of the call, and its id."""
+
+JSON, NAMED, TAGGED = "JSON", "named JSON", "tags"
+"""Styles: an object with name and arguments; the name as text, then the arguments; a tag a parameter."""
+
+_TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+_FIRST = re.compile(r"<[^<>\s\x00\x01]+>|<[^<>\x00\x01]+|\[[A-Z_]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Texts around calls: section (begin head NAME middle ARGUMENTS tail end, separator…) section_end.
+
+    A call of tags has key_begin KEY key_end VALUE value_end once a parameter in place of ARGUMENTS,
+    with `gap` after each. `around`: texts around an answer without calls.
+    """
+
+    style: str
+    begin: str
+    middle: str
+    end: str
+    section: str = ""
+    section_end: str = ""
+    separator: str = ""
+    head: str = ""  # JSON style only: the object up to the name
+    tail: str = ""  # JSON style only: the object after the arguments
+    key: str = "name"  # JSON style only: the member that has the name
+    key_begin: str = ""
+    key_end: str = ""
+    value_end: str = ""
+    gap: str = ""
+    around: tuple[str, str] | None = None
+
+    @property
+    def trigger(self) -> str:
+        """The tag that begins the first call; "": nothing but JSON does."""
+        return _first_tag(self.section + self.begin + self.head)
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """Tags that begin a call, with its section or without."""
+        found = (self.trigger, _first_tag(self.begin))
+        return tuple(dict.fromkeys(tag for tag in found if tag))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags among the markers, each of which may be a special token."""
+        parts = (self.section, self.begin, self.middle, self.key_begin, self.key_end, self.value_end)
+        texts = (*parts, self.end, self.separator, self.section_end, *(self.around or ()))
+        return tuple(dict.fromkeys(tag for text in texts for tag in _TAG.findall(text)))
+
+
+def _first_tag(text: str) -> str:
+    found = _FIRST.match(text.lstrip())
+    return found[0].rstrip() if found else ""

@@ -1,0 +1,260 @@
+"""Probe of a template's tool calls: renders calls with unlikely names and reads the markers around them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from logitless.models.chat.tool_calls.call_object import ARGUMENTS
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NAMED, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.reader import call_format
+
+_END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
+"""Llama's end of a turn, whose token with calls is another one."""
+
+Turns = list[dict[str, Any]]
+Render = Callable[[Turns, list[dict[str, Any]]], str]
+"""Renders messages and tools; "" if the template refuses them."""
+
+_NAMES = ("zurvam", "kelpod")
+_ARGUMENTS: dict[str, Any] = {"jubof": "vyqat", "wexid": 40917}
+_TEXTS = frozenset((name, "jubof") for name in _NAMES)
+_SAID, _THOUGHT = "\u03bequomvi\u03be", "\u03bdrafbek\u03bd"
+_IDS = ("call00001", "call00002")
+_KIMI_IDS = tuple(f"functions.{name}:{i}" for i, name in enumerate(_NAMES))
+_USER = {"role": "user", "content": "hemtos"}
+_PROPERTIES = {"jubof": {"type": "string", "description": "a"}, "wexid": {"type": "integer", "description": "b"}}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES)}
+_TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": _PARAMETERS}} for name in _NAMES
+]
+
+
+class Probe:
+    """Probe of one template, by what it renders."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._plain = self._turn({"role": "assistant", "content": _SAID})
+        self._ids: tuple[str, ...] = _IDS
+        body = self._difference(1)
+        if _NAMES[0] not in body and _IDS[0] in body:
+            self._ids = _KIMI_IDS  # the id is written in the place of the name
+
+    def call_format(self, known: CallFormat) -> CallFormat:
+        """The format of a template's calls: the known one unless the rendering contradicts it."""
+        one, two = self._body(1), self._body(2)
+        if not one or (not known.instructs and _reads(known, one, 1)):
+            return known
+        markers = _markers(one, two)
+        if markers is None:
+            return known
+        found = call_format(replace(markers, around=self._around()))
+        return found if _reads(found, one, 1) and (not two or _reads(found, two, 2)) else known
+
+    def reasoning_tags(self, with_reasoning: Callable[[dict[str, Any], str], dict[str, Any]]) -> tuple[str, str] | None:
+        """Tags that the template writes around reasoning."""
+        text = self._turn(with_reasoning({"role": "assistant", "content": _SAID}, _THOUGHT))
+        before, thought, after = text.partition(_THOUGHT)
+        if not thought or not self._plain:
+            return None
+        before = before[_boundary(_shared(before, self._plain)) :].strip()
+        after, said, _ = after.partition(_SAID)
+        opening, closing = re.search(r"<[^<>]+>$", before), re.match(r"\s*(</?[^<>]+>)", after)
+        return (opening[0], closing[1]) if said and opening and closing else None
+
+    def _turn(self, message: dict[str, Any]) -> str:
+        return self._render([_USER, message], _TOOLS)
+
+    def _called(self, n: int) -> str:
+        calls = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS}}
+            for name, id in zip(_NAMES[:n], self._ids, strict=False)
+        ]
+        return self._turn({"role": "assistant", "content": "", "tool_calls": calls})
+
+    def _body(self, n: int) -> str:
+        """The calls of a rendering; "" if it does not have them all."""
+        body = self._difference(n)
+        return body if _NAMES[n - 1] in body else ""
+
+    def _difference(self, n: int) -> str:
+        """The part of a rendering with calls that one with text lacks."""
+        called = self._called(n)
+        if not self._plain or not called:
+            return ""
+        begin, end = _difference(called, self._plain)
+        return _END_OF_TURN.sub("", called[begin : len(called) - end]).strip()
+
+    def _around(self) -> tuple[str, str] | None:
+        """Tags around an answer without calls that one with calls lacks."""
+        called = self._called(1)
+        begin, end = _difference(called, self._plain)
+        before, _, after = self._plain[begin : len(self._plain) - end].partition(_SAID)
+        before, after = before.strip(), _END_OF_TURN.sub("", after).strip()
+        if re.fullmatch(r"<[^<>/]+>", before) and re.fullmatch(r"<[^<>]+>|", after):
+            return before, after
+        return None
+
+
+def _reads(calls: CallFormat, text: str, n: int) -> bool:
+    """True if the format's reader finds the calls in their rendering, and no text."""
+    parser = Parser(Style(calls, frozenset(_NAMES), texts=_TEXTS))
+    message = Message().add(parser.push(text)).add(parser.finish())
+    with suppress(ValueError):
+        found = [(call.name, json.loads(call.arguments)) for call in message.calls]
+        return found == [(name, _ARGUMENTS) for name in _NAMES[:n]] and not message.content.strip()
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Places of a call in a text: of what is between the markers that all calls have."""
+
+    begin: int
+    end: int
+    markers: Markers  # those within the call
+
+
+def _markers(one: str, two: str) -> Markers | None:
+    """The markers that renderings of one call and of two show."""
+    call = _object(one, 0) or _named(one, 0) or _tagged(one, 0)
+    if call is None:
+        return None
+    within = call.markers
+    before, after = one[: call.begin], one[call.end :]
+    if not two:
+        return replace(within, section=_outer(before), begin=before[len(_outer(before)) :].lstrip(), end=after.strip())
+    find = {JSON: _object, NAMED: _named, TAGGED: _tagged}[within.style]
+    first, second = find(two, 0), find(two, 1)
+    if first is None or second is None or first.end > second.begin:
+        return None
+    between = two[first.end : second.begin]
+    end = _tags_only(_shared(after, between)).rstrip()
+    rest = between[len(end) :]
+    begin = _shared(before[::-1], rest[::-1])[::-1]
+    begin = begin[begin.find("<") :] if "<" in begin and ">" in begin.partition("<")[0] else begin
+    section, section_end = before[: len(before) - len(begin)], after[len(end) :]
+    middle = within.middle
+    if "0" in middle and second.markers.middle == middle.replace("0", "1", 1):
+        middle = middle.replace("0", NUMBER, 1)
+    return replace(
+        within,
+        middle=middle,
+        section=section.lstrip(),
+        begin=begin if section.strip() else begin.lstrip(),
+        separator=rest[: len(rest) - len(begin)],
+        end=end,
+        section_end=section_end.rstrip(),
+    )
+
+
+def _object(text: str, i: int) -> _Call | None:
+    """Call number i as a JSON object with its name and arguments."""
+    place = text.find(f'"{_NAMES[i]}"')
+    if place < 0:
+        return None
+    for start in (match.start() for match in re.finditer(r"\{", text)):
+        found, end = _decoded(text, start)
+        if not isinstance(found, dict) or not start < place < end:
+            continue
+        inner = found.get("function")
+        members = inner if isinstance(inner, dict) else found
+        key = next((key for key, member in members.items() if member == _NAMES[i]), None)
+        arguments = next((name for name in ARGUMENTS if members.get(name) == _ARGUMENTS), None)
+        given = next((at for at in _objects(text, start + 1, end) if _decoded(text, at)[0] == _ARGUMENTS), None)
+        if key is None or arguments is None or given is None or given < place:
+            return None
+        head, tail = (_without_ids(part) for part in (text[start:place], text[_decoded(text, given)[1] : end]))
+        middle = _without_ids(text[place + len(_NAMES[i]) + 2 : given])
+        return _Call(start, end, Markers(JSON, "", middle, "", head=head, tail=tail, key=key))
+    return None
+
+
+def _named(text: str, i: int) -> _Call | None:
+    """Call number i as its name and then a JSON object of arguments."""
+    place = text.find(_NAMES[i])
+    given = next((at for at in _objects(text, place, len(text)) if _decoded(text, at)[0] == _ARGUMENTS), None)
+    if place < 0 or given is None or any(name in text[place + 1 : given] for name in _NAMES):
+        return None
+    middle = text[place + len(_NAMES[i]) : given]
+    return _Call(place, _decoded(text, given)[1], Markers(NAMED, "", middle, ""))
+
+
+def _tagged(text: str, i: int) -> _Call | None:
+    """Call number i as its name and then tagged parameters."""
+    place = text.find(_NAMES[i])
+    places = [place]
+    for word in (word for key, value in _ARGUMENTS.items() for word in (key, str(value))):
+        place = text.find(word, place)
+        places.append(place)
+    if min(places) < 0:
+        return None
+    name, key, value, next_key, last = places
+    (first, _), (second, number) = _ARGUMENTS.items()
+    middle, key_end = text[name + len(_NAMES[i]) : key], text[key + len(first) : value]
+    between = text[value + len(_ARGUMENTS[first]) : next_key]
+    end = last + len(str(number))
+    if text[next_key + len(second) : last] != key_end:
+        return None
+    value_end = _tags_only(_shared(between, text[end:])).rstrip()
+    key_begin = between[len(value_end) :].strip()
+    if not value_end.strip() or not middle.endswith(key_begin) or not key_begin or not key_end.strip():
+        return None
+    gap = between[len(value_end) : between.rindex(key_begin)]
+    middle = middle[: len(middle) - len(key_begin)]
+    markers = Markers(TAGGED, "", middle, "", key_begin=key_begin, key_end=key_end, value_end=value_end, gap=gap)
+    return _Call(name, end + len(value_end), markers)
+
+
+def _objects(text: str, start: int, end: int) -> list[int]:
+    return [match.start() for match in re.finditer(r"\{", text) if start <= match.start() < end]
+
+
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    try:
+        return json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+
+
+def _without_ids(text: str) -> str:
+    for id in _IDS:
+        text = text.replace(id, ID)
+    return text
+
+
+def _shared(one: str, other: str) -> str:
+    """The beginning that two texts share."""
+    n = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:n]
+
+
+def _difference(one: str, other: str) -> tuple[int, int]:
+    """The lengths that two texts share at their beginning and at their end, in whole tags."""
+    begin = _boundary(_shared(one, other))
+    end = _shared(one[begin:][::-1], other[begin:][::-1])[::-1]
+    broken = end.find(">") + 1
+    return begin, len(end) - (broken if "<" not in end[:broken] else 0)
+
+
+def _boundary(text: str) -> int:
+    """The length of a text less a tag that it ends in."""
+    begun = text.rfind("<")
+    return begun if begun > text.rfind(">") else len(text)
+
+
+def _tags_only(text: str) -> str:
+    return text[: _boundary(text)]
+
+
+def _outer(text: str) -> str:
+    """The tags before the last one."""
+    last = text.rfind("<")
+    return text[: max(last, 0)]

@@ -1,0 +1,191 @@
+"""Reader of calls by a template's markers, and the call format made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from functools import partial
+
+from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
+from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.tagged import tagged_value
+
+FOUND, ABSENT, CUT = "found", "absent", "cut"
+_ID = frozenset(string.ascii_letters + string.digits + "_.:-")
+_PIECE = re.compile(rf"[{BLANK}]+|[{NUMBER}{ID}]|[^{BLANK}{NUMBER}{ID}]+")
+
+
+def call_format(markers: Markers) -> CallFormat:
+    """The call format of these markers."""
+    frames = tuple(text for text in markers.around or () if text)
+    return CallFormat(
+        f"Template ({markers.style})",
+        markers.triggers + frames,
+        () if markers.trigger else ((markers.section + markers.begin + markers.head).lstrip()[:1],),
+        partial(_read, markers),
+        markers.tags,
+        around=markers.around,
+        markers=markers,
+    )
+
+
+def _read(m: Markers, p: Parser, trigger: str) -> Step[None]:
+    if m.around and trigger in m.around:
+        p.frame()
+        return
+    before = (m.section + m.begin).lstrip()
+    rest = before.removeprefix(trigger) if before.startswith(trigger) else m.begin.lstrip().removeprefix(trigger)
+    if not before:  # the object is the whole call
+        p.back(trigger)
+    if (yield from syntax(p, rest)) != FOUND:
+        raise NotACall
+    while (yield from _call(m, p)):
+        p.mark()
+        if not (m.separator + m.begin).strip():
+            c = yield from p.after_blanks()
+            p.back(p.raw if c else "")
+            if c != m.head[:1] or not c:
+                break
+        elif (yield from syntax(p, m.separator + m.begin)) != FOUND:
+            break
+    else:
+        return
+    yield from _closed(p, m.section_end)
+
+
+def _call(m: Markers, p: Parser) -> Step[bool]:
+    """Read one call, whose beginning has been read. False: the answer ended in it."""
+    if m.style == JSON:
+        if (yield from p.after_blanks()) != "{":
+            raise NotACall
+        if not (yield from CallObject(p, None if m.trigger else p.style.names, key=m.key).read()):
+            return False
+    else:
+        name, id = yield from _name(m, p)
+        if m.style == TAGGED:
+            p.begin(name, id)
+            if not (yield from _parameters(m, p, name)):
+                return False
+        else:
+            c = yield from p.after_blanks()
+            if c != "{":
+                raise NotACall
+            p.back(c)
+            p.begin(name, id)
+            if not (yield from value(p, p.argument)):
+                return False
+    p.mark()
+    yield from _closed(p, m.end)
+    return True
+
+
+def _name(m: Markers, p: Parser) -> Step[tuple[str, str | None]]:
+    """The name of a call, and its id if the model writes the two as one."""
+    first = m.middle[:1]
+    ends = (BLANK if first in BLANK else first) + "<\n"
+    if first in (NUMBER, ID):
+        raise NotACall
+    name = ""
+    while (c := (yield from p.next())) and c not in ends:
+        name += c
+        if len(name) > MAX_NAME:
+            raise NotACall
+    p.back(c)
+    name = name.strip()
+    needs_known = not m.trigger or not m.middle.strip()  # nothing else tells a name from text
+    if not name or (needs_known and name not in p.style.names):
+        raise NotACall
+    start = len(p.raw)
+    if (yield from syntax(p, m.middle)) != FOUND:
+        raise NotACall
+    number = re.search(r"\d+", p.raw[start:]) if NUMBER in m.middle else None
+    if number is None:
+        return name, None
+    prefix = re.search(r"[\w.]*$", m.begin)
+    return name, f"{prefix[0] if prefix else ''}{name}{m.middle[: m.middle.index(NUMBER)]}{number[0]}"
+
+
+def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
+    """The tagged parameters of a call as a JSON object. False: the answer ended in them."""
+    p.argument("{")
+    n_given = 0
+    while True:
+        p.mark()
+        found = yield from syntax(p, m.key_begin)
+        if found == ABSENT:
+            break
+        key = "" if found == CUT else (yield from _until(p, m.key_end.strip()))
+        if not key:
+            return False
+        p.argument(f"{', ' if n_given else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        n_given += 1
+        opens_line = m.key_end.endswith("\n")
+        if not (yield from tagged_value(p, (name, key) in p.style.texts, m.value_end, opens_line)):
+            return False
+    p.mark()
+    if m.end.strip():
+        first = m.end.split()[0]
+        found = yield from syntax(p, first)
+        if found == CUT:
+            return False
+        if found == ABSENT:
+            raise NotACall
+        p.back(first)
+    p.argument("}")
+    return True
+
+
+def _until(p: Parser, end: str) -> Step[str]:
+    """A short text before `end`, both of which are read; "" where the answer ends first."""
+    text = ""
+    while (found := (yield from syntax(p, end))) == ABSENT:
+        c = yield from p.next()
+        text += c
+        if not c:
+            return ""
+        if len(text) > MAX_NAME:
+            raise NotACall
+    return text.strip() if found == FOUND else ""
+
+
+def _closed(p: Parser, text: str) -> Step[None]:
+    """Read the closing syntax, or as much of it as the answer has."""
+    for piece in _PIECE.findall(text):
+        if piece in (NUMBER, ID):
+            yield from _placeholder(p, piece)
+        elif piece.strip():
+            yield from closing(p, piece)
+    p.mark()
+
+
+def syntax(p: Parser, text: str) -> Step[str]:
+    """Read a marker: FOUND; ABSENT, with nothing read; CUT if the answer ended in it, with all read.
+
+    Blanks may come first, and any blanks where the marker has some.
+    """
+    start = len(p.raw)
+    for piece in _PIECE.findall(" " + text):
+        if piece in (NUMBER, ID):
+            yield from _placeholder(p, piece)
+            continue
+        if not piece.strip():
+            c = yield from p.after_blanks()
+            p.back(c)
+            continue
+        for wanted in piece:
+            c = yield from p.next()
+            if not c and p.raw[start:].strip():
+                return CUT
+            if c != wanted:
+                p.back(p.raw[start:])
+                return ABSENT
+    return FOUND
+
+
+def _placeholder(p: Parser, kind: str) -> Step[None]:
+    letters = string.digits if kind == NUMBER else _ID
+    while (c := (yield from p.next())) and c in letters:
+        pass
+    p.back(c)

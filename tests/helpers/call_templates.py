@@ -1,0 +1,92 @@
+"""Short chat templates that write tool calls as the documentation of model families shows them."""
+
+from __future__ import annotations
+
+_BEFORE = (
+    "{% if tools %}<|sys|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}(OPEN){{ m.reasoning_content }}(CLOSE){% endif %}{{ m.content }}"
+    "{% if m.tool_calls %}"
+)
+_AFTER = "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+_EACH = "{% for c in m.tool_calls %}{% set f = c.function %}"
+_ITEMS = "{% for k, v in f.arguments.items() %}"
+_VALUE = "{{ v if v is string else v | tojson }}"
+_LIST = (
+    _EACH
+    + '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}{{ "" if loop.last else ", " }}{% endfor %}'
+)
+
+
+def template(calls: str, opening: str = "<think>", closing: str = "</think>") -> str:
+    """A whole template around the part that writes the calls of message m."""
+    written = calls.replace("\n", '{{ "\\n" }}')  # Jinja drops a line break after a block
+    return (_BEFORE + written + _AFTER).replace("(OPEN)", opening).replace("(CLOSE)", closing)
+
+
+GRANITE = template("<|tool_call|>[" + _LIST + "]")
+HUNYUAN = template("<tool_calls>[" + _LIST + "]</tool_calls>")
+PLAIN_LIST = template("[" + _LIST + "]")
+APERTUS = template(
+    "<|tools_prefix|>["
+    + _EACH
+    + '{"{{ f.name }}": {{ f.arguments | tojson }}}{{ "" if loop.last else ", " }}{% endfor %}'
+    "]<|tools_suffix|>",
+    "<|inner_prefix|>",
+    "<|inner_suffix|>",
+)
+WRAPPED = template(
+    _EACH + '\n<calls:one>\n{"id": "{{ c.id }}", "function": {"name": "{{ f.name }}", '
+    '"arguments": {{ f.arguments | tojson }}}}\n</calls:one>{% endfor %}'
+)
+KIMI = template(
+    "<|tool_calls_section_begin|>" + _EACH + "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+    "{{ f.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
+)
+FUNCTIONARY = template(_EACH + "<function={{ f.name }}>{{ f.arguments | tojson }}</function>{% endfor %}<|python_tag|>")
+FUNCTIONARY = FUNCTIONARY.replace(
+    "{% endfor %}<|python_tag|>{% endif %}", "{% endfor %}<|eom_id|>{% else %}<|eot_id|>{% endif %}"
+)
+FUNCTIONARY = "{# <|python_tag|> #}" + FUNCTIONARY
+GLM_46 = template(
+    _EACH
+    + "\n<tool_call>{{ f.name }}"
+    + _ITEMS
+    + "\n<arg_key>{{ k }}</arg_key>\n<arg_value>"
+    + _VALUE
+    + "</arg_value>{% endfor %}\n</tool_call>{% endfor %}"
+)
+GLM_47 = template(
+    _EACH
+    + "<tool_call>{{ f.name }}"
+    + _ITEMS
+    + "<arg_key>{{ k }}</arg_key><arg_value>"
+    + _VALUE
+    + "</arg_value>{% endfor %}</tool_call>{% endfor %}"
+)
+SEED = template(
+    _EACH
+    + "\n<seed:tool_call>\n<function={{ f.name }}>\n"
+    + _ITEMS
+    + "<parameter={{ k }}>"
+    + _VALUE
+    + "</parameter>\n{% endfor %}</function>\n</seed:tool_call>{% endfor %}",
+    "<seed:think>",
+    "</seed:think>",
+)
+MINIMAX = template(
+    "\n<minimax:tool_call>\n"
+    + _EACH
+    + '<invoke name="{{ f.name }}">\n'
+    + _ITEMS
+    + '<parameter name="{{ k }}">'
+    + _VALUE
+    + "</parameter>\n{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>"
+)
+LINES = template(
+    _EACH
+    + "\n<do:call>\n<fn={{ f.name }}>\n"
+    + _ITEMS
+    + "<p={{ k }}>\n"
+    + _VALUE
+    + "\n</p>\n{% endfor %}</fn>\n</do:call>{% endfor %}"
+)

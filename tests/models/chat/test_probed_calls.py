@@ -1,0 +1,217 @@
+"""Formats that are read from a template's rendering of calls: readers, grammars, reasoning tags, broken answers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logitless.models import tokenizer as tokenizers
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.chat.tool_calls import HERMES, CallFormat, Message, Parser, Style
+from logitless.models.chat.tool_calls.grammar import call_grammar
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.grammar import Grammar
+from logitless.models.tokenizer import Tokenizer
+from tests.helpers import call_templates
+
+NAMES = [
+    "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
+    "MINIMAX", "LINES",
+]  # fmt: skip
+ADD: dict[str, Any] = {
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "unit": {"enum": ["C", "F"], "type": "string"}},
+        "required": ["a", "unit"],
+        "additionalProperties": False,
+    },
+}
+NOW: dict[str, Any] = {
+    "name": "now",
+    "parameters": {
+        "type": "object",
+        "properties": {"zone": {"type": "string"}},
+        "additionalProperties": False,
+    },
+}
+TOOLS = [{"type": "function", "function": {"description": "d", **function}} for function in (ADD, NOW)]
+TEXTS = frozenset({("add", "unit"), ("now", "zone")})
+Call = tuple[str, dict[str, Any]]
+
+
+@cache
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate(getattr(call_templates, name), bos_token="<s>", eos_token="</s>")
+
+
+def rendered(name: str, calls: list[Call]) -> str:
+    """The calls as the template writes them after the generation prompt."""
+    user = {"role": "user", "content": "Hi"}
+    written = [
+        {
+            "id": f"functions.{called}:{i}",
+            "type": "function",
+            "function": {"name": called, "arguments": json.dumps(arguments, ensure_ascii=False)},
+        }
+        for i, (called, arguments) in enumerate(calls)
+    ]
+    prompt = template(name).render([user], tools=TOOLS)
+    answer = {"role": "assistant", "content": "", "tool_calls": written}
+    text = template(name).render([user, answer], tools=TOOLS, add_generation_prompt=False)
+    assert text.startswith(prompt)
+    text = text.removeprefix(prompt)
+    for end in ("<|end|>", "<|eom_id|>", "<|eot_id|>"):
+        text = text.removesuffix(end)
+    return text
+
+
+def parsed(calls: CallFormat, *pieces: str, **style: Any) -> Message:
+    parser = Parser(Style(calls, frozenset({"add", "now"}), texts=TEXTS, **style))
+    message = Message()
+    for piece in pieces:
+        message.add(parser.push(piece))
+    return message.add(parser.finish())
+
+
+def found(message: Message) -> list[Call]:
+    return [(call.name, json.loads(call.arguments)) for call in message.calls]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(shared_data: Path) -> Tokenizer:
+    with GGUFFile.open(shared_data / "models" / "stories260K.gguf") as gguf:
+        return tokenizers.from_metadata(gguf.metadata)
+
+
+ADDED: Call = ("add", {"a": 1, "unit": "C"})
+ASKED: Call = ("now", {"zone": 'Zürich "old"\n<b> {x}'})
+NOTHING: Call = ("now", {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("calls", [[ADDED], [ADDED, ASKED], [NOTHING, ADDED, ADDED]])
+def test_what_a_template_writes_is_read_back(name: str, calls: list[Call]) -> None:
+    text = rendered(name, calls)
+    message = parsed(template(name).calls, text)
+    assert found(message) == calls
+    assert message.content == ""
+    before = "" if template(name).calls.opening else "I look at <it> [now]:\n"
+    for after in ("", "\nDone <ok>."):
+        message = parsed(template(name).calls, before + text + after)
+        assert (found(message), message.content) == (calls, before.rstrip() + after)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_cut_gives_the_same_message(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NAMES))
+    zone = data.draw(st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=12))
+    text = rendered(name, [ADDED, ("now", {"zone": f"x{zone}x"})]) + " end"
+    places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    message = parsed(template(name).calls, *pieces)
+    assert found(message) == [ADDED, ("now", {"zone": f"x{zone}x"})]
+    assert message.content == " end"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_ends_in_a_call_never_changes_what_was_told(name: str) -> None:
+    text = rendered(name, [ADDED, ASKED])
+    whole = parsed(template(name).calls, text)
+    for end in range(len(text)):
+        message = parsed(template(name).calls, text[:end])
+        for call, of_whole in zip(message.calls, whole.calls, strict=False):
+            assert of_whole.name == call.name
+            assert of_whole.arguments.startswith(call.arguments)
+        if not message.calls:
+            assert message.content.strip() in (text[:end].strip(), "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_that_is_no_call_is_kept(name: str) -> None:
+    calls = template(name).calls
+    for text in ("Two.", "a <b> [c] {d}", *(f"Hm {trigger} no" for trigger in calls.triggers)):
+        message = parsed(calls, text)
+        assert (message.content, message.calls) == (text, [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_call_only(name: str) -> None:
+    text = rendered(name, [ADDED, ASKED])
+    message = parsed(template(name).calls, text, parallel=False)
+    assert found(message) == [ADDED]
+    assert "zone" in message.content
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_grammar(vocabulary: Tokenizer, name: str) -> None:
+    calls = template(name).calls
+    one, two = rendered(name, [ADDED]).strip(), rendered(name, [ADDED, ASKED]).strip()
+    for parallel in (False, True):
+        made = call_grammar(calls, [ADD, NOW], required=True, parallel=parallel)
+        grammar = Grammar.compile("lark", made.lark, vocabulary)
+        assert allows(grammar, one)
+        assert allows(grammar, two) == parallel
+        assert not allows(grammar, one.replace("add", "sub"))
+        assert not allows(grammar, one.replace("C", "K"))
+        assert not allows(grammar, one.replace("unit", "mint"))
+        assert not allows(grammar, one.replace("1", "x"))
+        assert not made.lazy
+    lazy = call_grammar(calls, [ADD, NOW], required=False, parallel=True)
+    assert lazy.lazy
+    if calls.opening:
+        assert lazy.patterns
+    else:
+        assert one.startswith(lazy.words[0])
+
+
+def allows(grammar: Grammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return matcher.accept_bytes(text.encode()) and matcher.can_end
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("SEED", ("<seed:think>", "</seed:think>")),
+        ("APERTUS", ("<|inner_prefix|>", "<|inner_suffix|>")),
+        ("KIMI", ("<think>", "</think>")),
+    ],
+)
+def test_reasoning(name: str, tags: tuple[str, str]) -> None:
+    assert template(name).reasoning == tags
+    text = f"{tags[0]}Hm.{tags[1]}{rendered(name, [ADDED])}"
+    message = parsed(template(name).calls, text, reasoning=tags)
+    assert (message.reasoning, message.content, found(message)) == ("Hm.", "", [ADDED])
+
+
+def test_ids_that_the_model_writes() -> None:
+    message = parsed(template("KIMI").calls, rendered("KIMI", [ADDED, ASKED]))
+    assert [call.id for call in message.calls] == ["functions.add:0", "functions.now:1"]
+
+
+def test_known_families_stay() -> None:
+    each = '{% for c in m.tool_calls %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
+    each += "{{ c.function.arguments | tojson }}}</tool_call>{% endfor %}"
+    assert ChatTemplate(call_templates.template(each), bos_token="", eos_token="").calls is HERMES
+    unlike = call_templates.template("<tool_call>{{ m.tool_calls | length }}")  # neither way reads it
+    assert ChatTemplate(unlike, bos_token="", eos_token="").calls is HERMES
+
+
+def test_tags_around_answers() -> None:
+    source = call_templates.HUNYUAN.replace(
+        "{{ m.content }}",
+        "{% if m.content and m.role == 'assistant' %}<|say|>"
+        "{{ m.content }}<|said|>{% else %}{{ m.content }}{% endif %}",
+    )
+    calls = ChatTemplate(source, bos_token="", eos_token="").calls
+    assert calls.around == ("<|say|>", "<|said|>")
+    assert parsed(calls, "<|say|>Two.<|said|>").content == "Two."
+    assert parsed(calls, f"<|say|>Look.<|said|>{rendered('HUNYUAN', [ADDED])}").content == "Look."
