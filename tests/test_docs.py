@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -69,6 +70,22 @@ def test_no_file_cites_a_document_that_is_not_here() -> None:
     sources = [path for folder in (*CODE, "tests", "scripts", "docs") for path in (ROOT / folder).rglob("*.*")]
     texts = [path for path in sources if path.suffix in (".py", ".md", ".js", "") and path.name != "test_docs.py"]
     assert [name(path) for path in texts if cited.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("package", [*CODE, "logitless"])
+def test_docstrings_begin_with_their_subject(package: str) -> None:
+    """The first word is no question word: a docstring says first what its object is."""
+    openers = {"What", "Who", "Whose", "Whether", "Which", "Where", "When", "How", "Of", "That", "Those"}
+    found = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        if any(parent.is_symlink() for parent in path.parents):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                words = (ast.get_docstring(node) or "A").split()
+                if words[0] in openers:
+                    found.append(f"{path.relative_to(ROOT)}: {' '.join(words[:8])}")
+    assert found == []
 
 
 def test_the_readme_is_short() -> None:

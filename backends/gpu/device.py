@@ -49,7 +49,7 @@ READS_PACKED = {  # which sources may be a constant matrix
 
 
 def supports(t: Tensor, shape: Shape) -> bool:
-    """Whether a node of the user's graph can run on a device of this class."""
+    """True if a node of the user's graph can run on a device of this class."""
     return t.op in ALIASES or dispatches(t, shape) is not None
 
 

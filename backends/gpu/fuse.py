@@ -38,7 +38,7 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
     readers.update(f for f in fetches)
 
     def alone(t: Tensor, op: str) -> bool:
-        """Whether t is such a node of this device with a single reader."""
+        """True if t is such a node of this device with a single reader."""
         return t.op == op and mine(t) and readers[t] == 1
 
     def product_alone(t: Tensor) -> bool:
@@ -82,7 +82,7 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two products have the same activations, type and shape."""
+    """True if two products have the same activations, type and shape."""
     return a.src[0] is b.src[0] and a.src[1].dtype == b.src[1].dtype and a.shape == b.shape and a is not b
 
 
@@ -119,7 +119,7 @@ def _siblings(
 
 
 def _gathers(t: Tensor, mine: Mine) -> bool:
-    """Whether an expert product's rows are sorted by expert for such products alone."""
+    """True if an expert product's rows are sorted by expert for such products alone."""
     if t.op != "expert_linear" or t.src[0].op != "expert_rows" or not moe_linear.whole_groups(t.src[1], t.attrs["n"]):
         return False
     return mine(t.src[0]) and t.src[0].src[1] is t.src[2]

@@ -97,7 +97,7 @@ def rows_of(t: Tensor) -> tuple[int, int]:
 
 
 def is_packed(t: Tensor) -> bool:
-    """Whether t is a constant matrix, whose bytes are packed (matmul/layout.py)."""
+    """True if t is a constant matrix, whose bytes are packed (matmul/layout.py)."""
     return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 

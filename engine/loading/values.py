@@ -190,7 +190,7 @@ def proportions(value: str) -> tuple[float, ...]:
 
 
 def split_mode(value: str) -> str:
-    """How layers are divided between devices: "none" or "layer"."""
+    """Division of layers between devices: "none" or "layer"."""
     if value.lower() in ("row", "tensor"):
         raise ValueError("is not supported: a layer is on one device; none and layer are")
     if value.lower() not in ("none", "layer"):

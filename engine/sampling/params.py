@@ -123,7 +123,7 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(SamplerParams, frozen=True, kw_only=True):
-    """How one sequence is sampled: the samplers' numbers, their chain, biases and constraint."""
+    """Sampling parameters of one sequence: the samplers' numbers, their chain, biases and constraint."""
 
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -133,7 +133,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     grammar: GrammarConstraint | None = None
 
     def active(self, sampler: str) -> bool:
-        """Whether a sampler of the chain does anything with these settings."""
+        """True if a sampler of the chain does anything with these settings."""
         return {
             "penalties": self.repeat_last_n != 0
             and (self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0),

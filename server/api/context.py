@@ -147,8 +147,8 @@ def api_key(request: web.Request) -> str:
 
 
 def client_key(request: web.Request) -> str:
-    """Whose streams these are. Behind a router all requests have its key, and it tells the clients
-    apart.
+    """The key of the client that owns a stream. Behind a router all requests have the router's key;
+    it passes on the client's.
     """
     if request.app[CONTEXT].config.behind_router:
         return request.headers.get(CLIENT_KEY, "")
@@ -156,7 +156,7 @@ def client_key(request: web.Request) -> str:
 
 
 def client_address(request: web.Request) -> str:
-    """Where the client is."""
+    """The client's address."""
     behind_router = request.app[CONTEXT].config.behind_router
     return (request.headers.get(CLIENT_ADDRESS) if behind_router else request.remote) or ""
 

@@ -75,9 +75,7 @@ class Shown:
 
 
 def _n_bytes(raw: bytes, n: int) -> int:
-    """How many bytes the first n characters were made of; invalid ones are a U+FFFD of one to three
-    bytes.
-    """
+    """Bytes of the first n characters; an invalid one is a U+FFFD of one to three bytes."""
     at, rest = 0, memoryview(raw)
     while n > 0 and at < len(raw):
         try:

@@ -51,7 +51,7 @@ G = TypeVar("G", bound=Generation)
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How the results are to be shown."""
+    """Form of the results."""
 
     stream: bool = False
     model: str = ""  # the adapter's name that the request gave; "": the base model
@@ -199,7 +199,7 @@ class RequestParser:
         )
 
     def _reply(self, asked: Generation) -> ReplyOptions:
-        """How the results are shown, as far as that does not depend on their number."""
+        """Form of the results, without the parts that depend on their number."""
         return ReplyOptions(
             stream=asked.stream,
             model=tuned_name(asked.model, self.adapters),

@@ -191,7 +191,7 @@ lower("store_k_rope")(store_turned)
 
 
 def stores_together(keys: Tensor, values: Tensor) -> bool:
-    """Whether one launch can do the stores of two consecutive nodes."""
+    """True if one launch can do the stores of two consecutive nodes."""
     if (keys.op, values.op) != ("store_k_rope", "store_v"):
         return False
     alike = keys.src[1].shape == values.src[1].shape and keys.src[2] is values.src[2]

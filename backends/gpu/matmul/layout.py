@@ -89,7 +89,7 @@ def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int]:
 
 
 def packs(t: Tensor) -> bool:
-    """Whether there is a packing for a constant matrix' type."""
+    """True if there is a packing for a constant matrix' type."""
     return t.dtype in PACKINGS
 
 

@@ -181,7 +181,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 
 def whole_groups(w: Tensor, n: int) -> bool:
-    """Whether a packed weight has groups of 16 outputs for each of n experts."""
+    """True if a packed weight has groups of 16 outputs for each of n experts."""
     return is_packed(w) and layout.packs(w) and w.shape[0] // n % LANES == 0
 
 

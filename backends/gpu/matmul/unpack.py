@@ -43,7 +43,7 @@ def buffers(w: Tensor) -> list[At]:
 
 
 def has_minimum(dtype: str) -> bool:
-    """Whether a value is scale · q + minimum; an offset of q counts as one."""
+    """True if a value is scale · q + minimum; an offset of q counts as one."""
     return dtype not in BYTES
 
 

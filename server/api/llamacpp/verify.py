@@ -7,9 +7,7 @@ from logitless.server.api.reply import Reply, timings
 
 
 class VerifyReply(Reply):
-    """How many of the draft's tokens the model chose too, and its own tokens: those and the one
-    after.
-    """
+    """(number of accepted draft tokens, the model's tokens: the accepted ones and the next one)."""
 
     id_prefix = "verify-"
     kind = "verification"

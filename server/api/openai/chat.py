@@ -55,7 +55,7 @@ class Answers:
         return self._parsers[result.number].plain
 
     def n_calls(self, result: Result) -> int:
-        """How many calls have begun."""
+        """The number of tool calls that have begun."""
         return self._parsers[result.number].n_calls
 
 

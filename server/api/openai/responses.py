@@ -88,7 +88,7 @@ async def input_items(request: web.Request) -> web.Response:
 
 
 def _owner(request: web.Request) -> str:
-    """Whose responses a request may see: those of its key, where keys mean anything."""
+    """The key whose stored responses a request may read; "" without keys: all."""
     return client_key(request) if request.app[CONTEXT].keys else ""
 
 

@@ -98,7 +98,7 @@ def _named(choice: Mapping[str, Any]) -> str:
 
 
 def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -> Style:
-    """How to read the answer. `primer` is the part of it that the prompt contains."""
+    """The parser's style of the answer. `primer`: the part of the answer that the prompt contains."""
     kind = chat.reasoning_format
     return Style(
         calls=template.calls if tools.parse and (tools.tools or template.calls.around) else None,

@@ -142,7 +142,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
         return e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4))
 
     def groups_of(b, i, w):
-        """What a form's blocks are made of: bundles of packed groups, or expanded groups."""
+        """Contents of a form's blocks: bundles of packed groups, or expanded groups."""
         return w if form is ExpandedBlock else [Bundle(b, layout, group, i) for group in w]
 
     def blocks_of(b, i, groups, wide):
