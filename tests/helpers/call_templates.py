@@ -90,3 +90,18 @@ LINES = template(
     + _VALUE
     + "\n</p>\n{% endfor %}</fn>\n</do:call>{% endfor %}"
 )
+_NS = "]<]minimax[>["
+MINIMAX_M3 = template(
+    _NS
+    + "<tool_call>\n"
+    + _EACH
+    + _NS
+    + '<invoke name="{{ f.name }}">\n'
+    + _ITEMS
+    + f"{_NS}<{{{{ k }}}}>{_VALUE}{_NS}</{{{{ k }}}}>\n{{% endfor %}}{_NS}</invoke>\n{{% endfor %}}{_NS}</tool_call>",
+    "<mm:think>",
+    "</mm:think>",
+)
+LFM = template(
+    "<|tool_call_start|>[" + _LIST.replace('}}}{{ ""', '}}, "id": "{{ c.id }}"}{{ ""') + "]<|tool_call_end|>"
+)

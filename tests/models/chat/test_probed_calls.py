@@ -22,7 +22,7 @@ from tests.helpers import call_templates
 
 NAMES = [
     "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
-    "MINIMAX", "LINES",
+    "MINIMAX", "MINIMAX_M3", "LINES", "LFM",
 ]  # fmt: skip
 ADD: dict[str, Any] = {
     "name": "add",
@@ -182,6 +182,7 @@ def allows(grammar: Grammar, text: str) -> bool:
     [
         ("SEED", ("<seed:think>", "</seed:think>")),
         ("APERTUS", ("<|inner_prefix|>", "<|inner_suffix|>")),
+        ("MINIMAX_M3", ("<mm:think>", "</mm:think>")),
         ("KIMI", ("<think>", "</think>")),
     ],
 )
@@ -215,3 +216,11 @@ def test_tags_around_answers() -> None:
     assert calls.around == ("<|say|>", "<|said|>")
     assert parsed(calls, "<|say|>Two.<|said|>").content == "Two."
     assert parsed(calls, f"<|say|>Look.<|said|>{rendered('HUNYUAN', [ADDED])}").content == "Look."
+
+
+def test_an_id_need_not_be_written(vocabulary: Tokenizer) -> None:
+    made = call_grammar(template("LFM").calls, [ADD], required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    text = '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]<|tool_call_end|>'
+    assert allows(grammar, text)
+    assert found(parsed(template("LFM").calls, text)) == [ADDED]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, TAGGED, Markers
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import object_schema
 
@@ -18,8 +18,8 @@ _PLACEHOLDERS = {NUMBER: "/[0-9]{1,4}/", ID: "/[a-zA-Z0-9_.:-]{1,64}/"}
 def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool) -> tuple[list[str], str]:
     """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that begins one."""
     rules = []
-    if m.style == TAGGED:
-        rules.append(f"text[lazy]: /(?s:.*){_line_breaks(in_regex(m.value_end))}/")
+    if m.style == TAGGED and KEY not in m.value_end:
+        rules.append(_text("text", m.value_end))
     for i, function in enumerate(functions):
         name = function["name"]
         named = quoted(json.dumps(name, ensure_ascii=False) if m.style == JSON else name)
@@ -27,7 +27,7 @@ def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel:
         if m.style == TAGGED:
             given, values = _parameters(m, function, i)
             rules += values
-        parts = (syntax_rule(m.head), named, syntax_rule(m.middle), given, syntax_rule(m.tail), syntax_rule(m.end))
+        parts = (syntax_rule(m.head), named, syntax_rule(m.middle), given, _tail(m.tail), syntax_rule(m.end))
         rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
     first, following = syntax_rule(m.section + m.begin), syntax_rule(m.separator + m.begin)
     more = f"({following} call)*" if parallel else ""
@@ -47,18 +47,34 @@ def syntax_rule(text: str) -> str:
     return " ".join(parts)
 
 
+def _tail(text: str) -> str:
+    """Lark of an object's end, in which the id may be missing: few models write one."""
+    if (id := re.search(rf',\s*"\w+":\s*"{ID}"', text)) is None:
+        return syntax_rule(text)
+    parts = (syntax_rule(text[: id.start()]), f"({syntax_rule(id[0])})?", syntax_rule(text[id.end() :]))
+    return " ".join(part for part in parts if part)
+
+
+def _text(rule: str, end: str) -> str:
+    """Rule of a text up to and with `end`."""
+    return f"{rule}[lazy]: /(?s:.*){_line_breaks(in_regex(end))}/"
+
+
 def _line_breaks(regex: str) -> str:
     return regex.replace("\\\n", "\n").replace("\n", "\\n")
 
 
-def tagged_value(schema: Any, whole: Mapping[str, Any], end: str) -> str:
-    """Rule of a value and the text `end` after it: strings are written without quotes, others as JSON."""
+def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "text") -> str:
+    """Rule of a value and the text `end` after it: strings are written without quotes, others as JSON.
+
+    `text`: the rule of a string and `end`.
+    """
     ends = quoted(end)
     if isinstance(schema, dict) and schema.get("type") == "string":
         choices = schema.get("enum")
         if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
             return f"({' | '.join(map(quoted, choices))}) {ends}"
-        return "text"
+        return text
     shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {ends}"
 
@@ -71,7 +87,11 @@ def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, l
     rules, parts = [], []
     gap = syntax_rule(m.gap)
     for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
-        rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, m.value_end)}")
+        end, text = m.value_end.replace(KEY, name), "text"
+        if KEY in m.value_end:
+            text = f"text_{i}_{k}"
+            rules.append(_text(text, end))
+        rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, end, text)}")
         given = f"{syntax_rule(m.key_begin)} {quoted(name)} {quoted(m.key_end)} value_{i}_{k} {gap}"
         parts.append(given if name in needed else f"({given})?")
     return " ".join(parts), rules

@@ -6,14 +6,17 @@ import re
 from dataclasses import dataclass
 
 BLANK = " \t\r\n"
-NUMBER, ID = "\x00", "\x01"
-"""Placeholders in a marker: the number of the call, and its id."""
+NUMBER, ID, KEY = "\x00", "\x01", "\x02"
+"""Placeholders in a marker: the number of the call, its id, the parameter that a closing tag repeats."""
 
 JSON, NAMED, TAGGED = "JSON", "named JSON", "tags"
 """Styles: an object with name and arguments; the name as text, then the arguments; a tag a parameter."""
 
-_TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-_FIRST = re.compile(r"<[^<>\s\x00\x01]+>|<[^<>\x00\x01]+|\[[A-Z_]+\]")
+NAMESPACE = r"\]<\][^\s<>\[\]]+\[>\["
+"""MiniMax M3's token before each tag."""
+
+_TAG = re.compile(rf"{NAMESPACE}|<[^<>\s\x00-\x02]+>|\[/?[A-Z_]+\]")
+_FIRST = re.compile(rf"(?:{NAMESPACE})?<[^<>\x00-\x02]+>?|\[[A-Z_]+\]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,14 @@ from typing import Any
 from logitless.models.chat.tool_calls.call_object import ARGUMENTS
 from logitless.models.chat.tool_calls.deltas import Message
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NAMED, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NAMED, NAMESPACE, NUMBER, TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format
 
 _END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
 """Llama's end of a turn, whose token with calls is another one."""
+
+_BEGUN = re.compile(rf"(?:{NAMESPACE})?<[^<>]*$|{NAMESPACE}$")
+"""A tag that the end of a text cuts short."""
 
 Turns = list[dict[str, Any]]
 Render = Callable[[Turns, list[dict[str, Any]]], str]
@@ -199,18 +202,18 @@ def _tagged(text: str, i: int) -> _Call | None:
     name, key, value, next_key, last = places
     (first, _), (second, number) = _ARGUMENTS.items()
     middle, key_end = text[name + len(_NAMES[i]) : key], text[key + len(first) : value]
-    between = text[value + len(_ARGUMENTS[first]) : next_key]
+    between = text[value + len(_ARGUMENTS[first]) : next_key].replace(first, KEY)
     end = last + len(str(number))
     if text[next_key + len(second) : last] != key_end:
         return None
-    value_end = _tags_only(_shared(between, text[end:])).rstrip()
+    value_end = _tags_only(_shared(between, text[end:].replace(second, KEY))).rstrip()
     key_begin = between[len(value_end) :].strip()
     if not value_end.strip() or not middle.endswith(key_begin) or not key_begin or not key_end.strip():
         return None
     gap = between[len(value_end) : between.rindex(key_begin)]
     middle = middle[: len(middle) - len(key_begin)]
     markers = Markers(TAGGED, "", middle, "", key_begin=key_begin, key_end=key_end, value_end=value_end, gap=gap)
-    return _Call(name, end + len(value_end), markers)
+    return _Call(name, end + len(value_end.replace(KEY, second)), markers)
 
 
 def _objects(text: str, start: int, end: int) -> list[int]:
@@ -246,8 +249,8 @@ def _difference(one: str, other: str) -> tuple[int, int]:
 
 def _boundary(text: str) -> int:
     """The length of a text less a tag that it ends in."""
-    begun = text.rfind("<")
-    return begun if begun > text.rfind(">") else len(text)
+    begun = _BEGUN.search(text)
+    return begun.start() if begun else len(text)
 
 
 def _tags_only(text: str) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
 from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, Step
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, TAGGED, Markers
 from logitless.models.chat.tool_calls.tagged import tagged_value
 
 FOUND, ABSENT, CUT = "found", "absent", "cut"
@@ -110,10 +110,18 @@ def _name(m: Markers, p: Parser) -> Step[tuple[str, str | None]]:
 def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
     """The tagged parameters of a call as a JSON object. False: the answer ended in them."""
     p.argument("{")
-    n_given = 0
+    n_given, end = 0, m.end.split()[0] if m.end.strip() else ""
     while True:
         p.mark()
+        ended = (yield from syntax(p, end)) if end else ABSENT  # a key may begin as the end does
+        if ended == CUT:
+            return False
+        if ended == FOUND:
+            p.back(end)
+            break
         found = yield from syntax(p, m.key_begin)
+        if found == ABSENT and end:
+            raise NotACall
         if found == ABSENT:
             break
         key = "" if found == CUT else (yield from _until(p, m.key_end.strip()))
@@ -121,18 +129,9 @@ def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
             return False
         p.argument(f"{', ' if n_given else ''}{json.dumps(key, ensure_ascii=False)}: ")
         n_given += 1
-        opens_line = m.key_end.endswith("\n")
-        if not (yield from tagged_value(p, (name, key) in p.style.texts, m.value_end, opens_line)):
+        opens_line, value_end = m.key_end.endswith("\n"), m.value_end.replace(KEY, key)
+        if not (yield from tagged_value(p, (name, key) in p.style.texts, value_end, opens_line)):
             return False
-    p.mark()
-    if m.end.strip():
-        first = m.end.split()[0]
-        found = yield from syntax(p, first)
-        if found == CUT:
-            return False
-        if found == ABSENT:
-            raise NotACall
-        p.back(first)
     p.argument("}")
     return True
 
