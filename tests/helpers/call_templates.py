@@ -105,3 +105,21 @@ MINIMAX_M3 = template(
 LFM = template(
     "<|tool_call_start|>[" + _LIST.replace('}}}{{ ""', '}}, "id": "{{ c.id }}"}{{ ""') + "]<|tool_call_end|>"
 )
+PYTHON = template(
+    "<|tool_call_start|>["
+    + _EACH
+    + "{{ f.name }}("
+    + _ITEMS
+    + """{{ k }}={% if v is string %}{{ "'" ~ v ~ "'" }}{% else %}{{ v }}{% endif %}"""
+    + '{{ "" if loop.last else ", " }}{% endfor %}){{ "" if loop.last else ", " }}{% endfor %}]<|tool_call_end|>'
+)
+PYTHON_ONLY = PYTHON.replace("<|tool_call_start|>", "").replace("<|tool_call_end|>", "")
+COHERE = (
+    "{% if tools %}<|sys|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.tool_calls %}<|START_ACTION|>["
+    + _EACH
+    + '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    '{{ "" if loop.last else ", " }}{% endfor %}]<|END_ACTION|>'
+    "{% elif m.role == 'assistant' %}<|START_TEXT|>{{ m.content }}<|END_TEXT|>"
+    "{% else %}{{ m.content }}" + _AFTER
+)

@@ -50,7 +50,7 @@ def call_grammar(
     first; `thinking`: the prompt has opened it. `said`: Lark of an answer without calls.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
-    key = "parameters" if calls in (LLAMA3, COMMAND_R, COMMAND_R_ACTION) else "arguments"
+    key = "parameters" if calls.name in (LLAMA3.name, COMMAND_R.name, COMMAND_R_ACTION.name) else "arguments"
     for i, function in enumerate(functions):
         strict = function.get("strict") is True
         schema = object_schema(function.get("parameters"), strict=strict)
@@ -58,7 +58,7 @@ def call_grammar(
         named = quoted(json.dumps(function["name"], ensure_ascii=False))
         tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
         name = '"\\"name\\":"'
-        if calls is COMMAND_R:
+        if calls.name == COMMAND_R.name:
             name = '"\\"tool_call_id\\":" W? /"[0-9]{1,3}"/ "," W? "\\"tool_name\\":"'
         elif calls is COMMAND_R_ACTION:
             name = '"\\"tool_name\\":"'

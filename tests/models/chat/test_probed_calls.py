@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from logitless.models import tokenizer as tokenizers
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import HERMES, CallFormat, Message, Parser, Style
-from logitless.models.chat.tool_calls.grammar import call_grammar
+from logitless.models.chat.tool_calls import COMMAND_R, HERMES, CallFormat, Message, Parser, Style
+from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ from tests.helpers import call_templates
 
 NAMES = [
     "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
-    "MINIMAX", "MINIMAX_M3", "LINES", "LFM",
+    "MINIMAX", "MINIMAX_M3", "LINES", "LFM", "PYTHON", "PYTHON_ONLY",
 ]  # fmt: skip
 ADD: dict[str, Any] = {
     "name": "add",
@@ -112,7 +112,8 @@ def test_what_a_template_writes_is_read_back(name: str, calls: list[Call]) -> No
 @given(st.data())
 def test_any_cut_gives_the_same_message(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NAMES))
-    zone = data.draw(st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=12))
+    unwritten = "\x00\r'\\" if name.startswith("PYTHON") else "\x00\r"  # the template has no escapes
+    zone = data.draw(st.text(st.characters(codec="utf-8", exclude_characters=unwritten), max_size=12))
     text = rendered(name, [ADDED, ("now", {"zone": f"x{zone}x"})]) + " end"
     places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
@@ -224,3 +225,37 @@ def test_an_id_need_not_be_written(vocabulary: Tokenizer) -> None:
     text = '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]<|tool_call_end|>'
     assert allows(grammar, text)
     assert found(parsed(template("LFM").calls, text)) == [ADDED]
+
+
+def test_cohere_with_other_tags_around_text(vocabulary: Tokenizer) -> None:
+    calls = template("COHERE").calls
+    assert calls.name == COMMAND_R.name
+    assert calls.around == ("<|START_TEXT|>", "<|END_TEXT|>")
+    assert set(calls.around) <= set(calls.preserved)
+    assert parsed(calls, "<|START_TEXT|>Two.<|END_TEXT|>").content == "Two."
+    message = parsed(calls, f"<|START_TEXT|>Look.<|END_TEXT|>{rendered('COHERE', [ADDED, ASKED])}")
+    assert (message.content, found(message)) == ("Look.", [ADDED, ASKED])
+    made = call_grammar(calls, [ADD, NOW], required=True, parallel=True)
+    assert allows(Grammar.compile("lark", made.lark, vocabulary), rendered("COHERE", [ADDED, ASKED]))
+    said = Grammar.compile("lark", answer_grammar(calls, '%json {"type": "integer"}', None, False).lark, vocabulary)
+    assert allows(said, "<|START_TEXT|>12<|END_TEXT|>")
+
+
+def test_values_as_python_writes_them(vocabulary: Tokenizer) -> None:
+    calls = template("PYTHON").calls
+    text = (
+        "<|tool_call_start|>[now(zone=\"a\\nb\", x = None, y=['it\\'s', {'k': (True, -1.5)}], z={\"q\": null}, w=true)]"
+    )
+    message = parsed(calls, text + "<|tool_call_end|>")
+    given = {"zone": "a\nb", "x": None, "y": ["it's", {"k": [True, -1.5]}], "z": {"q": None}, "w": True}
+    assert found(message) == [("now", given)]
+    for no_call in ("<|tool_call_start|>[now(1)]", "<|tool_call_start|>[now]", "<|tool_call_start|>[now(zone:1)]"):
+        assert parsed(calls, no_call).content == no_call
+    optional = {"type": "object", "properties": {name: {"type": "boolean"} for name in "abc"}, "required": ["b"]}
+    made = call_grammar(calls, [{"name": "f", "parameters": optional}], required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    for arguments, allowed in (
+        ("b=True", True), ("a=true, b=False", True), ("a=True,b=true, c=True", True), ("b=True, c=False", True),
+        ("", False), ("a=True", False), (", b=True", False), ("b=True, a=True", False), ("b=1", False),
+    ):  # fmt: skip
+        assert allows(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>") == allowed

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import object_schema
 
@@ -27,6 +28,9 @@ def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel:
         if m.style == TAGGED:
             given, values = _parameters(m, function, i)
             rules += values
+        elif m.style == PYTHON:
+            rules += argument_rules(function, i)
+            given = f'given_{i} ")"'
         parts = (syntax_rule(m.head), named, syntax_rule(m.middle), given, _tail(m.tail), syntax_rule(m.end))
         rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
     first, following = syntax_rule(m.section + m.begin), syntax_rule(m.separator + m.begin)

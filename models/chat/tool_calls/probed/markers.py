@@ -9,8 +9,8 @@ BLANK = " \t\r\n"
 NUMBER, ID, KEY = "\x00", "\x01", "\x02"
 """Placeholders in a marker: the number of the call, its id, the parameter that a closing tag repeats."""
 
-JSON, NAMED, TAGGED = "JSON", "named JSON", "tags"
-"""Styles: an object with name and arguments; the name as text, then the arguments; a tag a parameter."""
+JSON, NAMED, TAGGED, PYTHON = "JSON", "named JSON", "tags", "Python"
+"""Styles: an object with name and arguments; the name as text, then the arguments; a tag a parameter; f(x=1)."""
 
 NAMESPACE = r"\]<\][^\s<>\[\]]+\[>\["
 """MiniMax M3's token before each tag."""

@@ -12,7 +12,17 @@ from typing import Any
 from logitless.models.chat.tool_calls.call_object import ARGUMENTS
 from logitless.models.chat.tool_calls.deltas import Message
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NAMED, NAMESPACE, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import (
+    ID,
+    JSON,
+    KEY,
+    NAMED,
+    NAMESPACE,
+    NUMBER,
+    PYTHON,
+    TAGGED,
+    Markers,
+)
 from logitless.models.chat.tool_calls.probed.reader import call_format
 
 _END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
@@ -53,13 +63,24 @@ class Probe:
     def call_format(self, known: CallFormat) -> CallFormat:
         """The format of a template's calls: the known one unless the rendering contradicts it."""
         one, two = self._body(1), self._body(2)
-        if not one or (not known.instructs and _reads(known, one, 1)):
+        if not one:
             return known
+        if not known.instructs and _reads(known, one, 1):
+            return self._framed(known)
         markers = _markers(one, two)
         if markers is None:
             return known
         found = call_format(replace(markers, around=self._around()))
         return found if _reads(found, one, 1) and (not two or _reads(found, two, 2)) else known
+
+    def _framed(self, known: CallFormat) -> CallFormat:
+        """A known format whose answers have tags around them, with the tags of this template."""
+        around = self._around()
+        if known.around is None or around is None or around == known.around:
+            return known
+        others = [tuple(tag for tag in tags if tag not in known.around) for tags in (known.triggers, known.preserved)]
+        triggers, preserved = (tags + tuple(tag for tag in around if tag) for tags in others)
+        return replace(known, triggers=triggers, preserved=preserved, around=around)
 
     def reasoning_tags(self, with_reasoning: Callable[[dict[str, Any], str], dict[str, Any]]) -> tuple[str, str] | None:
         """Tags that the template writes around reasoning."""
@@ -127,14 +148,14 @@ class _Call:
 
 def _markers(one: str, two: str) -> Markers | None:
     """The markers that renderings of one call and of two show."""
-    call = _object(one, 0) or _named(one, 0) or _tagged(one, 0)
+    call = _object(one, 0) or _named(one, 0) or _pythonic(one, 0) or _tagged(one, 0)
     if call is None:
         return None
     within = call.markers
     before, after = one[: call.begin], one[call.end :]
     if not two:
         return replace(within, section=_outer(before), begin=before[len(_outer(before)) :].lstrip(), end=after.strip())
-    find = {JSON: _object, NAMED: _named, TAGGED: _tagged}[within.style]
+    find = {JSON: _object, NAMED: _named, TAGGED: _tagged, PYTHON: _pythonic}[within.style]
     first, second = find(two, 0), find(two, 1)
     if first is None or second is None or first.end > second.begin:
         return None
@@ -188,6 +209,14 @@ def _named(text: str, i: int) -> _Call | None:
         return None
     middle = text[place + len(_NAMES[i]) : given]
     return _Call(place, _decoded(text, given)[1], Markers(NAMED, "", middle, ""))
+
+
+def _pythonic(text: str, i: int) -> _Call | None:
+    """Call number i as Python writes one."""
+    (first, second), (value, number) = _ARGUMENTS, _ARGUMENTS.values()
+    written = re.compile(rf"""{_NAMES[i]}\({first}=(["']){value}\1, ?{second}={number}\)""")
+    found = written.search(text)
+    return found and _Call(found.start(), found.end(), Markers(PYTHON, "", "(", ""))
 
 
 def _tagged(text: str, i: int) -> _Call | None:

@@ -9,7 +9,8 @@ from functools import partial
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
 from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, Step
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.pythonic import arguments
 from logitless.models.chat.tool_calls.tagged import tagged_value
 
 FOUND, ABSENT, CUT = "found", "absent", "cut"
@@ -64,7 +65,10 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
             return False
     else:
         name, id = yield from _name(m, p)
-        if m.style == TAGGED:
+        if m.style == PYTHON:
+            if not (yield from arguments(p, name, id)):
+                return False
+        elif m.style == TAGGED:
             p.begin(name, id)
             if not (yield from _parameters(m, p, name)):
                 return False
