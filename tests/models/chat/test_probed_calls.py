@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,6 +173,32 @@ def test_grammar(vocabulary: Tokenizer, name: str) -> None:
         assert lazy.patterns
     else:
         assert one.startswith(lazy.words[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_text_of_a_grammar_is_calls(vocabulary: Tokenizer, name: str) -> None:
+    made = call_grammar(template(name).calls, [ADD], required=True, parallel=True)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    for seed in range(6):
+        text = written(grammar, seed)
+        message = parsed(template(name).calls, text)
+        assert (message.content.strip(), message.reasoning) == ("", ""), text
+        for called, arguments in found(message):
+            assert called == "add"
+            assert set(arguments) == {"a", "unit"}, text
+            assert isinstance(arguments["a"], int | float)
+            assert arguments["unit"] in ("C", "F")
+
+
+def written(grammar: Grammar, seed: int) -> str:
+    """A random text of a grammar, which ends as soon as it may."""
+    choose, matcher, text = random.Random(seed), grammar.matcher(), b""
+    while not matcher.can_end:
+        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        id = choose.choice(np.flatnonzero(bits).tolist())
+        assert matcher.accept(id)
+        text += grammar.tokenizer.piece(id)
+    return text.decode()
 
 
 def allows(grammar: Grammar, text: str) -> bool:
