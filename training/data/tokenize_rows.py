@@ -33,8 +33,8 @@ def examples_of(
     """Examples of rows, one each; a conversation whose template rewrites earlier turns becomes
     one per assistant turn. TrainingError names the line that the template refuses."""
     for record, parts in row_texts(records, template, name):
-        where, chat = f"{name}: line {record.line}", bool(record.messages)
-        yield _example(_without_bos(parts, tokenizer) if chat else parts, tokenizer, where, end=not chat)
+        where = f"{name}: line {record.line}"
+        yield _example(_without_bos(parts, tokenizer), tokenizer, where, end=not record.messages)
 
 
 def row_texts(
@@ -48,25 +48,36 @@ def row_texts(
 
 
 def _example(parts: Sequence[Part], tokenizer: Tokenizer, where: str, *, end: bool) -> Example:
-    """Tokenized example; `end`: the text is whole, so its EOS is learned."""
-    tokens, learn = encode_parts(parts, tokenizer, chat=not end)
+    """Tokenized example; `end`: the text is whole, so its end is learned: an EOS, unless it ends
+    with such a token of its own."""
+    tokens, learn = encode_parts(parts, tokenizer)
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         tokens, learn = [tokenizer.bos_id, *tokens], [False, *learn]
-    if end and tokenizer.eos_id is not None:
+    if end and tokenizer.eos_id is not None and not _ended(tokens, tokenizer):
         tokens, learn = [*tokens, tokenizer.eos_id], [*learn, True]
     if learn:
         learn[0] = False  # has no context
     return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where)
 
 
-def encode_parts(parts: Sequence[Part], tokenizer: Tokenizer, *, chat: bool = True) -> tuple[list[int], list[bool]]:
-    """Ids of the joined text, tokenized as a prompt would be, and a flag for those that start in
+def _ended(tokens: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """True if nothing but white space follows an end token."""
+    for id in reversed(tokens):
+        if tokenizer.is_eog(id):
+            return True
+        if tokenizer.piece(id).strip():
+            return False
+    return False
+
+
+def encode_parts(parts: Sequence[Part], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """Ids of the joined text, tokenized as a prompt would be (special tokens too), and a flag for those that start in
     a learned part. A token across the border to a learned part is not learned, because inference
     has another token there."""
-    ids = tokenizer.encode("".join(text for text, _ in parts), add_special=False, parse_special=chat)
+    ids = tokenizer.encode("".join(text for text, _ in parts), add_special=False)
     starts = _starts(b"".join(text.encode() for text, _ in parts), [tokenizer.piece(id) for id in ids])
     if starts is None:  # the tokenizer changes texts (lower case, accents): no token may straddle a border then
-        each = [tokenizer.encode(text, add_special=False, parse_special=chat) for text, _ in parts]
+        each = [tokenizer.encode(text, add_special=False) for text, _ in parts]
         learn = [flag for part, (_, flag) in zip(each, parts, strict=True) for _ in part]
         return [id for part in each for id in part], learn
     ends = np.cumsum([len(text.encode()) for text, _ in parts])

@@ -207,6 +207,28 @@ def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) 
     assert e.learn.tolist() == [False, False, True, True]
 
 
+def test_special_tokens_of_all_rows_are_those_of_inference(shared_data: Path) -> None:
+    """A text and a completion in a template's format have the ids that the template has."""
+    v = vocabulary(shared_data, "qwen2")
+    template = ChatTemplate("chatml", bos_token="", eos_token="<|im_end|>")
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"})
+    whole = v.encode(template.render(list(messages), add_generation_prompt=False))
+    for end, n in (("<|im_end|>", len(whole) - 1), ("<|im_end|>\n", len(whole)), ("", len(whole) - 1)):
+        rows = [
+            DatasetRow(1, ((f"{prompt}yo{end}", True),)),
+            DatasetRow(2, ((prompt, False), (f"yo{end}", True))),
+            DatasetRow(3, messages=messages),
+        ]
+        text, completion, chat = examples_of(rows, v, template)
+        assert chat.tokens.tolist() == whole
+        assert text.tokens.tolist() == completion.tokens.tolist() == whole[:n]  # `end` is not doubled
+        assert completion.learn.tolist() == chat.learn.tolist()[:n]
+    v = vocabulary(shared_data, "llama-spm")
+    (once,) = examples_of([DatasetRow(1, (("<s>Hello</s>", True),))], v, None)
+    assert once.tokens.tolist() == [v.bos_id, *v.encode("Hello", add_special=False), v.eos_id]
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
