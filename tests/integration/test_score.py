@@ -45,7 +45,7 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
         examples = list(examples_of(read_rows(rows, "rows"), vocabulary, None))
         steps = Steps(trainable, OptimizerSettings(), n_batch=2, n_ctx=32)
         dataset = PackedExamples(examples, 32, pack=False)
-        windows = [dataset.window(i, np.random.default_rng(0)) for i in range(2)]
+        windows = [dataset.sample(i, np.random.default_rng(0)) for i in range(2)]
         ((result,), _) = outcome(steps.step([windows], 1, 1e-3))  # measured before the step changes anything
         for i, row in enumerate(found):
             of_row = result.losses[32 * i : 32 * (i + 1)]

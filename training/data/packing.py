@@ -28,7 +28,7 @@ class Sample:
 
 
 class Dataset(Protocol):
-    """Samples by index. `window(i, rng)` may draw from rng (random offsets); equal draws give
+    """Samples by index. `sample(i, rng)` may draw from rng (random offsets); equal draws give
     equal samples."""
 
     n_tokens: int  # T
