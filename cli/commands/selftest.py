@@ -60,13 +60,13 @@ def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
 
 def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     """Each kind of node of the model's graph once, for steps of one token and of 32."""
-    from logitless.engine.loading.open_model import open_model
+    from logitless.engine.loading.open_model import open_engine
     from logitless.graph.testing.conformance import run
     from logitless.graph.testing.graph_cases import graph_problems
     from logitless.models.quantization.requantize import requantize
 
     show_compiling()
-    engine = open_model(options.model, model_options(options, **SIZES), generates=True).engine()
+    engine = open_engine(options.model, model_options(options, **SIZES))
     done: set[tuple[str, str]] = set()
 
     def weight(name: str) -> Bytes | None:

@@ -66,6 +66,20 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
     return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters)
 
 
+def open_engine(path: str | Path, options: ModelOptions) -> ModelRunner:
+    """The engine of a generating model, without weights: for benchmarks and self-tests.
+
+    The file needs neither a vocabulary nor a chat template. Errors: as of `open_model` and
+    `OpenModel.engine`.
+    """
+    overrides = metadata_overrides(options)
+    with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
+        h = generating_hparams(gguf, path)
+        check_mtp_head(options, gguf, h)
+        engine_options = _engine_options(options, overrides, gguf, h)
+    return _engine(path, engine_options)
+
+
 @dataclass(frozen=True)
 class OpenModel:
     """A model whose file and options are known to fit together, with nothing allocated yet."""

@@ -156,7 +156,8 @@ def read(
             if len(value) < param.least:
                 bad_request(place, "must be a non-empty array")
             if param.most is not None and len(value) > param.most:
-                bad_request(place, f"at most {param.most} are allowed, got {len(value)}")
+                problem = f"at most {param.most} are allowed, got {len(value)}" if param.most else "must be empty"
+                bad_request(place, problem)
         elif param.choices and value not in param.choices:
             bad_request(place, f"must be one of {', '.join(param.choices)}")
     return result

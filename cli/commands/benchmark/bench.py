@@ -115,7 +115,7 @@ class Bench:
     def __init__(self, path: Path, options: SimpleNamespace, n_threads: int) -> None:
         from logitless.backends.registry import cpu_peaks
         from logitless.engine.batch import BLOCK_SIZE
-        from logitless.engine.loading.open_model import load_weights, open_model
+        from logitless.engine.loading.open_model import load_weights, open_engine
 
         n_slots = max(options.batch)
         self.depth: int = options.n_depth
@@ -130,7 +130,7 @@ class Bench:
             "swa_full": True,
         }
         self.row: Row | None = greedy()
-        self.engine: ModelRunner = open_model(path, model_options(options, **settings), generates=True).engine()
+        self.engine: ModelRunner = open_engine(path, model_options(options, **settings))
         self.profile: Profile | None = None
         if options.ops:
             self.profile = Profile()

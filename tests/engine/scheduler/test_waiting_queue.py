@@ -244,7 +244,7 @@ async def test_over_http() -> None:
         assert scheduler.clients[0].endswith(" ann")
         assert scheduler.clients[0] != scheduler.clients[1]
         status, answer = await server.post("/completion", {**body, "priority": "high"})
-        assert (status, answer["error"]["message"]) == (400, "field 'priority': expected a number, got a string")
+        assert (status, answer["error"]["message"]) == (400, "field 'priority': expected an integer, got a string")
 
         def full(*_: object) -> Any:
             error = TooManyRequests("the queue is full")
