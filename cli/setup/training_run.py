@@ -120,6 +120,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     from logitless.models import tokenizer
     from logitless.models.chat.template import from_metadata
     from logitless.models.gguf.file import GGUFFile
+    from logitless.training.data.packing import PackedExamples
     from logitless.training.reporting.plot import refusal
 
     if not o.file:
@@ -133,6 +134,8 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
         template = from_metadata(gguf.metadata, vocabulary)
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)
+        for line in dataset.losses if isinstance(dataset, PackedExamples) else ():
+            print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)
         trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
         if len(session.backends) > 1:
             self_test.self_test_session(session, trainer.steps.everything())

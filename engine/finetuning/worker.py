@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,8 @@ class FineTuningWorker:
         """Read and tokenize the data, on a thread of its own."""
         try:
             self.engine.prepare_training()
-            self._prepared = prepare(job, self.store, self._tokenizer, self._template)
+            n_ctx_train = self.engine.hparams.n_ctx_train
+            self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train)
         except Exception as error:
             self._prepared = error
         self.wake()
@@ -280,7 +281,16 @@ class FineTuningWorker:
             self._keeper.forget_events(job["id"], done)
             message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
             self._keeper.add_event(job["id"], message)
-            self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
+            for line in () if done else prepared.warnings:
+                self._keeper.add_event(job["id"], line, level="warn")
+            values = asdict(h)
+            self._update(
+                job,
+                status="running",
+                started_at=job.get("started_at") or int(time.time()),
+                hyperparameters=values,
+                method={"type": "supervised", "supervised": {"hyperparameters": values}},
+            )
         except BaseException:
             trainer.steps.forget()
             raise

@@ -25,7 +25,7 @@ def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
 
 
 class HyperparametersBody(Struct, frozen=True, kw_only=True):
-    """`hyperparameters`; "auto" means the default."""
+    """`hyperparameters`; "auto" means the default, or follows the data."""
 
     n_epochs: Annotated[int, _count("passes over the data", 1000)]
     batch_size: Annotated[int, _count("sequences of a step", 1024)]
@@ -123,8 +123,8 @@ def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameter
         for name in ("lora_r", "lora_alpha"):
             if raw.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
-    default = Hyperparameters()
-    defaults = {**asdict(default), "context_length": min(default.context_length, n_ctx_train)}
-    return Hyperparameters(
-        **asdict_struct(read(HyperparametersBody, given, defaults=defaults, within="hyperparameters."))
-    )
+    automatic = {name: "auto" for name in ("context_length", "warmup_steps") if given.get(name) is None}
+    defaults = {**asdict(Hyperparameters()), "context_length": 2, "warmup_steps": 0}  # replaced by `automatic`
+    most = min(n_ctx_train, 1 << 16)
+    asked = read(HyperparametersBody, given, defaults=defaults, within="hyperparameters.", context_length=most)
+    return Hyperparameters(**{**asdict_struct(asked), **automatic})

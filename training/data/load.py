@@ -59,6 +59,13 @@ def jsonl_dataset(
         return packed_rows(read_rows(file, name), name, tokenizer, template, o)
 
 
+def longest_row(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> int:
+    """Tokens of a JSONL file's longest example; errors as `jsonl_dataset`."""
+    with path.open("rb") as file:
+        examples = examples_of(read_rows(file, name), tokenizer, template, name)
+        return max((len(example.tokens) for example in examples), default=0)
+
+
 def rows_dataset(
     rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
 ) -> PackedExamples:

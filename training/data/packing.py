@@ -89,7 +89,12 @@ class PackedExamples:
         tokens, learn = array("i"), bytearray()  # of all sequences
         bounds, rows = array("q", [0]), array("q")  # start of each sequence; first sequence of each sample
         room = 0
+        self.n_examples = self.n_cut = self.n_dropped = self.n_beyond = self.n_longest = 0
         for example in examples:
+            n_kept, self.n_examples = len(bounds), self.n_examples + 1
+            beyond = len(example.tokens) - (n_tokens + 1)
+            self.n_cut, self.n_beyond = self.n_cut + (beyond > 0), self.n_beyond + max(0, beyond)
+            self.n_longest = max(self.n_longest, len(example.tokens))
             for a in range(0, max(1, len(example.tokens) - 1), n_tokens):
                 piece, learned = example.tokens[a : a + n_tokens + 1], example.learn[a : a + n_tokens + 1]
                 if len(piece) < 2 or not learned[1:].any():
@@ -102,11 +107,25 @@ class PackedExamples:
                 tokens.frombytes(piece.tobytes())
                 learn += learned.tobytes()
                 bounds.append(len(tokens))
+            self.n_dropped += len(bounds) == n_kept
         if not rows:
             raise TrainingError(f"{name}: has no token to learn")
         rows.append(len(bounds) - 1)
         self._tokens, self._learn = np.frombuffer(tokens, np.int32), np.frombuffer(learn, np.bool_)
         self._bounds, self._rows = np.frombuffer(bounds, np.int64), np.frombuffer(rows, np.int64)
+
+    @property
+    def losses(self) -> list[str]:
+        """Lines about the examples that are not learned as they are: cut ones and dropped ones."""
+        lines = []
+        if self.n_cut:
+            lines.append(
+                f"{self.n_cut} of {self.n_examples} examples are longer than the context of {self.n_tokens} tokens "
+                f"(the longest has {self.n_longest}): {self.n_beyond} tokens beyond it do not see the beginning"
+            )
+        if self.n_dropped:
+            lines.append(f"{self.n_dropped} of {self.n_examples} examples have no token to learn and are dropped")
+        return lines
 
     @property
     def sizes(self) -> I32:

@@ -118,6 +118,17 @@ def test_packed_examples_do_not_see_each_other() -> None:
         PackedExamples([example(4, 0, learned=9)], 8, name="data")
 
 
+def test_cut_and_dropped_examples_are_told() -> None:
+    """The inputs of 9, 13 and 5 tokens: only the first two are longer than 4 and a label."""
+    packed = PackedExamples([example(9, 0), example(13, 0, learned=12), example(5, 0), example(3, 0, learned=3)], 4)
+    assert packed.losses == [
+        "2 of 4 examples are longer than the context of 4 tokens (the longest has 13): "
+        "12 tokens beyond it do not see the beginning",
+        "1 of 4 examples have no token to learn and are dropped",
+    ]
+    assert PackedExamples([example(5, 0)], 4).losses == []
+
+
 def test_what_validates_is_never_learned() -> None:
     text = np.arange(3, 203, dtype=np.int32)
     every = DataOptions(n_ctx=16, sample_start="")
