@@ -168,6 +168,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         version = get("training.file_version", int)
         if version > FILE_VERSION:
             raise ModelFileError(path, f"key 'training.file_version' is {version}; this version reads {FILE_VERSION}")
+        version = get("optimizer.file_version", int, OPTIMIZER_VERSION)
+        if version > OPTIMIZER_VERSION:
+            reads = f"this version reads {OPTIMIZER_VERSION}"
+            raise ModelFileError(path, f"key 'optimizer.file_version' is {version}; {reads}")
         kind = get("training.type", str)
         tensors: dict[str, F32] = {}
         for name, info in gguf.tensors.items():

@@ -134,6 +134,23 @@ def test_from_scratch_then_an_adapter_then_merged(
         assert len(gguf.tensors) == 20
 
 
+def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model's output is its embedding, and an adapter's ranks are those of its checkpoint."""
+    one = f"finetune -m {given}/m.gguf --file {given}/a.txt -c 8 -b 2 -t 1 --iterations 1".split()
+    one += ["--lora-out", str(tmp_path / "a.gguf")]
+    code, told = run(capsys, *one, "--rank-out", "4")
+    assert code == 2
+    assert "--rank-out 4: the model has no tensor 'output.weight'; its output is its embedding" in told
+    ranks = ["--lora-r", "2", "--rank-wq", "3", "--lora-alpha", "0.1"]
+    assert run(capsys, *one, *ranks, "--checkpoint-out", str(tmp_path / "c.gguf"))[0] == 0
+    resumed = [*one, "--checkpoint-in", str(tmp_path / "c.gguf")]
+    assert run(capsys, *resumed, *ranks)[0] == 0  # the same again
+    for flags in ("--lora-r 8", "--lora-alpha 2", "--rank-wq 4", "--rank-wk 3"):
+        code, told = run(capsys, *resumed, *flags.split())
+        assert code == 2
+        assert f"{flags}: the adapter of --checkpoint-in has" in told
+
+
 def test_the_steps_number_stands_in_the_files_name_only(
     given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

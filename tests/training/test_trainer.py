@@ -339,6 +339,9 @@ def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Pa
     write_gguf(tmp_path / "v9.gguf", "llama", older | {"training.file_version": u32(9)}, [])
     with pytest.raises(ModelFileError, match=r"key 'training\.file_version' is 9; this version reads 1"):
         read_checkpoint(tmp_path / "v9.gguf")
+    write_gguf(tmp_path / "o9.gguf", "llama", older | {"optimizer.file_version": u32(9)}, [])
+    with pytest.raises(ModelFileError, match=r"key 'optimizer\.file_version' is 9; this version reads 0"):
+        read_checkpoint(tmp_path / "o9.gguf")
     with pytest.raises(ModelFileError, match=r"key 'training\.file_version' is missing"):
         read_checkpoint(model)
     with pytest.raises(TrainingError, match="is a checkpoint of finetune_lora, not of train_model"):

@@ -55,6 +55,8 @@ def _row(line: bytes, number: int, where: str) -> DatasetRow:
         raise TrainingError(f"{where}: key {str(error)[:100]!r} stands twice") from None
     except RecursionError:
         raise TrainingError(f"{where}: is nested too deeply") from None
+    except json.JSONDecodeError as error:  # its own line is always 1, or 2 for the line's end
+        raise TrainingError(f"{where}: is not valid JSON: {error.msg}: column {error.pos + 1}") from None
     except ValueError as error:
         raise TrainingError(f"{where}: is not valid JSON: {error}") from None
     if not isinstance(row, dict):

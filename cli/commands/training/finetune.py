@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup import training_run
@@ -54,7 +57,9 @@ def trainable(
 
     model = define_model(session, gguf, h, options.ctx_size)
     if lora is not None:
-        return kinds.lora(session, model, lora)
+        found = kinds.lora(session, model, lora)
+        _check_ranks(options, found)
+        return found
     return kinds.full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
 
 
@@ -73,6 +78,28 @@ def lora_options(o: SimpleNamespace) -> LoraOptions:
 
     ranks = {kind: getattr(o, f"rank_{kind}") for kind in RANKS}
     return LoraOptions(o.lora_r, o.lora_alpha, {k: n for k, n in ranks.items() if n is not None}, max(0, o.seed))
+
+
+def _check_ranks(o: SimpleNamespace, t: Trainable) -> None:
+    """UsageError: a rank is given for a tensor that the model does not have, or the adapter of the
+    checkpoint has another one."""
+    from logitless.training.trainable import RANKS
+
+    assert t.lora is not None
+    weights = [name.removesuffix(".lora_a") for name in t.names if name.endswith(".lora_a")]
+    for kind, pattern in RANKS.items():
+        flag, rank = f"--rank-{kind.replace('_', '-')}", getattr(o, f"rank_{kind}")
+        own = t.lora.rank_of(pattern.replace("*", "0"))
+        if rank is not None and rank != own:
+            raise UsageError(f"{flag} {rank}: the adapter of --checkpoint-in has rank {own} there")
+        if rank and not fnmatch.filter(weights, pattern):
+            tied = "; its output is its embedding, see --rank-tok-embd" if kind == "out" else ""
+            raise UsageError(f"{flag} {rank}: the model has no tensor '{pattern}'{tied}")
+    given = {dest for dest, _ in o.given}
+    if "lora_r" in given and o.lora_r != t.lora.rank:
+        raise UsageError(f"--lora-r {o.lora_r}: the adapter of --checkpoint-in has rank {t.lora.rank}")
+    if "lora_alpha" in given and np.float32(o.lora_alpha) != np.float32(t.lora.alpha):
+        raise UsageError(f"--lora-alpha {o.lora_alpha:g}: the adapter of --checkpoint-in has alpha {t.lora.alpha:g}")
 
 
 def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -> int:

@@ -253,7 +253,7 @@ def test_special_tokens_of_all_rows_are_those_of_inference(shared_data: Path) ->
         ('{"messages": [{"role": "user", "role": "assistant", "content": "a"}]}', "line 2: key 'role' stands twice"),
         ('{"text": ' + "[" * 100_000, "line 2: is nested too deeply"),
         ('{"text": "' + "a" * MAX_LINE + '"}', f"line 2: is longer than {MAX_LINE} bytes"),
-        ('{"text": "a"', "line 2: is not valid JSON"),
+        ('{"text": "a"\n', "line 2: is not valid JSON: Expecting ',' delimiter: column 1"),
         ('{"messages": []}', "line 2: field 'messages' must be a non-empty array"),
         ('{"messages": [{"role": "judge", "content": "a"}]}', "line 2: messages[0]: field 'role' must be one of"),
         ('{"messages": [{"role": "assistant"}]}', "line 2: messages[0]: field 'content' must be a string"),
@@ -265,6 +265,7 @@ def test_bad_rows_are_named(row: str, told: str) -> None:
         list(read_rows(BytesIO(b'{"text": "fine"}\n' + row.encode()), "rows.jsonl"))
     assert str(refused.value).startswith("rows.jsonl: ")
     assert told in str(refused.value)
+    assert str(refused.value).count("line ") == 1
 
 
 def test_encodings_and_empty_files() -> None:
