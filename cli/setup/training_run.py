@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from logitless.training.trainer import Settings, Trainer
 
 MakeTrainable = Callable[["Session", "GGUFFile", "Hparams"], "Trainable"]
+MOST_HALVINGS = 64  # of -lr-half without -lr-halvings
 ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
 
 
@@ -37,17 +38,27 @@ def settings(o: SimpleNamespace) -> Settings:
     from logitless.training.trainer import Settings
 
     old = o.learning_rate is None  # llama-finetune's flags choose its schedule, the older trainer's flags theirs
+    lr_min, decay_epochs = o.learning_rate_min, o.decay_epochs
+    if o.learning_rate_half is not None:
+        if old:
+            raise UsageError("-lr-half halves the rate of -lr, which is not given")
+        if lr_min > 0 or decay_epochs > 0:
+            raise UsageError("-lr-half and -lr-min with -decay-epochs are two ways to halve the rate: give one of them")
+        halvings = o.learning_rate_halvings or MOST_HALVINGS
+        lr_min, decay_epochs = o.learning_rate * 0.5**halvings, o.learning_rate_half * halvings
+    elif o.learning_rate_halvings:
+        raise UsageError("-lr-halvings limits -lr-half, which is not given")
     schedule = Schedule(
         alpha=o.adam_alpha if old else o.learning_rate,
-        kind="cosine" if old else "halving" if o.learning_rate_min > 0 else "constant",
+        kind="cosine" if old else "halving" if lr_min > 0 else "constant",
         warmup=o.warmup if old else 0,
         cos_decay_steps=o.cos_decay_steps,
         cos_decay_min=o.cos_decay_min,
         cos_decay_restart=o.cos_decay_restart,
         enable_restart=o.enable_restart,
         min_alpha=o.adam_min_alpha,
-        lr_min=o.learning_rate_min,
-        decay_epochs=o.decay_epochs,
+        lr_min=lr_min,
+        decay_epochs=decay_epochs,
     )
     decay = o.adam_decay if o.optimizer == "adamw" else 0.0
     optimizer = OptimizerSettings(
@@ -219,6 +230,10 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
         f"{trainer.n_steps} steps on {', then '.join(b.name for b in t.session.backends)}",
         file=sys.stderr,
     )
+    warmup = trainer.settings.schedule.warmup
+    if trainer.settings.schedule.kind != "halving" and warmup >= trainer.n_steps:
+        reached = f"the {trainer.n_steps} steps of the run never reach the learning rate"
+        print(f"logitless: warning: --warmup {warmup}: {reached}", file=sys.stderr)
     reporter = Reporter(show, terminal=terminal)
     last_validation = None
     reason = ""

@@ -18,7 +18,7 @@ import pytest
 from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.commands.training.finetune import lora_options
-from logitless.cli.flags.flags import parse
+from logitless.cli.flags.flags import UsageError, parse
 from logitless.cli.flags.options_training import FINETUNE
 from logitless.cli.main import main
 from logitless.cli.setup import training_run
@@ -71,6 +71,22 @@ def test_defaults_are_the_old_trainers() -> None:
 def test_steps_that_are_asked_for_count_beside_epochs(flags: str, steps: int, epochs: int) -> None:
     wanted = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], flags.split(), {}))
     assert (wanted.max_steps, wanted.n_epochs) == (steps, epochs)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rates"),
+    [("-lr-half 2", [8, 5.6568, 4, 2.8284, 2]), ("-lr-half 1 -lr-halvings 2", [8, 4, 2, 2, 2]), ("", [8] * 5)],
+)
+def test_a_rate_that_halves(flags: str, rates: list[float]) -> None:
+    words = ["-lr", "8", *flags.split()]
+    schedule = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], words, {})).schedule
+    assert [schedule.rate(0, epoch, 5) for epoch in range(5)] == pytest.approx(rates, rel=1e-4)
+
+
+@pytest.mark.parametrize("flags", ["-lr-half 1", "-lr 1 -lr-halvings 2", "-lr 1 -lr-half 1 -lr-min 0.1"])
+def test_halvings_of_nothing_are_refused(flags: str) -> None:
+    with pytest.raises(UsageError, match="-lr-half"):
+        training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], flags.split(), {}))
 
 
 @pytest.mark.parametrize(("flags", "decay"), [("", 0.0), ("--adam-decay 0.3", 0.0), ("-wd 0.3", 0.3)])
@@ -143,6 +159,9 @@ def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsy
     assert "--rank-out 4: the model has no tensor 'output.weight'; its output is its embedding" in told
     ranks = ["--lora-r", "2", "--rank-wq", "3", "--lora-alpha", "0.1"]
     assert run(capsys, *one, *ranks, "--checkpoint-out", str(tmp_path / "c.gguf"))[0] == 0
+    code, told = run(capsys, *one, "--warmup", "1")
+    assert code == 0
+    assert "warning: --warmup 1: the 1 steps of the run never reach the learning rate" in told
     resumed = [*one, "--checkpoint-in", str(tmp_path / "c.gguf")]
     assert run(capsys, *resumed, *ranks)[0] == 0  # the same again
     for flags in ("--lora-r 8", "--lora-alpha 2", "--rank-wq 4", "--rank-wk 3"):
