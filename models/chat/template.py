@@ -98,7 +98,7 @@ class ChatTemplate:
         elif tools:  # undefined otherwise: templates test for that
             variables["tools"] = tools
         if not self.caps["supports_tool_calls"]:
-            messages = generic.as_text(messages)
+            messages = generic.as_text(messages, self.calls.markers)
         elif self._results_within:
             messages = tool_results.within_turns(messages)
         return self._render(self._adapt(messages), variables)

@@ -11,6 +11,7 @@ from logitless.models.chat.tool_calls.deltas import (
 )
 from logitless.models.chat.tool_calls.families import (
     GENERIC,
+    GRANITE,
     HERMES,
     LLAMA3,
     MISTRAL,
@@ -31,6 +32,7 @@ __all__ = [
     "GEMMA4",
     "GENERIC",
     "GPT_OSS",
+    "GRANITE",
     "HERMES",
     "LLAMA3",
     "MISTRAL",

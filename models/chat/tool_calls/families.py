@@ -10,6 +10,8 @@ from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.probed.markers import JSON, Markers
+from logitless.models.chat.tool_calls.probed.reader import call_format
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -170,6 +172,10 @@ MISTRAL = CallFormat(
 )
 NEMOTRON = CallFormat("Nemotron Nano 2", ("<TOOLCALL>",), (), _nemotron, ("<TOOLCALL>", "</TOOLCALL>"))
 MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
+GRANITE = replace(
+    call_format(Markers(JSON, "", ', "arguments": ', "", "<|tool_call|>[", "]", ", ", '{"name": ', "}")),
+    name="Granite 3",
+)
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
 REASONING_TAGS = (
@@ -203,6 +209,8 @@ def family_of(template: str) -> CallFormat:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
         return LLAMA3
+    if "<|tool_call|>" in template:  # the templates of Granite 3 describe calls but do not write them
+        return GRANITE
     return GENERIC
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from logitless.models.chat.tool_calls.probed.markers import Markers
+
 Message = dict[str, Any]
 
 _MANY = '{"tool_calls": [{"name": <tool>, "arguments": <object>}, …]}'
@@ -32,12 +34,15 @@ def instructed(
     return [system, *rest]
 
 
-def as_text(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with calls and results as text, for templates without either; roles stay alternating."""
+def as_text(messages: Sequence[Message], markers: Markers | None = None) -> list[Message]:
+    """The conversation with calls and results as text, for templates without either; roles stay alternating.
+
+    `markers`: those of the list of calls that the model was trained on.
+    """
     told: list[Message] = []
     for message in messages:
         if message.get("tool_calls"):
-            told.append({"role": "assistant", "content": _calls(message)})
+            told.append({"role": "assistant", "content": _calls(message, markers)})
         elif message["role"] == "tool":
             result = {"tool_response": {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}}
             result["tool_response"]["content"] = message["content"]
@@ -53,7 +58,7 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
     return told
 
 
-def _calls(message: Message) -> str:
+def _calls(message: Message, markers: Markers | None) -> str:
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"].get("arguments", "{}")
@@ -61,7 +66,10 @@ def _calls(message: Message) -> str:
             with suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
         told = {"name": call["function"]["name"], "arguments": arguments}
-        calls.append(told | ({"id": call["id"]} if call.get("id") else {}))
+        calls.append(told | ({"id": call["id"]} if call.get("id") and markers is None else {}))
     written = {"tool_call": calls[0]} if len(calls) == 1 else {"tool_calls": calls}
     text = json.dumps(written, ensure_ascii=False)
+    if markers is not None:
+        objects = markers.separator.join(json.dumps(call, ensure_ascii=False) for call in calls)
+        text = f"{markers.section}{objects}{markers.section_end}"
     return f"{message['content']}\n{text}" if message.get("content") else text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from logitless.models import tokenizer as tokenizers
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import COMMAND_R, HERMES, CallFormat, Message, Parser, Style
+from logitless.models.chat.tool_calls import COMMAND_R, GRANITE, HERMES, CallFormat, Message, Parser, Style
 from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
@@ -287,3 +287,18 @@ def test_values_as_python_writes_them(vocabulary: Tokenizer) -> None:
         ("", False), ("a=True", False), (", b=True", False), ("b=True, a=True", False), ("b=1", False),
     ):  # fmt: skip
         assert allows(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>") == allowed
+
+
+def test_granite_describes_calls_but_does_not_write_them(vocabulary: Tokenizer) -> None:
+    source = "{% if tools %}{{ tools | tojson }} Answer <|tool_call|> and a list.{% endif %}"
+    source += "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    granite = ChatTemplate(source, bos_token="", eos_token="")
+    assert granite.calls is GRANITE
+    text = '<|tool_call|>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]'
+    message = parsed(granite.calls, f"Look. {text}")
+    assert (message.content, found(message)) == ("Look.", [ADDED])
+    made = call_grammar(granite.calls, [ADD], required=True, parallel=False)
+    assert allows(Grammar.compile("lark", made.lark, vocabulary), text)
+    function = {"name": "add", "arguments": json.dumps(ADDED[1])}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    assert text in granite.render([{"role": "user", "content": "Hi"}, called], tools=TOOLS)
