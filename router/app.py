@@ -166,7 +166,7 @@ class Router:
             self._fleet.update(await to_thread(self._read))
 
     def _listed(self) -> Iterator[dict[str, Any]]:
-        yield from (model_item(model, self._meta) for model in self._fleet.models.values())
+        yield from (model_item(m, self._meta) for m in self._fleet.models.values() if not m.entry.hidden)
         yield from (download_item(download) for download in self.downloads.running.values() if download.files)
         for name, base in self._desk.tuned():
             if (model := self._fleet.get(base)) is not None:
@@ -177,7 +177,7 @@ class Router:
         for item in self._listed():
             if request.match_info["id"] in (item["id"], *item["aliases"]):
                 return json_response(item)
-        raise NotFound(f"model {request.match_info['id'][:200]!r} not found")
+        return json_response(model_item(self._fleet.find(request.match_info["id"]), self._meta))  # a hidden one
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return description(self._config, self._keys)

@@ -12,6 +12,8 @@ from logitless.router.fleet import CACHE, FOLDER, PRESET, Entry
 
 _PART = re.compile(r".*-(\d{5})-of-\d{5}\.gguf")
 _EVERYONE = "*"
+_OWN = frozenset({"load-on-startup", "stop-timeout", "dedup-cache-models"})  # keys of a section that are no flags
+_TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no"})
 MAX_PRESET_BYTES = 1 << 20
 
 
@@ -23,9 +25,10 @@ class CatalogError(Exception):
 class Preset:
     """A section: flags by their names in the file, and settings of the router."""
 
-    settings: tuple[tuple[str, str], ...]
+    settings: Mapping[str, str]
     load_on_startup: bool = False
     stop_seconds: float = 10.0
+    dedup: bool = False  # hide downloaded models whose files the section uses
 
 
 def models_of_folder(folder: Path) -> dict[str, Path]:
@@ -59,7 +62,7 @@ def _is_model(path: Path) -> bool:
 
 
 def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
-    """(settings for all models, presets by model name)."""
+    """(settings for all models, presets by model name, each with those for all)."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_PRESET_BYTES + 1).decode("utf-8-sig")
@@ -79,25 +82,31 @@ def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
         lines = [n for n, _ in error.errors] if isinstance(error, configparser.ParsingError) else []
         where = f" line {lines[0] - 1}:" if lines else ""
         raise CatalogError(f"--models-preset {path}:{where} is no INI file of presets") from None
-    presets = {name: _preset(path, name, parser.items(name)) for name in parser.sections() if name != "top"}
-    return presets.pop(_EVERYONE, Preset(())), presets
+    sections = {name: dict(parser.items(name)) for name in parser.sections() if name != "top"}
+    common = sections.pop(_EVERYONE, {})
+    everyone = _preset(path, _EVERYONE, common)
+    return everyone, {name: _preset(path, name, {**common, **own}) for name, own in sections.items()}
 
 
-def _preset(path: Path, name: str, items: Sequence[tuple[str, str]]) -> Preset:
+def _preset(path: Path, name: str, words: Mapping[str, str]) -> Preset:
     if not name or not name.isprintable():
         raise CatalogError(f"--models-preset {path}: a section has no name")
-    preset = Preset(tuple((k, v) for k, v in items if k not in ("load-on-startup", "stop-timeout")))
-    own = dict(items)
-    if "load-on-startup" in own:
-        word = own["load-on-startup"].lower()
-        if word not in ("1", "0", "true", "false", "on", "off", "yes", "no"):
-            raise CatalogError(f"--models-preset {path}: [{name}] load-on-startup: {word!r} is not true or false")
-        preset = replace(preset, load_on_startup=word in ("1", "true", "on", "yes"))
-    if "stop-timeout" in own:
-        if not re.fullmatch(r"\d{1,6}", own["stop-timeout"]):
-            raise CatalogError(f"--models-preset {path}: [{name}] stop-timeout: is not a number of seconds")
-        preset = replace(preset, stop_seconds=float(own["stop-timeout"]))
-    return preset
+    where, seconds = f"--models-preset {path}: [{name}]", words.get("stop-timeout", "10")
+    if not re.fullmatch(r"\d{1,6}", seconds):
+        raise CatalogError(f"{where} stop-timeout: is not a number of seconds")
+    return Preset(
+        {key: word for key, word in words.items() if key not in _OWN},
+        load_on_startup=_truth(where, "load-on-startup", words),
+        stop_seconds=float(seconds),
+        dedup=_truth(where, "dedup-cache-models", words),
+    )
+
+
+def _truth(where: str, key: str, words: Mapping[str, str]) -> bool:
+    word = words.get(key, "false").strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise CatalogError(f"{where} {key}: {word!r} is not true or false")
+    return word in _TRUE
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,7 @@ class ModelArguments:
     words: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # of models, as far as they are on this machine
 
 
 # (where it stands, settings, the model's name, its file if that is known without them) → what they mean
@@ -124,32 +134,37 @@ class Sources:
 
     def read(self, meaning_of: MeaningOf) -> list[Entry]:
         """All models by name. CatalogError: a source cannot be read, or has a setting that is no flag."""
-        everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset(()), {})
+        everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset({}), {})
         files = models_of_folder(self.folder) if self.folder is not None else {}
         cached = {name: found for name, found in self.downloaded().items() if name not in {*files, *presets}}
         paths = {**files, **{name: path for name, (path, _) in cached.items()}}
-        entries = []
+        entries, hidden = [], set()
         for name in sorted({*paths, *presets}):
-            preset = presets.get(name, Preset(()))
-            settings = {**dict(everyone.settings), **dict(preset.settings)}
-            meaning = meaning_of(f"--models-preset {self.presets}: [{name}]", settings, name, paths.get(name))
+            preset = presets.get(name, everyone)
+            meaning = meaning_of(f"--models-preset {self.presets}: [{name}]", preset.settings, name, paths.get(name))
+            if preset.dedup and name in presets:
+                hidden |= {path.resolve() for path in meaning.files}
             entries.append(
                 Entry(
                     name,
                     (*meaning.words, *self.common),
-                    path=str(paths.get(name, settings.get("model", settings.get("m", "")))),
+                    path=str(paths.get(name, preset.settings.get("model", preset.settings.get("m", "")))),
                     aliases=meaning.aliases,
                     tags=meaning.tags,
                     source=PRESET if name in presets else FOLDER if name in files else CACHE,
-                    preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, settings.items()))),
-                    load_on_startup=preset.load_on_startup or everyone.load_on_startup,
+                    preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, preset.settings.items()))),
+                    load_on_startup=preset.load_on_startup,
                     stop_seconds=preset.stop_seconds,
                 )
             )
         _refuse_clashes(entries)
         taken = {word for entry in entries for word in (entry.name, *entry.aliases)}
-        others = {name: other for name, (_, other) in cached.items() if other and other not in taken}
-        return [replace(e, aliases=(*e.aliases, others[e.name])) if e.name in others else e for e in entries]
+        for i, entry in enumerate(entries):
+            if entry.name in cached:
+                path, alias = cached[entry.name]
+                more = (alias,) if alias and alias not in taken else ()
+                entries[i] = replace(entry, aliases=(*entry.aliases, *more), hidden=path.resolve() in hidden)
+        return entries
 
 
 def _refuse_clashes(entries: Sequence[Entry]) -> None:

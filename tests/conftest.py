@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.helpers.hub_cache import HubCache, add_to_hub_cache
 
 if TYPE_CHECKING:
     from logitless.graph.backend import Backend
@@ -54,6 +57,17 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no shared test data at {path}")
     return path
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubCache:
+    """Adds files to a cache of huggingface-hub, which is this process's and that of the servers it starts. There are no
+    other downloaded models."""
+    folder = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    return partial(add_to_hub_cache, folder)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""`logitless serve --models-dir` or `--models-preset`: a router over several models."""
+"""`logitless serve` without a model: a router over the downloaded models, --models-dir and --models-preset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OWN = frozenset(  # flags of the router that children do not inherit
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
         *("reuse_port", "cors_origins", "ui", "models_dir", "models_max", "models_preset", "models_autoload"),
-        *("alias", "path", "data_dir", "list_devices", "log_disable", *_SOURCES),
+        *("alias", "path", "data_dir", "list_devices", "log_disable", "demo", *_SOURCES),
     )
 )
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
@@ -117,6 +117,7 @@ def _negatives(f: Flag) -> list[str]:
 
 def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None) -> ModelArguments:
     """Settings of a preset as arguments. The line of a CatalogError begins with `where`."""
+    from logitless.cli.hub import cached
     from logitless.router.catalog import CatalogError, ModelArguments
 
     words: list[str] = []
@@ -151,10 +152,10 @@ def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: st
     words += ["--alias", name] if "," not in name else []
     words += ["--tags", ",".join(called["tags"])] if called["tags"] else []
     try:
-        parse(flags, words, {})
+        files = tuple(cached.files(parse(flags, words, {})))
     except CliError as error:
         raise CatalogError(f"{where} {error}") from None
-    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]))
+    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]), files)
 
 
 def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from logitless.cli.flags.flags import CliError
+from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.log import start_log
 from logitless.cli.progress import compile_progress
 from logitless.cli.setup.model import find_draft_model, model_options, named_model
@@ -32,7 +32,7 @@ def run(options: SimpleNamespace) -> int:
     import asyncio
 
     start_log(options)
-    if options.models_dir or options.models_preset:
+    if _wants_router(options):
         from logitless.cli.commands import router
 
         return router.run(options)
@@ -41,7 +41,8 @@ def run(options: SimpleNamespace) -> int:
         from logitless.engine.loading.open_model import demo_model
 
         path = demo_model()
-        print("no -m: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
+        why = "--demo" if options.demo else "no -m, and no model in the caches"
+        print(f"{why}: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
         options.alias = options.alias or [path.stem]  # the package's path is no name
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
@@ -54,6 +55,22 @@ def run(options: SimpleNamespace) -> int:
             raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
         raise
     return 0
+
+
+def _wants_router(options: SimpleNamespace) -> bool:
+    """True if the server is a router: of models that a flag names, or of the downloaded ones where no flag does."""
+    router = next((flag for flag in ("models_dir", "models_preset") if getattr(options, flag)), "")
+    model = next((flag for flag in ("model", "hf_repo", "hf_file", "model_url") if getattr(options, flag)), "")
+    if options.demo and (router or model):
+        raise UsageError(f"--demo and --{(router or model).replace('_', '-')}: give one of them")
+    if router or model or options.demo:
+        return bool(router)
+    from logitless.cli.hub import cached
+
+    n = len(cached.models())
+    if n:
+        print(f"no -m: serving the {n} models of the caches by their names (--demo: the demo)", file=sys.stderr)
+    return n > 0
 
 
 async def _serve(options: SimpleNamespace, path: Path) -> None:

@@ -300,11 +300,13 @@ SERVE = (
         (
             Flag(
                 "-m --model",
-                "the GGUF file; without it the demo is served, a small model of Shakespeare",
+                "the GGUF file; without a model the server is a router over the downloaded ones (in huggingface-hub's "
+                "cache and LLAMA_CACHE), or serves the demo where there are none",
                 file_name,
                 metavar="FILE",
                 env="LLAMA_ARG_MODEL",
             ),
+            Flag("--demo", "serve the demo, a small model of Shakespeare"),
             *DOWNLOADS,
             *GENERAL,
         ),

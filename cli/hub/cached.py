@@ -1,27 +1,51 @@
-"""Downloaded models of this machine, by the names under which a router serves them."""
+"""Downloaded models of this machine, by the names under which a router serves them.
+
+They are in huggingface-hub's cache, in a folder of that layout that LLAMA_CACHE names (llama-server's), in the folder
+of `--model-url`, and as plain files where older versions of llama.cpp put them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo, url
-from logitless.cli.hub import model_source
+from logitless.cli.hub import llama_cache, model_source
 from logitless.cli.hub.hub import cache_folder
 from logitless.cli.hub.repository import Cached, cached_repositories, choose
 
 
+def _folders() -> list[Path]:
+    """Folders of repositories."""
+    own, llama = cache_folder(), llama_cache.named_folder()
+    return [own] if llama is None or llama == own else [own, llama]
+
+
 def models() -> dict[str, tuple[Path, str]]:
-    """(file, alias) by name: USER/REPO:QUANT, or the address of a file. The default quantisation of a
-    repository has the repository's name as its alias."""
+    """(file, alias) by name: USER/REPO:QUANT, the address of a file, or a plain file's name without `.gguf`. The
+    default quantisation of a repository has the repository's name as its alias."""
     by_name: dict[str, tuple[Path, str]] = {}
-    for cached in cached_repositories(cache_folder()):
+    for cached in (repository for folder in _folders() for repository in cached_repositories(folder)):
         names = cached.names()
         for repo, name in cached.models():
             default = choose(names, Repo(repo.id))[0] == name
-            by_name[str(repo)] = (cached.path(name), repo.id if default and repo.quant else "")
-    for name, path in model_source.downloaded():
+            by_name.setdefault(str(repo), (cached.path(name), repo.id if default and repo.quant else ""))
+    for name, path in (*model_source.downloaded(), *llama_cache.plain_files()):
         by_name.setdefault(name, (path, ""))
     return by_name
+
+
+def files(options: SimpleNamespace) -> Iterator[Path]:
+    """The files that a server with these options opens, as far as they are here: of the model and of its draft."""
+    yield from (Path(path) for path in (options.model, options.model_draft) if path)
+    for repo, file in ((options.hf_repo, options.hf_file or ""), (options.hf_repo_draft, "")):
+        for folder in _folders() if repo is not None else ():
+            cached = Cached(folder, repo)
+            with suppress(CliError):  # it has no such file
+                yield cached.path(choose(cached.names(), repo, file)[0])
 
 
 def name_of(text: str) -> str:
@@ -38,13 +62,16 @@ def remove(name: str) -> None:
     """Delete the files of one of `models`."""
     if "://" in name:
         model_source.remove(name)
+    elif "/" in name:
+        for folder in _folders():
+            Cached(folder, Repo.parse(name)).remove()
     else:
-        Cached(cache_folder(), Repo.parse(name)).remove()
+        llama_cache.remove(name)
 
 
 def forget_parts(text: str) -> None:
     """Delete the partial files of a repository's or address's download."""
     if "://" in text:
-        model_source.forget_parts(text)
+        model_source.forget_parts(url(text))
     else:
         Cached(cache_folder(), Repo.parse(text)).forget_parts()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, Unreachable, fetch, forget_part
 from logitless.cli.hub.hub import Hub
 
@@ -101,8 +101,7 @@ def _remove_if_empty(folder: Path) -> None:
 def _folder() -> Path:
     from logitless.backends import disk_cache
 
-    base = os.environ.get("LLAMA_CACHE")
-    return (Path(base) if base else disk_cache.cache_folder()) / "models"
+    return (llama_cache.named_folder() or disk_cache.cache_folder()) / "models"
 
 
 def _cache_path(address: str) -> Path:

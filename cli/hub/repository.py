@@ -83,7 +83,9 @@ class Cached:
         snapshot = self._snapshot()
         if snapshot is None:
             return []
-        return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
+        with suppress(OSError):  # somebody else's
+            return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
+        return []
 
     def path(self, name: str) -> Path:
         """Path of one of `names`."""
@@ -94,9 +96,9 @@ class Cached:
     def _snapshot(self) -> Path | None:
         try:
             commit = (self.folder / "refs" / "main").read_text().strip()
-        except OSError:
+        except (OSError, ValueError):
             return None
-        return self.folder / "snapshots" / commit
+        return self.folder / "snapshots" / commit if re.fullmatch(r"\w{1,128}", commit, re.ASCII) else None
 
     def models(self) -> Iterator[tuple[Repo, str]]:
         """Complete models: (USER/REPO:QUANT, file or first part)."""

@@ -12,7 +12,7 @@ from tests.helpers import api_schema
 
 @pytest.fixture(scope="module")
 def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return serve_module(None, *api_schema.flags(tmp_path_factory.mktemp("schema")))
+    return serve_module(None, "--demo", *api_schema.flags(tmp_path_factory.mktemp("schema")))
 
 
 def test_answers_are_as_described(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""`serve` without a model: the demo that comes with the package, from the first command of the README."""
+"""`serve` without a model, where none was downloaded: the demo that comes with the package."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.integration.conftest import ClientFactory, ServerFactory
 DEMO = ROOT / "models" / "demo" / "shakespeare.gguf"
 
 
+@pytest.mark.usefixtures("hub_cache")  # which is empty
 def test_the_demo_speaks(serve: ServerFactory, connect: ClientFactory, shared_data: Path) -> None:
     assert DEMO.stat().st_size < 4 << 20
     with GGUFFile.open(DEMO) as gguf:

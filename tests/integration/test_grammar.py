@@ -28,7 +28,7 @@ ANSWER = {
 
 @pytest.fixture(scope="module")
 def server(serve_module: Any) -> Any:
-    return serve_module(None, "-c", "2048", "-np", "8", "--metrics")
+    return serve_module(None, "--demo", "-c", "2048", "-np", "8", "--metrics")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def piece_of(server: Any, token: int) -> str:
 
 def test_flags_give_a_default(serve: Any, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"enum": ["x", "y"]}')
-    server = serve(None, "-c", "256", "-np", "1", "-jf", str(tmp_path / "schema.json"))
+    server = serve(None, "--demo", "-c", "256", "-np", "1", "-jf", str(tmp_path / "schema.json"))
     body = {"prompt": PROMPT, "n_predict": 20, "seed": 1}
     assert server.post("/completion", body)["content"] in ('"x"', '"y"')
     assert server.post("/completion", {**body, "grammar": 'root ::= "ab"'})["content"] == "ab"

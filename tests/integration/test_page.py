@@ -20,7 +20,7 @@ CHOSEN = "document.querySelector('.token.chosen')"
 def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("jobs")
     flags = ("--metrics", "-np", "2", "-c", "2048", "--context-shift", "--api-key", KEY, "--data-dir", str(folder))
-    return serve_module(None, *flags)
+    return serve_module(None, "--demo", *flags)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "p
 
 @pytest.fixture(scope="module")
 def server(serve_module: ServerFactory) -> Iterator[Server]:
-    return serve_module(None)
+    return serve_module(None, "--demo", "--demo")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def guarded(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "--log-file",
         str(log),
     )
-    made = Guarded(serve_module(None, *flags, "--slot-save-path", str(folder / WRITTEN)), folder, log)
+    made = Guarded(serve_module(None, "--demo", *flags, "--slot-save-path", str(folder / WRITTEN)), folder, log)
     yield made
     made.client.connection.close()
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from logitless.cli.commands.router import _flags, meaning
+from logitless.cli.hub import cached
 from logitless.router.catalog import CatalogError, Sources, models_of_folder
+from tests.helpers.hub_cache import HubCache
 
 MEANING = partial(meaning, _flags())
 
@@ -82,6 +84,8 @@ temp = 0.5   ; not a comment: only lines are
         ("[a]\nhf-token = hf_verysecret", r"\[a\] hf-token: is a secret"),
         ("[a]\nmetrics = maybe", r"\[a\] metrics: 'maybe' is not true or false"),
         ("[a]\nload-on-startup = maybe", "load-on-startup: 'maybe' is not true or false"),
+        ("[a]\ndedup-cache-models = maybe", r"\[a\] dedup-cache-models: 'maybe' is not true or false"),
+        ("[*]\ndedup-cache-models = 2", r"\[\*\] dedup-cache-models: '2' is not true or false"),
         ("[a]\nstop-timeout = -1", "stop-timeout: is not a number"),
         ("[a]\nalias = c, b\n[b]\nm = x", r"\[a\] alias 'b': is the name of \[b\]"),
         ("[a]\nalias = x\n[b]\nm = x\nalias = y, x", r"\[b\] alias 'x': is the name of \[a\]"),
@@ -112,3 +116,37 @@ def test_what_was_downloaded_comes_last(tmp_path: Path) -> None:
         assert entries[name].args[-4:] == ("--hf-repo", name, "--alias", name)
         assert entries["u/r:Q4_0"].aliases == (() if name == "u/r" else ("u/r",))  # a name is never taken away
         assert entries["u/r:Q4_0"].args == ("--model", str(tmp_path / "x"), "--alias", "u/r:Q4_0")
+
+
+def test_a_preset_hides_the_downloaded_models_that_it_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: HubCache
+) -> None:
+    q8, q4, other = (hub_cache(*of) for of in (("u/r", "m-Q8_0.gguf"), ("u/r", "m-Q4_0.gguf"), ("u/d", "d-F16.gguf")))
+    hub_cache("u/z", "z-F32.gguf")
+    presets = tmp_path / "presets.ini"
+
+    def listed(text: str) -> tuple[list[str], list[str]]:
+        """(visible, hidden) downloaded models."""
+        presets.write_text(text)
+        entries = [e for e in Sources(None, presets, (), cached.models).read(MEANING) if e.source == "cache"]
+        return [e.name for e in entries if not e.hidden], [e.name for e in entries if e.hidden]
+
+    every = ["u/d:F16", "u/r:Q4_0", "u/r:Q8_0", "u/z:F32"]
+    dedup = "dedup-cache-models = 1\n"
+    assert listed("[a]\nhf-repo = u/r:q8_0\n") == (every, [])
+    assert listed(f"[a]\nhf-repo = u/r:q8_0\n{dedup}") == (["u/d:F16", "u/r:Q4_0", "u/z:F32"], ["u/r:Q8_0"])
+    both = f"[a]\nhf = u/r\nhff = m-Q8_0.gguf\nLLAMA_ARG_SPEC_DRAFT_HF_REPO = u/d\nspec-type = draft-simple\n{dedup}"
+    assert listed(both) == (["u/r:Q4_0", "u/z:F32"], ["u/d:F16", "u/r:Q8_0"])
+    assert listed(f"[*]\n{dedup}[a]\nm = {q4}\n[b]\nm = {other.resolve()}\n") == (
+        ["u/r:Q8_0", "u/z:F32"],
+        ["u/d:F16", "u/r:Q4_0"],
+    )
+    assert listed(f"[*]\n{dedup}[a]\nm = {q8}\ndedup-cache-models = off\n") == (every, [])
+    assert listed(f"[u/z:F32]\n{dedup}") == (every[:3], [])  # it is the preset itself
+
+
+def test_settings_of_all_sections_are_those_of_each(tmp_path: Path) -> None:
+    text = "[*]\nload-on-startup = yes\nstop-timeout = 3\n[a]\nload-on-startup = no\n[b]\nstop-timeout = 4\nm = x\n"
+    found = read(tmp_path, text, files=("a.gguf", "c.gguf"))
+    told = {name: (e.load_on_startup, e.stop_seconds) for name, e in found.items()}  # type: ignore[attr-defined]
+    assert told == {"a": (False, 3.0), "b": (True, 4.0), "c": (True, 3.0)}

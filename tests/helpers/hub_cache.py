@@ -1,0 +1,23 @@
+"""A cache folder of huggingface-hub's layout, as its library writes it: blobs, snapshots of links, refs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+HubCache = Callable[..., Path]  # (USER/REPO, file name, content=…) → the file's path
+
+
+def add_to_hub_cache(cache: Path, repo: str, name: str, content: bytes = b"") -> Path:
+    """Put a file into the cache."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    commit = hashlib.sha1(repo.encode()).hexdigest()
+    blob = folder / "blobs" / hashlib.sha256(name.encode() + content).hexdigest()
+    path = folder / "snapshots" / commit / name
+    for file in (blob, path, folder / "refs" / "main"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(content)
+    path.symlink_to(blob)
+    (folder / "refs" / "main").write_text(commit)
+    return path
