@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from logitless.graph.op import writes_of
-from logitless.graph.order import toposort
-from logitless.graph.tensor import ALIASES, Tensor, with_sources
+from logitless.graph.order import rebuild, toposort
+from logitless.graph.tensor import ALIASES, Tensor
 
 SUFFIX = " (clone)"
 
@@ -85,14 +85,15 @@ def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Seq
     in_forward = set(forward)
     stored = set(checkpoints)
     repeated = [t for t in toposort(checkpoints) if t not in stored and not t.is_leaf]
-    replacement: dict[Tensor, Tensor] = {}  # node → its replacement
-    for t in repeated:
+
+    def clone(t: Tensor, node: Tensor) -> Tensor:
         if writes_of(t):
             raise ValueError(f"{t!r} writes, so it cannot be computed again from a checkpoint")
-        replacement[t] = replace(t, src=tuple(replacement.get(s, s) for s in t.src), name=(t.name or t.op) + SUFFIX)
-    for t in toposort(gradients.values()):
-        if t not in in_forward:
-            replacement[t] = with_sources(t, tuple(replacement.get(s, s) for s in t.src))
+        return replace(node, name=(t.name or t.op) + SUFFIX)
+
+    replacement = rebuild(repeated, clone)
+    backward = (t for t in toposort(gradients.values()) if t not in in_forward)
+    rebuild(backward, lambda _, node: node, replacement)
     return {p: replacement.get(g, g) for p, g in gradients.items()}
 
 

@@ -1,8 +1,11 @@
-"""Topological sort of graphs: readers of an overwritten tensor come before its writer."""
+"""Topological sort of graphs, and rebuilding them node by node.
+
+Readers of an overwritten tensor come before its writer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from logitless.graph.tensor import ALIASES, Tensor
@@ -83,13 +86,22 @@ def _unaliased(t: Tensor) -> Tensor:
     return t
 
 
-def dump(roots: Iterable[Tensor]) -> str:
-    """Format a graph, one node a line: `%3 = add f32[4, 6] (%1, %2)`."""
-    names: dict[Tensor, str] = {}
-    lines = []
-    for i, t in enumerate(toposort(roots)):
-        names[t] = f"%{i}"
-        args = ", ".join(names[s] for s in t.src)
-        attrs = "".join(f" {k}={v}" for k, v in t.attrs.items())
-        lines.append(f"%{i} = {t.op}{' ' + repr(t.name) if t.name else ''} {t.dtype}{list(t.shape)} ({args}){attrs}")
-    return "\n".join(lines)
+def rebuild(
+    order: Iterable[Tensor], replace: Callable[[Tensor, Tensor], Tensor], new: dict[Tensor, Tensor] | None = None
+) -> dict[Tensor, Tensor]:
+    """{node: its replacement} of a sorted graph, where replace(t, t with new sources) makes each.
+
+    `new`: nodes that are replaced already; the result is added to it.
+    """
+    new = {} if new is None else new
+    for t in order:
+        new[t] = replace(t, _with_sources(t, tuple([new.get(s, s) for s in t.src])))
+    return new
+
+
+def _with_sources(t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
+    """t with other sources; t itself if it has these already."""
+    for old, new in zip(t.src, src, strict=True):
+        if old is not new:
+            return Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
+    return t

@@ -70,11 +70,3 @@ def variable(
 def const(value: float, dtype: str = "f32") -> Tensor:
     """A scalar, shape (), whose value is part of the graph."""
     return Tensor("const", (), (), dtype, {"value": value})
-
-
-def with_sources(t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
-    """t with other sources; t itself if it has these already."""
-    for old, new in zip(t.src, src, strict=True):
-        if old is not new:
-            return Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
-    return t

@@ -13,8 +13,8 @@ from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.rpc.protocol import MAGIC, NODE, Header, Link, ProtocolError, attributes, encode, leaf, version
 from logitless.graph.backend import Backend, Bytes, Kind, Location
 from logitless.graph.execution.partition import TRANSFER
-from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, with_sources
+from logitless.graph.order import rebuild, toposort
+from logitless.graph.tensor import Tensor
 from logitless.graph.testing.conformance import register_all
 
 CONNECT_SECONDS = 10.0
@@ -134,7 +134,7 @@ class RemoteBackend(Backend):
         answer, _ = self._request({"do": "fuse", "graph": wire, "results": results})
         graph, nodes, new_index = answer["id"], answer["nodes"], dict(zip(results, answer["results"], strict=True))
         # old node → new node; one that replaces several may read weights of all of them
-        replacement: dict[Tensor, Tensor] = {t: t for t in order if t.is_leaf}
+        replacement = {t: t for t in order if t.is_leaf}
         new: dict[int, Tensor] = {}  # by the server's index
 
         def build(last: int) -> Tensor:
@@ -158,15 +158,14 @@ class RemoteBackend(Backend):
                 stack.pop()
             return new[last]
 
-        for t in order:
-            if t.is_leaf:
-                continue
-            if t not in own:
-                replacement[t] = with_sources(t, tuple(replacement[s] for s in t.src))
-            elif (i := index[t]) in new_index:
-                replacement[t] = build(new_index[i])
-                if (replacement[t].shape, replacement[t].dtype) != (t.shape, t.dtype):
-                    raise DeviceLost(f"{self.name}: expected {t!r}, got {replacement[t]!r}")
+        def replace(t: Tensor, node: Tensor) -> Tensor:
+            if t in own and (i := index[t]) in new_index:
+                node = build(new_index[i])
+                if (node.shape, node.dtype) != (t.shape, t.dtype):
+                    raise DeviceLost(f"{self.name}: expected {t!r}, got {node!r}")
+            return node
+
+        rebuild(order, replace, replacement)
         return tuple(replacement[f] for f in fetches)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> RemoteHandle:

@@ -18,8 +18,8 @@ from logitless.backends.self_test import self_test_kinds
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS
-from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, const, variable, with_sources
+from logitless.graph.order import rebuild, toposort
+from logitless.graph.tensor import Tensor, const, variable
 from logitless.graph.testing.conformance import register_all
 
 log = logging.getLogger("logitless.rpc")
@@ -242,10 +242,7 @@ class Client:
 
     def _fuse(self, header: Header) -> Answer:
         nodes_sent = decode(header["graph"])
-        replacement: dict[Tensor, Tensor] = {}
-        for t in nodes_sent:
-            node = with_sources(t, tuple(replacement[s] for s in t.src))
-            replacement[t] = t if t.is_leaf else self.backend.rewrite(node)
+        replacement = rebuild(nodes_sent, lambda t, node: t if t.is_leaf else self.backend.rewrite(node))
         results = [replacement[nodes_sent[i]] for i in header["results"]]
         results = list(self.backend.fuse(results, lambda t: not t.is_leaf))
         order = toposort(results)

@@ -16,8 +16,9 @@ from logitless.graph.execution.session import Session
 from logitless.graph.gradient_checkpointing import choose, layers_of, recompute
 from logitless.graph.ops.elementwise import add, mul, silu, sum_to
 from logitless.graph.ops.linear import linear
-from logitless.graph.order import dump, toposort
+from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, feed
+from tests.helpers.graph_text import dump
 
 ROWS, WIDTH = 24, 32
 

@@ -20,10 +20,11 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
 from logitless.graph.ops.shape import after, pad_rows, reshape, slice_rows
-from logitless.graph.order import dump, toposort
+from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.synthetic.model import synthesize
+from tests.helpers.graph_text import dump
 from tests.helpers.numpy_backend import NumpyBackend
 from tests.helpers.random_graphs import feeds_of, graphs
 from tests.helpers.tiny_model import Tiny
