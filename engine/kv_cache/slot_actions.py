@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
+from logitless.engine.errors import InvalidRequest, ServerFault, Unavailable
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.slot_files import SlotState
 from logitless.engine.sequence import Slot
@@ -24,7 +24,7 @@ def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) ->
     """Copy of a slot's tokens and KV blocks, as far as they are still cached with exact bits."""
     slot = idle_slot(scheduler, id)
     if adapters is None and slot.choice != BASE:
-        raise NotSupported(f"slot {id} was computed with adapters that have no names")
+        raise InvalidRequest(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
     try:
         tokens, blocks, beside = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)

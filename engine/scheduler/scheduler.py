@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logitless.engine.batch import DeviceFailed, StepResult
-from logitless.engine.errors import ExceedsContext, InvalidRequest, NotSupported
+from logitless.engine.errors import ExceedsContext, InvalidRequest
 from logitless.engine.kv_cache.block_pool import pool_size
 from logitless.engine.kv_cache.context_shift import ContextShift, is_full, kept_and_discarded
 from logitless.engine.kv_cache.host_cache import HostCache
@@ -151,7 +151,7 @@ class Scheduler:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
             windows = "; with sliding windows it takes --swa-full" if self.engine.window_kv is not None else ""
-            raise NotSupported(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
+            raise InvalidRequest(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         stop_filter = StopFilter(pieces, request.stop, request.n_indent)

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
-from logitless.engine.errors import InvalidRequest, NotSupported, RequestError, Unavailable
+from logitless.engine.errors import InvalidRequest, RequestError, Unavailable
 from logitless.engine.stream import Stream
 from logitless.server.api.llamacpp.sessions import Sessions
 from logitless.server.api.openai.stored_responses import StoredResponses
@@ -60,9 +60,9 @@ class Context:
 
     @property
     def writer(self) -> LoadedModel:
-        """The loaded model, or 501 if it does not write."""
+        """The loaded model, or 400 if it does not write."""
         if not self.served.info.generates:
-            raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
+            raise InvalidRequest("this model makes vectors of texts (POST /v1/embeddings), it does not write")
         return self.served
 
     @property
@@ -175,6 +175,8 @@ def error_object(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError) -> web.Response:
     """A refusal."""
     response = json_response(error_object(error), error.code)
+    if error.code == 501:  # clients of OpenAI and Anthropic repeat every other 5xx
+        response.headers["x-should-retry"] = "false"
     if error.code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.code == 415:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from logitless.engine.errors import NotSupported
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import Lora
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.protocol.fields import read
@@ -29,7 +29,7 @@ async def score(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     served = context.writer
     if served.engine is None:
-        raise NotSupported("this server cannot score texts")
+        raise InvalidRequest("this server cannot score texts")
 
     def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
         asked = read(ScoreBody, body)

@@ -37,7 +37,7 @@ _FAILURES = {
     "413": "The body is too large.",
     "429": "This client has too much in the queue.",
     "500": "The device, or this program, failed.",
-    "501": "Not supported, or switched off.",
+    "501": "The operator has not switched this on.",
     "503": "The model is loading, or the server is full.",
     "507": "There is no room on the server's disk.",
 }

@@ -16,7 +16,7 @@ from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, limited, read, unsupported
+from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, limited, read
 from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
@@ -235,7 +235,7 @@ class RequestParser:
         ids: list[int] = []
         if isinstance(prompt, dict):
             if prompt.get("multimodal_data"):
-                unsupported(name, "multimodal_data needs a model with media, which this is not")
+                bad_request(name, "multimodal_data needs a model with media, which this is not")
             prompt = as_text(name, prompt.get("prompt_string"))
         if isinstance(prompt, str):
             ids = self.encode(prompt, add_special=True, parse_special=True)
@@ -267,7 +267,7 @@ class RequestParser:
         tokenizer = self.tokenizer
         pre, suf, mid = tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id
         if pre is None or suf is None or mid is None:
-            unsupported("suffix", "this model's vocabulary has no tokens for infill")
+            bad_request("suffix", "this model's vocabulary has no tokens for infill")
         n_bos = 1 if tokenizer.add_bos and before[:1] == (tokenizer.bos_id,) else 0
         return (*before[:n_bos], pre, *before[n_bos:], suf, *after, mid)
 
@@ -309,8 +309,8 @@ def _refuse_tools(body: Mapping[str, Any]) -> None:
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """501 for what would change the result and is not there: better than silence."""
+    """400 for what would change the result and is not there: better than silence."""
     for name in ("functions", "function_call"):
         if body.get(name):
-            unsupported(name)
+            bad_request(name, "is not there; tools and tool_choice are")
     response_kind(body.get("response_format"))

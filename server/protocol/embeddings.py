@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Struct
 
-from logitless.engine.errors import ExceedsContext, NotSupported
+from logitless.engine.errors import ExceedsContext, InvalidRequest, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
@@ -158,10 +158,11 @@ def _fits(ids: tuple[int, ...], embedder: Embedder) -> None:
 
 
 def rank_or_refuse(embedder: Embedder, reranking: bool) -> None:
-    """501 where the model or the server does not rank."""
-    if not reranking or not embedder.ranks:
-        why = "start it with --reranking" if embedder.ranks else "its model has no head that ranks"
-        raise NotSupported(f"this server does not support reranking: {why}")
+    """400 where the model does not rank, 501 where the server was started without."""
+    if not embedder.ranks:
+        raise InvalidRequest("this model has no head that ranks texts")
+    if not reranking:
+        raise NotSupported("this server does not rank texts; start it with --reranking")
 
 
 def normalized(x: F32, kind: int) -> F32:

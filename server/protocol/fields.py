@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import force_setattr
 
-from logitless.engine.errors import InvalidRequest, NotSupported
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param, params_of
 
 S = TypeVar("S", bound=Struct)
@@ -86,11 +86,6 @@ def article(value: object) -> str:
 def bad_request(name: str, message: str) -> NoReturn:
     """400 about one field."""
     raise InvalidRequest(f"field '{name}': {message}")
-
-
-def unsupported(name: str, message: str = "is not supported yet") -> NoReturn:
-    """501 about one field."""
-    raise NotSupported(f"field '{name}': {message}")
 
 
 def as_number(name: str, value: object) -> float | int:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
-from logitless.engine.errors import NotSupported
 from logitless.engine.finetuning.job import Hyperparameters
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.sampling.params import INT_MAX, Param
@@ -84,7 +83,7 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
     if kind not in _METHODS:
         bad_request("method.type", f"must be one of {', '.join(_METHODS)}")
     if kind != "supervised":
-        raise NotSupported(f"field 'method.type': {kind} is not supported yet")
+        bad_request("method.type", f"{kind} is not there; supervised is")
     given = asked.method.supervised
     h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, n_ctx_train)
     id = new_id("ftjob")

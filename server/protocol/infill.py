@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
-from logitless.engine.errors import NotSupported
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
@@ -41,7 +41,7 @@ def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> Job:
     tokenizer = parser.tokenizer
     pre, suf, mid = tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id
     if pre is None or suf is None or mid is None:
-        raise NotSupported("this model's vocabulary has no tokens for infill")
+        raise InvalidRequest("this model's vocabulary has no tokens for infill")
     asked = parser.read(Infill, body)
     prefix, suffix = parser.encode(asked.input_prefix), parser.encode(asked.input_suffix)
     prompt = parser.encode(asked.prompt, parse_special=True)

@@ -11,7 +11,7 @@ from typing import Any
 from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, MTP, SpeculationParams
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.fields import article, as_text, bad_request, read, unsupported
+from logitless.server.protocol.fields import article, as_text, bad_request, read
 from logitless.server.protocol.generation import Generation, Speculative
 
 MOST_CHARACTERS = 64  # of a prediction's token: what lies beyond n_ctx of these could never be verified
@@ -40,7 +40,7 @@ def parse_speculation(
     given = {**asked.speculative, **dotted}
     for name, value in given.items():
         if value is not None and name not in Speculative.__struct_fields__:
-            unsupported(_DOTTED + name)
+            bad_request(_DOTTED + name, f"is not one of {', '.join(Speculative.__struct_fields__)}")
     default = config.speculation
     limits = read(Speculative, given, defaults={"n_min": default.n_min, "p_min": default.p_min}, within=_DOTTED)
     kinds = default.kinds
@@ -70,7 +70,7 @@ def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]
     kinds: list[str] = []
     for kind in filter(None, (part.strip() for part in text.split(","))):
         if kind in MODEL_ONLY:
-            unsupported(name, f"{kind} is not supported; this server has {', '.join(KINDS)}")
+            bad_request(name, f"{kind} is not supported; this server has {', '.join(KINDS)}")
         if kind != "none" and kind not in KINDS:
             bad_request(name, f"{kind[:32]!r} is not one of none, {', '.join(KINDS)}")
         if kind in _NEEDED and kind not in models:

@@ -29,7 +29,7 @@ def test_a_bert_is_served(serve: Any, tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             server.post(path, body)
         with caught.value as error:
-            assert error.code == 501
+            assert error.code == 400
             assert "makes vectors of texts" in json.load(error)["error"]["message"]
     assert server.get("/health") == {"status": "ok"}
     assert server.get("/props")["total_slots"] == 4

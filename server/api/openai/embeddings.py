@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from logitless.engine.batch import StepFailed
-from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault
+from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.server.api.context import CONTEXT, Context, json_response, to_thread
@@ -102,7 +102,7 @@ def _embedder(context: Context) -> tuple[Embedder, str]:
     """The loaded model's, and how vectors of tokens become one here."""
     embedder = context.served.embedder
     if embedder is None:
-        raise NotSupported("this server does not support embeddings")
+        raise InvalidRequest("this model makes no vectors of texts")
     return embedder, context.config.pooling or embedder.default
 
 

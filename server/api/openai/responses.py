@@ -24,7 +24,7 @@ from logitless.server.config import ServerConfig
 from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
-from logitless.server.protocol.fields import read, unsupported
+from logitless.server.protocol.fields import bad_request, read
 
 Keep = Callable[[dict[str, Any]], None]
 _IDS = {REASONING: "rs_", TEXT: "msg_", CALL: "fc_"}
@@ -65,7 +65,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
 async def response(request: web.Request) -> web.Response:
     """GET /v1/responses/{id}."""
     if request.query.get("stream", "false") != "false":
-        unsupported("stream", "a response is told again as a whole only")
+        bad_request("stream", "a response is told again as a whole only")
     return json_response(_found(request).response)
 
 

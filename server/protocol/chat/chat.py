@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace as replace_struct
 
-from logitless.engine.errors import InvalidRequest, NotSupported
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
@@ -87,7 +87,7 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     """The conversation as the model's template writes it."""
     refuse_unsupported(body)
     if template is None:
-        raise NotSupported("this model has no chat template; give one with --chat-template")
+        raise InvalidRequest("this model has no chat template; give one with --chat-template")
     config = parser.config
     defaults = {"reasoning_format": config.reasoning_format, "reasoning_budget_tokens": config.reasoning_budget}
     chat = read(Chat, body, defaults=defaults)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.server.protocol.fields import article, bad_request, unsupported
+from logitless.server.protocol.fields import article, bad_request
 
 _MEDIA = ("image_url", "input_image", "image", "input_audio", "video_url", "input_video", "file", "document")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -111,7 +111,7 @@ def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | No
             bad_request(f"{name}[{k}]", f"expected an object, got {article(part)}")
         kind = part.get("type")
         if kind in _MEDIA:
-            unsupported(f"{name}[{k}]", f"{kind} needs a model with media, which this is not")
+            bad_request(f"{name}[{k}]", f"{kind} needs a model with media, which this is not")
         if not isinstance(kind, str) or kind not in _TEXTS:
             bad_request(f"{name}[{k}].type", "must be text")
         text = part.get(_TEXTS[kind])

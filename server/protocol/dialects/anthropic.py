@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
-from logitless.server.protocol.fields import article, bad_request, limited, read, unsupported
+from logitless.server.protocol.fields import article, bad_request, limited, read
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 
@@ -161,7 +161,7 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
             text = _text(f"{where}.content", block.get("content"))
             results.append({"role": "tool", "tool_call_id": _required(where, block, "tool_use_id"), "content": text})
         elif kind in ("image", "document"):
-            unsupported(where, f"{kind} needs a model with media, which this is not")
+            bad_request(where, f"{kind} needs a model with media, which this is not")
         else:
             bad_request(f"{where}.type", f"{str(kind)[:32]!r} is not possible in a message of the {role}")
     said: dict[str, Any] = {"role": role, "content": "\n".join(texts) if texts else None}
@@ -192,7 +192,7 @@ def _text(name: str, value: object) -> str:
     for k, block in enumerate(value):
         if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
             if isinstance(block, dict) and block.get("type") in ("image", "document"):
-                unsupported(f"{name}[{k}]", f"{block['type']} needs a model with media, which this is not")
+                bad_request(f"{name}[{k}]", f"{block['type']} needs a model with media, which this is not")
             bad_request(f"{name}[{k}]", "must be a block of type text with a text")
         texts.append(block["text"])
     return "\n".join(texts)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
-from logitless.server.protocol.fields import article, as_text, bad_request, unsupported
+from logitless.server.protocol.fields import article, as_text, bad_request
 
 _STATEFUL = ("conversation", "background", "prompt")
 
@@ -51,9 +51,9 @@ def chat_body(
     """
     for name in _STATEFUL:
         if body.get(name):
-            unsupported(name, "is not there; previous_response_id is")
+            bad_request(name, "is not there; previous_response_id is")
     if body.get("top_logprobs"):
-        unsupported("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
+        bad_request("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             bad_request(name, "must be 1")
@@ -129,7 +129,7 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
         elif kind == "reasoning":
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:
-            unsupported(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
+            bad_request(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:

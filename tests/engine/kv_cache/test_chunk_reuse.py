@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.engine.errors import NotSupported
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.kv_cache.cache_reuse import chunks
 from logitless.engine.kv_cache.slot_actions import erase, snapshot
 from logitless.engine.requests import CompletionRequest
@@ -192,5 +192,5 @@ def test_a_device_that_fails_to_move_costs_nothing_but_time() -> None:
 def test_a_device_that_cannot_move_says_so() -> None:
     bench = Bench(n_slots=1)
     bench.engine.moves_cells = False
-    with pytest.raises(NotSupported, match="n_cache_reuse: this device cannot move cells"):
+    with pytest.raises(InvalidRequest, match="n_cache_reuse: this device cannot move cells"):
         bench.submit([1, 2], n_cache_reuse=1)

@@ -160,7 +160,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, 400, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, 400, "tool_use_id"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 501, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "messages[0].content[0]"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "name"),
     ({"system": 1}, 400, "system"),
     ({"system": [{"type": "text"}]}, 400, "system[0]"),

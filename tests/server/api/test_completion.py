@@ -115,7 +115,7 @@ async def test_prompts():
             assert list(server.scheduler.requests[-1].prompt) == ids
         assert (await server.post("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}))[
             0
-        ] == 501
+        ] == 400
 
 
 async def test_probabilities():

@@ -237,7 +237,7 @@ async def test_typed_parts(server: Running):
     assert "[user]a\nb[assistant]" in reply["__verbose"]["prompt"]
     for kind in ("image_url", "input_audio", "file"):
         media = [{"role": "user", "content": [{"type": kind, kind: {}}]}]
-        await refused(server, "/v1/chat/completions", {"messages": media}, 501, "messages[0].content[0]")
+        await refused(server, "/v1/chat/completions", {"messages": media}, 400, "messages[0].content[0]")
 
 
 BAD_TOOLS: list[Any] = [

@@ -278,15 +278,15 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": []}, 400, "'input'"),
     ({"input": [1]}, 400, "input[0]"),
     ({"input": [{}]}, 400, "input[0].role"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, 501, "input[0].type"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501, "content[0]"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "content[0]"),
     ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "function_call_output"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "reasoning", "content": [1]}]}, 400, "input[0].content"),
-    ({"input": [{"type": "item\nreference"}]}, 501, "input[0].type"),
+    ({"input": [{"type": "item\nreference"}]}, 400, "input[0].type"),
     ({"previous_response_id": "resp_1"}, 400, "previous_response_id"),
     ({"previous_response_id": 1}, 400, "previous_response_id"),
-    ({"conversation": "conv_1"}, 501, "conversation"),
+    ({"conversation": "conv_1"}, 400, "conversation"),
     ({"tools": [{"type": 5}]}, 400, "field 'tools[0].type':"),
     ({"tools": [{"type": "namespace", "tools": []}]}, 400, "field 'tools[0].name':"),
     ({"tools": [{"type": "namespace", "name": "a", "tools": TOOL}]}, 400, "field 'tools[0].tools':"),
@@ -322,7 +322,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [ASKED, SAID, SAID], "instructions": "x"}, 400, "field 'input':"),
     ({"n": 2}, 400, "'n'"),
     ({"n_cmpl": 2}, 400, "'n_cmpl'"),
-    ({"top_logprobs": 2}, 501, "top_logprobs"),
+    ({"top_logprobs": 2}, 400, "top_logprobs"),
 ]
 
 
@@ -412,7 +412,7 @@ def test_infill_with_other_files():
 
 async def test_infill_is_refused(server: Running):
     status, body = await server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
-    assert (status, body["error"]["type"]) == (501, "not_supported_error")
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
     async with running(tokenizer=Coder()) as coder:
         for fields, named in (
             ({}, "input_prefix"), ({"input_prefix": "a", "input_suffix": None}, "input_suffix"),
