@@ -32,6 +32,7 @@ from logitless.server.listen import listen
 from logitless.server.middleware import Guard
 from logitless.server.protocol.dialects import ollama
 from logitless.server.protocol.fields import json_object
+from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
@@ -284,8 +285,9 @@ class Router:
                 return await forward(session, request, child, path, body)
 
     def _path(self, request: web.Request) -> str:
-        path = request.rel_url.raw_path_qs
-        return path[len(self._prefix) :] if path.startswith(self._prefix) else path
+        url = request.rel_url
+        path = canonical(url.raw_path).removeprefix(self._prefix)
+        return f"{path}?{url.raw_query_string}" if url.raw_query_string else path
 
     async def _create_job(self, request: web.Request) -> web.StreamResponse:
         _ = desk_of(request).store  # NotSupported: there is none

@@ -14,7 +14,7 @@ from yarl import URL
 
 from logitless.engine.errors import BadGateway, RequestError
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, api_key, error_object
+from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key, error_object
 from logitless.server.api.generate import CONVERSATION
 
 log = logging.getLogger("logitless.router")
@@ -26,7 +26,7 @@ _HOP = frozenset(
 )
 _OURS = frozenset(
     (
-        *("authorization", "x-api-key", "origin", "accept-encoding", "content-encoding"),
+        *("authorization", *(name.lower() for name in KEY_HEADERS), "origin", "accept-encoding", "content-encoding"),
         *(CLIENT_KEY.lower(), CLIENT_ADDRESS.lower()),
     )
 )

@@ -44,7 +44,10 @@ class ServerConfig:
     tls: SSLContext | None = None  # the key and certificate of HTTPS
     reuse_port: bool = False
     behind_router: bool = False  # a router is the only client, and says whom each request is for
-    cors_origins: str = "*"  # "*": any; "localhost": this machine's names; else a comma list
+    cors_origins: str = (
+        ""  # "*": any; "localhost": this machine's names; a comma list; "": see logitless.server.origins
+    )
+    allowed_hosts: tuple[str, ...] = ()  # more names of a server without keys, or "*": any
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes
     sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never

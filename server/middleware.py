@@ -1,11 +1,9 @@
-"""Middleware: preflights, API keys, CORS, and errors as JSON objects of one line."""
+"""Middleware: preflights, foreign pages, API keys, and errors as JSON objects of one line."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -14,6 +12,8 @@ from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFau
 from logitless.server.api.context import api_key, error_response
 from logitless.server.auth import Keys, same
 from logitless.server.config import ServerConfig
+from logitless.server.origins import Origins
+from logitless.server.slashes import Slashes, canonical
 from logitless.server.unpack import RAW_BODIES
 
 log = logging.getLogger("logitless.http")
@@ -23,7 +23,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 _METHODS = frozenset({"DELETE"})  # of routes, beside GET and POST
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
@@ -33,12 +32,14 @@ class Guard:
     def __init__(self, config: ServerConfig, keys: Keys, public: frozenset[str]) -> None:
         """`public`: paths that need no key."""
         self._config, self._keys, self._public = config, keys, public
+        self._origins = Origins(config, keys)
         self._prefix = config.api_prefix.rstrip("/")
 
     def application(self) -> web.Application:
         """A new application behind this guard, without routes. Its connections unpack no body."""
         size = self._config.max_body
         app = web.Application(client_max_size=size, middlewares=[self.middleware], handler_args=RAW_BODIES)
+        app.router.register_resource(Slashes(app.router))
         app.on_response_prepare.append(self.add_headers)
         return app
 
@@ -51,11 +52,13 @@ class Guard:
         return guard
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Preflights and keys first; then every exception becomes an error object of one line."""
+        """Pages, preflights and keys first; then every exception becomes an error object of one line."""
         try:
+            path = self._path(request)
+            self._origins.check(request, path)
             if request.method == "OPTIONS":
                 return self._preflight(request)
-            self._authorize(request)
+            self._authorize(request, path)
             return await handler(request)
         except RequestError as error:
             return error_response(error)
@@ -88,9 +91,14 @@ class Guard:
             response.headers["Allow"] = error.headers["Allow"]
         return response
 
-    def _authorize(self, request: web.Request) -> None:
+    def _path(self, request: web.Request) -> str:
+        """The route's path without the prefix, as it was declared: what a request is judged by."""
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else canonical(request.path)
+        return path.removeprefix(self._prefix)
+
+    def _authorize(self, request: web.Request, path: str) -> None:
         config, keys = self._config, self._keys
-        path = request.path.removeprefix(self._prefix)
         writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
         if not writes and (not keys or is_open):
@@ -115,25 +123,10 @@ class Guard:
             headers={"Access-Control-Allow-Methods": "GET, POST" + more, "Access-Control-Allow-Headers": headers}
         )
 
-    def _origin(self, request: web.Request) -> str:
-        """The value of Access-Control-Allow-Origin, or "" where none is allowed."""
-        origin = request.headers.get("Origin", "")
-        allowed = self._config.cors_origins
-        if allowed == "*":
-            return origin
-        if not origin:
-            return ""
-        if allowed == "localhost":
-            with suppress(ValueError):
-                host = urlsplit(origin if "//" in origin else f"//{origin}").hostname
-                return origin if host in _LOCAL else ""
-            return ""
-        return origin if origin in [item.strip() for item in allowed.split(",")] else ""
-
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "logitless"
-        origin = self._origin(request)
+        response.headers["Vary"] = "Origin"
+        origin = self._origins.allowed(request)
         if origin:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Allow-Credentials"] = "true"
-            response.headers["Vary"] = "Origin"

@@ -173,11 +173,21 @@ SERVING = Group(
         Flag("--max-request-size", "most MiB of a request's body; larger ones get 413", whole(1, 2**20), 64, "MIB"),
         Flag(
             "--cors-origins",
-            "origins that browsers may call from: *, localhost, or a list",
+            "origins of pages that may call: *, localhost, or a list; default: any with keys or from other machines, "
+            "else the server's own page",
             text,
-            "*",
+            "",
             "LIST",
             env="LLAMA_ARG_CORS_ORIGINS",
+        ),
+        Flag(
+            "--allowed-hosts",
+            "names of a server without keys beside localhost, such as a reverse proxy's; *: any (DNS rebinding)",
+            words,
+            None,
+            "NAMES",
+            env="LOGITLESS_ALLOWED_HOSTS",
+            many=True,
         ),
         Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
         *model_flags("sleep_idle_seconds"),

@@ -83,6 +83,7 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
         "reuse_port": reuse_port(options),
         "max_body": options.max_request_size << 20,
         "cors_origins": options.cors_origins,
+        "allowed_hosts": tuple(options.allowed_hosts),
         "timeout": options.timeout,
         "ui": options.ui,
         "verbose": options.verbose,
@@ -120,7 +121,7 @@ def static_folder(path: str | None) -> str:
 def api_prefix(prefix: str) -> str:
     if not re.fullmatch(r"[\w.~/-]*", prefix, re.ASCII):
         raise CliError(f"--api-prefix: {prefix!r} must be letters, digits, '-', '_', '.', '~' and '/'")
-    return prefix if not prefix or prefix.startswith("/") else f"/{prefix}"
+    return re.sub("/+", "/", f"/{prefix}") if prefix else ""
 
 
 def slot_folder(path: str) -> str:

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
-from logitless.engine.errors import InvalidRequest, RequestError, Unavailable
+from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
 from logitless.engine.stream import Stream
 from logitless.server.api.llamacpp.sessions import Sessions
 from logitless.server.api.openai.stored_responses import StoredResponses
@@ -28,6 +28,7 @@ _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hol
 # Words of bodies that may compile a grammar, or render a chat template in another process.
 _SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u", b"messages", b"input")
 
+KEY_HEADERS = ("X-Api-Key", "Api-Key")  # beside Authorization
 CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
 
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -141,9 +142,11 @@ CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
 
 
 def api_key(request: web.Request) -> str:
-    """The key that the client gives, "" if none."""
+    """The key that the client gives, "" if none: OpenAI's header, Anthropic's, or Azure's."""
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+    if scheme.lower() == "bearer":
+        return bearer.strip()
+    return next((request.headers[name] for name in KEY_HEADERS if name in request.headers), "")
 
 
 def client_key(request: web.Request) -> str:
@@ -179,7 +182,7 @@ def error_response(error: RequestError) -> web.Response:
         response.headers["x-should-retry"] = "false"
     if error.code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if error.code == 415:
+    if isinstance(error, UnsupportedEncoding):
         response.headers["Accept-Encoding"] = "gzip, deflate"
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
