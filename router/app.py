@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,14 +15,17 @@ from aiohttp import web
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from logitless.router.cached import Cache, CachedModels
 from logitless.router.catalog import CatalogError
+from logitless.router.conversations import Conversations
 from logitless.router.fleet import LOADED, Entry, Fleet
 from logitless.router.jobs import RouterJobs
 from logitless.router.listing import ModelMeta, download_item, events, model_item
 from logitless.router.process import ServerProcess
-from logitless.router.proxy import Unconnected, ask, forward, pass_back, stream_over
+from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
 from logitless.server.api import anthropic
-from logitless.server.api.context import json_response, read_body, to_thread
+from logitless.server.api.context import api_key, json_response, read_body, to_thread
 from logitless.server.api.generate import CONVERSATION
+from logitless.server.api.llamacpp.resume import LookupBody, stream_id
+from logitless.server.api.llamacpp.sessions import Place
 from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from logitless.server.app import PUBLIC, description, endpoints
@@ -31,7 +34,7 @@ from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
 from logitless.server.protocol.dialects import ollama
-from logitless.server.protocol.fields import json_object
+from logitless.server.protocol.fields import json_object, read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
 
@@ -62,6 +65,7 @@ class Router:
         self._meta: ModelMeta = WeakKeyDictionary()
         self._cached = CachedModels(fleet, cache, self._read_again)
         self.downloads = self._cached.downloads
+        self._conversations = Conversations()
         self._session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
@@ -81,8 +85,6 @@ class Router:
         app.router.add_post(prefix + "/models/unload", self._unload)
         self._add_jobs(app)
         for method, path in (
-            ("GET", "/v1/stream"),
-            ("GET", "/v1/stream/{id}"),
             ("GET", "/v1/responses/{id}"),
             ("GET", "/v1/responses/{id}/input_items"),
             ("DELETE", "/v1/responses/{id}"),
@@ -90,6 +92,7 @@ class Router:
         ):
             app.router.add_route(method, prefix + path, self._ask_around)
         for path in ("/v1/stream", "/v1/stream/{id}"):
+            app.router.add_get(prefix + path, self._follow_stream)
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         app.router.add_get(prefix + "/openapi.json", self._openapi)
@@ -131,6 +134,7 @@ class Router:
         ):
             self._session = session
             yield
+            await self._conversations.close()
 
     # -- endpoints of the router itself
 
@@ -242,8 +246,11 @@ class Router:
         return await self._name_in(await read_body(request, self._config.timeout))
 
     async def _name_in(self, body: bytes) -> str:
+        return _name(await self._fields(body))
+
+    async def _fields(self, body: bytes) -> dict[str, Any]:
         parse = partial(json_object, body)
-        return _name(await to_thread(parse) if len(body) > _LARGE else parse())
+        return await to_thread(parse) if len(body) > _LARGE else parse()
 
     # -- requests for a model
 
@@ -261,28 +268,49 @@ class Router:
         """Pass the request to a model, or to the base model of a finetune."""
         if name in self.downloads.running:
             raise Unavailable(f"model {name!r} is being downloaded")
-        if self._fleet.get(name) is None:
-            name = self._desk.base_of(name) or name
-        path, session = self._path(request), self._session
-        outlives = (
-            request.method == "POST" and CONVERSATION in request.headers
-        )  # the work goes on when the connection ends
+        name = self._base(name)
+        outlives = CONVERSATION in request.headers and (await self._fields(body)).get("stream") is True
         lease = partial(
             self._fleet.lease,
             name,
             autoload=self._wants_load(request),
             uses=request.method not in ("GET", "HEAD"),
-            rest=partial(stream_over, session, request) if outlives else None,
+            rest=partial(stream_over, self._session, request) if outlives else None,
         )
-        try:
-            async with lease() as child:
-                return await forward(session, request, child, path, body)
-        except Unconnected:  # it has just ended, which the fleet notices in a moment
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SOON):
-                    await child.ended()
-            async with lease() as child:
-                return await forward(session, request, child, path, body)
+        stack = AsyncExitStack()
+        begin = self._begin(request, lease, body, stack)
+        if outlives:
+            place = api_key(request), request.headers[CONVERSATION]
+            async with self._conversations.begun(place, begin, stack) as answer:
+                return await pass_back(request, answer)
+        async with stack:
+            return await pass_back(request, await begin)
+
+    def _base(self, name: str) -> str:
+        """The model of this name, or the base model of the finetune."""
+        return name if self._fleet.get(name) is not None else self._desk.base_of(name) or name
+
+    async def _begin(
+        self,
+        request: web.Request,
+        lease: Callable[[], AbstractAsyncContextManager[ServerProcess]],
+        body: bytes,
+        stack: AsyncExitStack,
+    ) -> aiohttp.ClientResponse:
+        """The head of the answer; the stack holds it and the model."""
+        for is_last in (False, True):
+            child = await stack.enter_async_context(lease())
+            try:
+                answer = await ask(self._session, request, child, self._path(request), body)
+                return await stack.enter_async_context(answer)
+            except Unconnected:  # it has just ended, which the fleet notices in a moment
+                await stack.aclose()
+                if is_last:
+                    raise
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_SOON):
+                        await child.ended()
+        raise AssertionError
 
     def _path(self, request: web.Request) -> str:
         url = request.rel_url
@@ -303,8 +331,10 @@ class Router:
     # -- requests that name no model
 
     async def _answers(self, request: web.Request, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Answers of all running servers, one after the other."""
-        for name in [name for name, model in self._fleet.models.items() if model.state == LOADED]:
+        """Answers of all running servers, or that of the query's `model`, one after the other. None is started: what
+        is looked for would not be there."""
+        asked = self._fleet.find(self._base(name)) if (name := request.query.get("model", "")) else None
+        for name in [name for name, m in self._fleet.models.items() if m.state == LOADED and asked in (None, m)]:
             with suppress(InvalidRequest, NotFound, BadGateway):  # ended meanwhile
                 async with (
                     self._fleet.lease(name, autoload=False, uses=False) as child,
@@ -313,18 +343,25 @@ class Router:
                     yield answer
 
     async def _ask_around(self, request: web.Request) -> web.StreamResponse:
-        """The first server that knows the stream or response."""
-        if request.query.get("model"):
-            return await self._pass_on(request)
+        """The first server that knows the stream, response or completion."""
         body = await read_body(request, self._config.timeout)
+        return await self._first(request, body)
+
+    async def _first(self, request: web.Request, body: bytes) -> web.StreamResponse:
         async with aclosing(self._answers(request, body)) as answers:
             async for answer in answers:
                 if answer.status != 404:
                     return await pass_back(request, answer)
         raise NotFound("no model that is loaded knows of it")
 
+    async def _follow_stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/stream/{id} of any server, also of one that still loads for it."""
+        await self._conversations.wait(_place(request))
+        return await self._first(request, b"")
+
     async def _stop_stream(self, request: web.Request) -> web.StreamResponse:
         """DELETE /v1/stream/{id} of any server."""
+        self._conversations.end(_place(request))
         async with aclosing(self._answers(request, b"")) as answers:
             async for answer in answers:
                 if answer.status >= 400:
@@ -334,7 +371,8 @@ class Router:
     async def _look_up_streams(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/streams/lookup over all servers."""
         body = await read_body(request, self._config.timeout)
-        rows: list[Any] = []
+        ids = read(LookupBody, await self._fields(body)).conversation_ids
+        rows = self._conversations.rows(api_key(request), ids)
         async with aclosing(self._answers(request, body)) as answers:
             async for answer in answers:
                 if answer.status >= 400:
@@ -357,6 +395,10 @@ def _name(body: dict[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         raise InvalidRequest("model name is missing from the request: field 'model' must be its name")
     return name
+
+
+def _place(request: web.Request) -> Place:
+    return api_key(request), stream_id(request)
 
 
 async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfig) -> None:

@@ -76,6 +76,7 @@ class Model(Generic[C]):
     n_failures: int = 0
     leaving: bool = False  # unload as soon as no request runs
     requested: bool = False  # load although no request waits (POST /models/load)
+    abandoned: bool = False  # its loading is cancelled: nobody waits for it, and others wait for its place
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -258,13 +259,17 @@ class Fleet(Generic[C]):
         running = self._running
         while self._queue and (not self._limit or len(running) < self._limit):
             model = self._queue.pop(0)
-            model.requested = False
             model.state = LOADING
             self._touch(model)
             model.task = asyncio.create_task(self._load(model))
             model.task.add_done_callback(partial(self._cancelled, model))
             running.append(model)
-        n_missing = len(self._queue) - sum(m.state == UNLOADING for m in running)
+        n_missing = len(self._queue) - sum(m.state == UNLOADING or m.abandoned for m in running)
+        for model in running:
+            if n_missing > 0 and model.state == LOADING and not (model.n_waiting or model.requested or model.abandoned):
+                assert model.task is not None
+                model.abandoned, n_missing = True, n_missing - 1
+                model.task.cancel()
         may_go = [m for m in running if m.state == LOADED and not m.n_waiting]
         may_go += [m for m in running if m.state == LOADED and m.n_waiting and m.leaving]
         # Idle models first; among busy ones those chosen before, else none would ever finish.
@@ -283,6 +288,7 @@ class Fleet(Generic[C]):
             self._failed(model, str(error) or type(error).__name__, getattr(error, "exit_code", None))
         else:
             model.state, model.error, model.exit_code = LOADED, "", None
+            model.requested = model.abandoned = False
             self._touch(model)
             log.info("%s: loaded", model.entry.name)
             model.task = asyncio.create_task(self._watch(model, model.child))
@@ -290,7 +296,9 @@ class Fleet(Generic[C]):
 
     def _cancelled(self, model: Model[C], loading: asyncio.Task[None]) -> None:
         """Separate from `_load`: a task that is cancelled before it begins never runs its own code."""
-        if loading.cancelled():
+        if loading.cancelled() and model.abandoned:
+            self._left(model)
+        elif loading.cancelled():
             self._failed(model, "it was unloaded while it was loading", None)
 
     async def _watch(self, model: Model[C], child: C) -> None:
@@ -300,11 +308,15 @@ class Fleet(Generic[C]):
 
     def _failed(self, model: Model[C], reason: str, code: int | None) -> None:
         log.warning("%s: %s%s", model.entry.name, reason, "" if code is None else f" (exit code {code})")
-        model.state, model.child, model.leaving, model.requested = UNLOADED, None, False, False
+        model.n_failures += 1
+        self._left(model, reason, code)
+
+    def _left(self, model: Model[C], error: str = "", code: int | None = None) -> None:
+        """The model has no place any more."""
+        model.state, model.child, model.error, model.exit_code = UNLOADED, None, error, code
+        model.leaving = model.requested = model.abandoned = False
         if model in self._running:
             self._running.remove(model)
-        model.error, model.exit_code = reason, code
-        model.n_failures += 1
         self._tell()
 
     def _end(self, model: Model[C]) -> None:
@@ -316,7 +328,8 @@ class Fleet(Generic[C]):
     async def _unload(self, model: Model[C]) -> None:
         assert model.child is not None
         await model.child.stop(model.entry.stop_seconds)
-        model.state, model.child, model.error, model.exit_code = UNLOADED, None, "", None
-        self._running.remove(model)
         log.info("%s: unloaded", model.entry.name)
-        self._tell()
+        again = model.requested and self.models.get(model.entry.name) is model and not self._closed
+        self._left(model)
+        if again:
+            self.load(model.entry.name)

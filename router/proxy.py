@@ -39,20 +39,11 @@ class Unconnected(BadGateway):
     """The child no longer listens; it has not seen the request."""
 
 
-async def forward(
-    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
-) -> web.StreamResponse:
-    """The child's answer. When the client leaves, the task is cancelled, and with it the request to the child.
-
-    BadGateway: the child is gone before any answer was sent; Unconnected: it never got the request."""
-    async with await ask(session, request, child, path, body) as answer:
-        return await pass_back(request, answer)
-
-
 async def ask(
     session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
 ) -> aiohttp.ClientResponse:
-    """The head of the child's answer. Raises the errors of `forward`."""
+    """The head of the child's answer. When the client leaves, the task is cancelled, and with it the request to the
+    child. BadGateway: the child is gone; Unconnected: it never got the request."""
     headers = _headers(request, child.key)
     try:
         url = URL(child.url + path, encoded=True)  # unchanged: the guard did not check a normalised path

@@ -162,6 +162,48 @@ async def test_a_client_that_leaves_while_it_waits_costs_nobody_anything():
     assert house.started == ["a"]
 
 
+async def test_a_client_that_leaves_while_its_model_loads_gives_the_place_to_those_who_wait():
+    house = House("abc", 1)
+    a = await house.use("a")
+    house.slow |= {name: asyncio.Event() for name in "bc"}
+    leaver = asyncio.create_task(house.use("b"))
+    await settle()
+    assert a.end.done()
+    leaver.cancel()
+    await settle()
+    assert house.fleet.models["b"].state == LOADING  # nobody else wants the place
+    assert await house.use("a") is not a
+    model = house.fleet.models["b"]
+    assert (house.loaded, model.state, model.error, model.n_failures) == ("a", UNLOADED, "", 0)
+    house.fleet.load("b")  # by hand: it is wanted
+    await settle()
+    waiting = asyncio.create_task(house.use("a"))
+    await settle()
+    assert (model.state, waiting.done()) == (LOADING, False)
+    house.slow["b"].set()
+    await waiting
+    assert house.loaded == "a"
+    back = asyncio.create_task(house.use("c"))
+    await settle()
+    back.cancel()
+    waiting, back = asyncio.create_task(house.use("a")), asyncio.create_task(house.use("c"))
+    await settle()
+    house.slow["c"].set()
+    await asyncio.gather(waiting, back)  # who comes back while it is cancelled waits for it anew
+
+
+async def test_a_model_that_is_loaded_by_hand_while_it_unloads_comes_back():
+    house = House("a", 1)
+    a = await house.use("a")
+    house.fleet.unload("a")
+    house.fleet.load("a")
+    with pytest.raises(InvalidRequest, match="already unloading"):
+        house.fleet.load("a")
+    await settle()
+    assert house.loaded == "a"
+    assert await house.use("a") is not a
+
+
 async def test_places_go_in_order_of_arrival_and_new_requests_cannot_keep_one():
     house = House("abc", 1)
     done: list[str] = []

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from logitless.router.proxy import forward, stream_over
+from logitless.router.proxy import ask, pass_back, stream_over
 
 
 async def started(app: web.Application) -> tuple[web.AppRunner, int]:
@@ -37,7 +37,8 @@ async def test_a_path_is_passed_on_as_it_came(path: str) -> None:
     async with aiohttp.ClientSession() as session:
 
         async def pass_on(request: web.Request) -> web.StreamResponse:
-            return await forward(session, request, child, request.rel_url.raw_path_qs, b"")
+            async with await ask(session, request, child, request.rel_url.raw_path_qs, b"") as answer:
+                return await pass_back(request, answer)
 
         front = web.Application()
         front.router.add_route("*", "/{path:.*}", pass_on)

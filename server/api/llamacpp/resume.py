@@ -18,11 +18,16 @@ from logitless.server.api.llamacpp.sessions import Place
 from logitless.server.protocol.fields import bad_request, read
 
 
-def _place(request: web.Request) -> Place:
+def stream_id(request: web.Request) -> str:
+    """The name of the stream that a path or `conv_id` has."""
     id = request.match_info.get("id") or request.query.get("conv_id", "")
     if not id:
         bad_request("conv_id", "is required")
-    return client_key(request), id
+    return str(id)
+
+
+def _place(request: web.Request) -> Place:
+    return client_key(request), stream_id(request)
 
 
 async def follow(request: web.Request) -> web.StreamResponse:
