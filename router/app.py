@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from aiohttp import web
 
-from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, NotSupported, Unavailable
 from logitless.router.cached import Cache, CachedModels
 from logitless.router.catalog import CatalogError
 from logitless.router.conversations import Conversations
@@ -81,6 +81,7 @@ class Router:
         app.router.add_get(prefix + "/models/sse", self._events)
         app.router.add_get(prefix + "/v1/models/{id:.+}", self._model)
         app.router.add_get(prefix + "/props", self._props)
+        app.router.add_get(prefix + "/metrics", self._metrics)
         app.router.add_post(prefix + "/models/load", self._load)
         app.router.add_post(prefix + "/models/unload", self._unload)
         self._add_jobs(app)
@@ -252,6 +253,11 @@ class Router:
         parse = partial(json_object, body)
         return await to_thread(parse) if len(body) > _LARGE else parse()
 
+    async def _is_stream(self, body: bytes) -> bool:
+        with suppress(InvalidRequest):  # the model's server says what is wrong
+            return (await self._fields(body)).get("stream") is True
+        return False
+
     # -- requests for a model
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -269,7 +275,7 @@ class Router:
         if name in self.downloads.running:
             raise Unavailable(f"model {name!r} is being downloaded")
         name = self._base(name)
-        outlives = CONVERSATION in request.headers and (await self._fields(body)).get("stream") is True
+        outlives = request.method == "POST" and CONVERSATION in request.headers and await self._is_stream(body)
         lease = partial(
             self._fleet.lease,
             name,
@@ -330,9 +336,11 @@ class Router:
 
     # -- requests that name no model
 
-    async def _answers(self, request: web.Request, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Answers of all running servers, or that of the query's `model`, one after the other. None is started: what
-        is looked for would not be there."""
+    async def _answers(
+        self, request: web.Request, body: bytes = b""
+    ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse], None]:
+        """(model, answer) of all running servers, or that of the query's `model`, one after the other. None is started:
+        what is looked for would not be there."""
         asked = self._fleet.find(self._base(name)) if (name := request.query.get("model", "")) else None
         for name in [name for name, m in self._fleet.models.items() if m.state == LOADED and asked in (None, m)]:
             with suppress(InvalidRequest, NotFound, BadGateway):  # ended meanwhile
@@ -340,7 +348,7 @@ class Router:
                     self._fleet.lease(name, autoload=False, uses=False) as child,
                     await ask(self._session, request, child, self._path(request), body) as answer,
                 ):
-                    yield answer
+                    yield name, answer
 
     async def _ask_around(self, request: web.Request) -> web.StreamResponse:
         """The first server that knows the stream, response or completion."""
@@ -349,7 +357,7 @@ class Router:
 
     async def _first(self, request: web.Request, body: bytes) -> web.StreamResponse:
         async with aclosing(self._answers(request, body)) as answers:
-            async for answer in answers:
+            async for _, answer in answers:
                 if answer.status != 404:
                     return await pass_back(request, answer)
         raise NotFound("no model that is loaded knows of it")
@@ -362,8 +370,8 @@ class Router:
     async def _stop_stream(self, request: web.Request) -> web.StreamResponse:
         """DELETE /v1/stream/{id} of any server."""
         self._conversations.end(_place(request))
-        async with aclosing(self._answers(request, b"")) as answers:
-            async for answer in answers:
+        async with aclosing(self._answers(request)) as answers:
+            async for _, answer in answers:
                 if answer.status >= 400:
                     return await pass_back(request, answer)
         return web.Response(status=204)
@@ -374,11 +382,28 @@ class Router:
         ids = read(LookupBody, await self._fields(body)).conversation_ids
         rows = self._conversations.rows(api_key(request), ids)
         async with aclosing(self._answers(request, body)) as answers:
-            async for answer in answers:
+            async for _, answer in answers:
                 if answer.status >= 400:
                     return await pass_back(request, answer)
                 rows += await answer.json()
         return json_response(rows)
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        """GET /metrics of all running servers, or with ?model= of one."""
+        if request.query.get("model"):
+            return await self._pass_on(request)
+        from logitless.router.metrics import AllModels  # prometheus_client is imported when someone asks
+        from logitless.server.metrics import response
+
+        texts = {}
+        async with aclosing(self._answers(request)) as answers:
+            async for name, answer in answers:
+                if answer.status == 200:
+                    texts[name] = await answer.text()
+        if not texts and not self._config.metrics:
+            raise NotSupported("no model that is loaded has metrics; start the server with --metrics")
+        states = [model.state for model in self._fleet.models.values()]
+        return response(AllModels(texts, len(states), states.count(LOADED)))
 
     def unfinished(self) -> list[str]:
         """Load the models that fine-tuning jobs need, as many as have room."""

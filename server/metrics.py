@@ -24,35 +24,42 @@ async def metrics(request: web.Request) -> web.Response:
     if not context.config.metrics:
         raise NotSupported("this server has no metrics; start it with --metrics")
     _ = context.served
+    return response(_Server(context))
+
+
+def response(collector: Collector) -> web.Response:
+    """The metrics of a collector as Prometheus text."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Server(context))
+    registry.register(collector)
     text = generate_latest(registry).replace(b"n_tokens_max_total", b"n_tokens_max")  # a counter, but not named so
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
+_TYPES = {"counter": "counter", "gauge": "gauge", "largest": "counter", "own": "gauge"}  # by kind
+# of several models counters and gauges are added up; of some the largest counts, and some are of one model only
 _LLAMACPP: Table[SchedulerStats] = (  # name, kind, help, value
     ("prompt_tokens_total", "counter", "Prompt tokens evaluated.", lambda s: s.prompt_tokens),
     ("prompt_seconds_total", "counter", "Time spent on prompts.", lambda s: s.prompt_seconds),
     ("tokens_predicted_total", "counter", "Tokens generated.", lambda s: s.tokens_predicted),
     ("tokens_predicted_seconds_total", "counter", "Time spent on generation.", lambda s: s.predicted_seconds),
     ("n_decode_total", "counter", "Runs of the device.", lambda s: s.n_decode),
-    ("n_tokens_max", "counter", "The longest sequence so far.", lambda s: s.n_tokens_max),
-    ("prompt_tokens_seconds", "gauge", "Prompt tokens per second.", lambda s: _per(s.prompt_tokens, s.prompt_seconds)),
+    ("n_tokens_max", "largest", "The longest sequence so far.", lambda s: s.n_tokens_max),
+    ("prompt_tokens_seconds", "own", "Prompt tokens per second.", lambda s: _per(s.prompt_tokens, s.prompt_seconds)),
     (
         "predicted_tokens_seconds",
-        "gauge",
+        "own",
         "Generated tokens per second.",
         lambda s: _per(s.tokens_predicted, s.predicted_seconds),
     ),
     ("requests_processing", "gauge", "Requests that run.", lambda s: s.requests_processing),
     ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
-    ("n_busy_slots_per_decode", "gauge", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
+    ("n_busy_slots_per_decode", "own", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
 )
 _OURS: Table[SchedulerStats] = (
     ("cached_tokens_total", "counter", "Prompt tokens taken from the cache.", lambda s: s.prompt_tokens_cached),
     (
         "cache_hit_ratio",
-        "gauge",
+        "own",
         "Share of prompt tokens taken from the cache.",
         lambda s: _per(s.prompt_tokens_cached, s.prompt_tokens_cached + s.prompt_tokens),
     ),
@@ -60,7 +67,7 @@ _OURS: Table[SchedulerStats] = (
     ("draft_tokens_accepted_total", "counter", "Guesses that came true.", lambda s: s.draft_tokens_accepted),
     (
         "draft_acceptance_ratio",
-        "gauge",
+        "own",
         "Share of the guesses that came true.",
         lambda s: _per(s.draft_tokens_accepted, s.draft_tokens),
     ),
@@ -70,13 +77,13 @@ _OURS: Table[SchedulerStats] = (
     ("bytes_read_total", "counter", "Bytes that came back from the device.", lambda s: s.bytes_read),
     (
         "bytes_read_per_token",
-        "gauge",
+        "own",
         "Bytes that came back per generated token.",
         lambda s: _per(s.bytes_read, s.tokens_predicted),
     ),
     ("bytes_written_total", "counter", "Bytes that went to the device.", lambda s: s.bytes_written),
-    ("bytes_read_per_step", "gauge", "Bytes that came back per step.", lambda s: _per(s.bytes_read, s.n_decode)),
-    ("bytes_written_per_step", "gauge", "Bytes that went there per step.", lambda s: _per(s.bytes_written, s.n_decode)),
+    ("bytes_read_per_step", "own", "Bytes that came back per step.", lambda s: _per(s.bytes_read, s.n_decode)),
+    ("bytes_written_per_step", "own", "Bytes that went there per step.", lambda s: _per(s.bytes_written, s.n_decode)),
     ("devices_lost_total", "counter", "Devices that were lost while serving.", lambda s: s.devices_lost),
     ("ops_rerouted", "gauge", "Ops that a device computes wrongly and another does.", lambda s: s.ops_rerouted),
     ("sleeping", "gauge", "1 while the model sleeps (--sleep-idle-seconds).", lambda s: s.sleeping),
@@ -91,11 +98,17 @@ _TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
     ("training_jobs_running", "gauge", "Fine-tuning jobs that have the device.", lambda s: s.jobs_running),
     ("training_steps_total", "counter", "Optimizer steps.", lambda s: s.steps),
     ("training_tokens_total", "counter", "Tokens of the windows trained on, padding included.", lambda s: s.tokens),
-    ("training_job_step", "gauge", "Steps that the last job has done.", lambda s: s.step),
-    ("training_job_steps", "gauge", "Steps that it is to do.", lambda s: s.n_steps),
-    ("training_loss", "gauge", "Training loss of its last step.", lambda s: s.loss),
-    ("training_valid_loss", "gauge", "Loss of its last validation.", lambda s: s.valid_loss),
+    ("training_job_step", "own", "Steps that the last job has done.", lambda s: s.step),
+    ("training_job_steps", "own", "Steps that it is to do.", lambda s: s.n_steps),
+    ("training_loss", "own", "Training loss of its last step.", lambda s: s.loss),
+    ("training_valid_loss", "own", "Loss of its last validation.", lambda s: s.valid_loss),
 )
+
+
+def names(kind: str) -> frozenset[str]:
+    """The names of metrics of a kind."""
+    tables = (("llamacpp", _LLAMACPP), ("logitless", _OURS), ("logitless", _TRAINING))
+    return frozenset(f"{prefix}:{row[0]}" for prefix, table in tables for row in table if row[1] == kind)
 
 
 class _Server(Collector):
@@ -123,7 +136,7 @@ class _Server(Collector):
 def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metric]:
     for name, kind, text, value in table:
         family = name.removesuffix("_total") if kind == "counter" else name  # the client adds it to a counter's
-        metric = Metric(f"{prefix}:{family}", text, kind)
+        metric = Metric(f"{prefix}:{family}", text, _TYPES[kind])
         number = value(stats)
         if number is not None:  # not known yet
             metric.add_sample(f"{prefix}:{name}", {}, number)

@@ -45,7 +45,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "llguidance": ("models/grammar/",),
     "re2": ("models/grammar/",),
     "jinja2": ("models/",),
-    "prometheus_client": ("server/", "engine/"),
+    "prometheus_client": ("server/", "engine/", "router/metrics.py"),
     "rich": ("cli/",),
     "PIL": ("training/reporting/plot.py",),
     "huggingface_hub": ("cli/hub/",),

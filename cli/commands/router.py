@@ -49,7 +49,7 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.cli.setup.server import import_http, listening
     from logitless.server.config import ServerConfig
 
-    config = ServerConfig(**listening(options))
+    config = ServerConfig(**listening(options), metrics=options.metrics)
     import_http()
     from logitless.router.app import Router, serve
     from logitless.router.cached import Cache

@@ -45,6 +45,7 @@ def router(serve_module: Any, shared_data: Path, tmp_path_factory: pytest.TempPa
         "4096",
         "-t",
         "1",
+        "--metrics",
     )
     return serve_module(None, *flags, "--data-dir", str(tmp_path_factory.mktemp("data")))
 
@@ -86,6 +87,9 @@ def test_models_are_loaded_by_name_and_make_room(router: Any, client: openai.Ope
     assert status(client, "a")["value"] == "loaded"
     (meta,) = (model.meta for model in client.models.list().data if model.id == "a")  # type: ignore[attr-defined]
     assert (meta["n_vocab"], meta["n_ctx_train"]) == (512, 512)
+    metrics = client._client.get(f"{router.url}/metrics", headers=client.auth_headers).text.splitlines()
+    assert {"llamacpp:tokens_predicted_total 8.0", 'llamacpp:tokens_predicted_total{model="a"} 8.0'} <= {*metrics}
+    assert "logitless:models_loaded 1.0" in metrics
     second = say(client, "b")
     assert not hasattr(next(model for model in client.models.list().data if model.id == "a"), "meta")
     assert (second.model, second.choices[0].text) == ("b", first.choices[0].text)

@@ -84,6 +84,16 @@ async def test_the_description_needs_no_model(prefix: str) -> None:
             assert (reply.status, await reply.json()) == expected
 
 
+async def test_metrics_without_a_loaded_model() -> None:
+    async with routing() as (session, url), session.get(url + "/metrics") as reply:
+        assert (reply.status, "start the server with --metrics" in await reply.text()) == (501, True)
+    async with routing(metrics=True) as (session, url), session.get(url + "/metrics") as reply:
+        assert reply.status == 200
+        assert reply.content_type == "text/plain"
+        told = [line for line in (await reply.text()).splitlines() if not line.startswith("#")]
+    assert told == ["logitless:models 1.0", "logitless:models_loaded 0.0"]
+
+
 async def test_refusals_of_messages_have_anthropic_s_form() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     async with routing() as (session, url):
