@@ -79,7 +79,9 @@ async def _serve(options: SimpleNamespace) -> None:
     async def fetch(source: str, report: Report) -> None:
         variable = "LLAMA_ARG_MODEL_URL" if "://" in source else "LLAMA_ARG_HF_REPO"  # may hold a secret
         say = _say_nothing if options.log_disable else partial(_say, cached.name_of(source))
-        await download(("--offline",) if options.offline else (), {**environ, variable: source}, report, say)
+        words = ["--offline"] if options.offline else []
+        words += ["--allow-private-addresses"] if options.allow_private_addresses else ["--public-only"]
+        await download(words, {**environ, variable: source}, report, say)
 
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)

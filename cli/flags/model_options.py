@@ -62,6 +62,11 @@ DOWNLOADS = (
         metavar="URL",
         env="LLAMA_ARG_MODEL_URL",
     ),
+    Flag(
+        "--allow-private-addresses",
+        "let a client of a router (POST /models) and redirects lead downloads to this machine and local networks",
+        env="LOGITLESS_ALLOW_PRIVATE_ADDRESSES",
+    ),
     Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE"),
 )
 DOWNLOAD = (
@@ -70,6 +75,7 @@ DOWNLOAD = (
         (
             *DOWNLOADS,
             Flag("-m --model", "where --model-url's file is to be", file_name, metavar="FILE", env="LLAMA_ARG_MODEL"),
+            Flag("--public-only", "refuse a URL at an address of this machine or a local network"),
             Flag("--json", "print progress as a line of JSON each"),
             Flag("-h --help", "show this and leave"),
         ),

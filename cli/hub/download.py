@@ -13,10 +13,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from logitless.cli.flags.flags import CliError
+from logitless.cli.hub.public import open_url
 
 CHUNK = 1 << 20
 TRIES = 3  # in a row without any bytes
@@ -58,11 +60,13 @@ def fetch(
     size: int | None = None,
     sha256: str = "",
     progress: ProgressOf | None = None,
+    public_only: bool = False,
 ) -> None:
     """Download to `path`. Errors are CliErrors that call the file `name`; a partial file stays for the next try.
 
     `headers` go to the URL's own host only. `version` names the content: a part of another version is not gone on with,
     and without one every try begins anew. `sha256` in hex, "" where it is not known.
+    `public_only`: neither the URL nor a redirect may lead to this machine or a local network.
     """
     part = path.with_name(f"{path.name}.{hashlib.sha256(version.encode()).hexdigest()[:12]}.part")
     try:
@@ -72,7 +76,8 @@ def fetch(
                 return
             if not version:
                 out.truncate(0)
-            _fill(url, out, name, dict(headers or {}), size, (progress or _Progress)(name))
+            source = partial(_open, url, dict(headers or {}), public_only=public_only)
+            _fill(source, out, name, size, (progress or _Progress)(name))
             if sha256 and _digest(part) != sha256.lower():
                 os.unlink(part)
                 raise CliError(f"{name}: what was downloaded does not have the checksum {sha256}; try again")
@@ -111,8 +116,8 @@ def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: int | None, progress: Shown) -> None:
-    """Download the missing bytes, in as many requests as it takes."""
+def _fill(source: Callable[[int], Any], out: IO[bytes], name: str, size: int | None, progress: Shown) -> None:
+    """Download the missing bytes, in as many requests as it takes. `source`: the reply from a byte on."""
     n_idle = 0
     while True:
         have = out.seek(0, os.SEEK_END)
@@ -122,7 +127,7 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
             break
         reason = ""
         try:
-            with _open(url, headers, have) as reply:
+            with source(have) as reply:
                 if reply.status != 206 and have:  # the server ignores Range
                     out.truncate(0)
                     have = 0
@@ -151,7 +156,7 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
     progress.end()
 
 
-def _open(url: str, headers: Mapping[str, str], start: int) -> Any:
+def _open(url: str, headers: Mapping[str, str], start: int, *, public_only: bool) -> Any:
     if not url.startswith(("http://", "https://")):  # a redirect may lead anywhere
         raise urllib.error.URLError("it is not at an http:// or https:// address")
     request = urllib.request.Request(url, headers={"User-Agent": "logitless", "Accept-Encoding": "identity"})
@@ -159,7 +164,7 @@ def _open(url: str, headers: Mapping[str, str], start: int) -> Any:
         request.add_unredirected_header(key, value)  # no token for redirect targets
     if start:
         request.add_header("Range", f"bytes={start}-")
-    return urllib.request.urlopen(request, timeout=TIMEOUT)
+    return open_url(request, TIMEOUT, public_only=public_only)
 
 
 def _total(reply: Any, have: int, size: int | None) -> int | None:

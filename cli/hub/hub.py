@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub.download import ProgressOf, fetch
+from logitless.cli.hub.public import is_private
 from logitless.cli.hub.repository import Cached, choose, choose_block
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -27,6 +28,13 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
+def endpoint() -> str:
+    """The hub's address (HF_ENDPOINT)."""
+    from huggingface_hub import constants
+
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+
+
 class Hub:
     """One endpoint and one cache folder."""
 
@@ -37,17 +45,20 @@ class Hub:
         offline: bool = False,
         cache: Path | None = None,
         progress: ProgressOf | None = None,
+        allow_private: bool = False,
     ) -> None:
-        """`token` None: the stored login, or HF_TOKEN."""
+        """`token` None: the stored login, or HF_TOKEN. `allow_private`: the hub may send to addresses of this machine
+        and of local networks, as one there may anyway."""
         from huggingface_hub import constants
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
         self._token = token
+        self._allow_private = allow_private
         self._offline = offline or constants.is_offline_mode()
         self._cache = cache or cache_folder()
         self._progress = progress
-        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+        self._endpoint = endpoint()
 
     def model(self, repo: Repo, file: str = "") -> Path:
         """The model's file, or its first part, downloaded if need be. CliError: it cannot be had."""
@@ -118,6 +129,7 @@ class Hub:
                 size=metadata.size,
                 sha256=checksum,
                 progress=self._progress,
+                public_only=not (self._allow_private or is_private(self._endpoint)),
             )
         with _Told(repo, self._endpoint, name):
             path = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)

@@ -16,29 +16,50 @@ from urllib.parse import unquote, urlsplit
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, Unreachable, fetch, forget_part
-from logitless.cli.hub.hub import Hub
+from logitless.cli.hub.hub import Hub, endpoint
+from logitless.cli.hub.public import is_private, open_url
 
 
 def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path | None:
-    """The model's file, downloaded if need be; None: no flag names one."""
+    """The model's file, downloaded if need be; None: no flag names one.
+
+    Options that a program may leave out: `allow_private_addresses`, `public_only`.
+    """
+    allow = getattr(options, "allow_private_addresses", False)
     if options.hf_repo is None:
         if options.hf_file is not None:
             raise UsageError("--hf-file needs --hf-repo")
     elif options.model or options.model_url:
         raise UsageError(f"--hf-repo and {'-m' if options.model else '--model-url'}: give one of them")
     if options.hf_repo is not None:
-        hub = Hub(options.hf_token, offline=options.offline, progress=progress)
+        hub = Hub(options.hf_token, offline=options.offline, progress=progress, allow_private=allow)
         return hub.model(options.hf_repo, options.hf_file or "")
     if options.model_url:
         path = Path(options.model) if options.model else None
-        return of_url(options.model_url, path, offline=options.offline, progress=progress)
+        strict = getattr(options, "public_only", False) and not _is_of_hub(options.model_url)
+        public_only = not allow and (strict or not is_private(options.model_url))
+        return of_url(options.model_url, path, offline=options.offline, progress=progress, public_only=public_only)
     return Path(options.model) if options.model else None
 
 
+def _is_of_hub(address: str) -> bool:
+    """True if the address is at the hub that this machine's owner has chosen."""
+    own, other = urlsplit(endpoint()), urlsplit(address)
+    return (own.scheme, own.netloc) == (other.scheme, other.netloc)
+
+
 def of_url(
-    address: str, path: Path | None = None, *, offline: bool = False, progress: ProgressOf | None = None
+    address: str,
+    path: Path | None = None,
+    *,
+    offline: bool = False,
+    progress: ProgressOf | None = None,
+    public_only: bool = False,
 ) -> Path:
-    """The file of an address: checked once at each start, and downloaded again if it changed there."""
+    """The file of an address: checked once at each start, and downloaded again if it changed there.
+
+    `public_only`: neither the address nor a redirect may lead to this machine or a local network.
+    """
     path = path or _cache_path(address)
     note = path.with_name(f"{path.name}.json")  # address and version of the file
     if offline:
@@ -47,7 +68,7 @@ def of_url(
         return path
     version_note = _read(note) if path.exists() else {}
     try:
-        version = _version(address)
+        version = _version(address, public_only=public_only)
     except Unreachable:
         if version_note.get("url") == address:
             return path
@@ -57,7 +78,7 @@ def of_url(
     if path.exists() and version_note.get("url") != address:
         raise CliError(f"-m {path}: is there already, and was not downloaded from {shown(address)}")
     path.unlink(missing_ok=True)
-    fetch(address, path, name=shown(address), version=version, progress=progress)
+    fetch(address, path, name=shown(address), version=version, progress=progress, public_only=public_only)
     note.write_text(json.dumps({"url": address, "version": version}))
     return path
 
@@ -112,11 +133,11 @@ def _cache_path(address: str) -> Path:
     return _folder() / folder / name
 
 
-def _version(address: str) -> str:
+def _version(address: str, *, public_only: bool) -> str:
     """Version of the content on the server (ETag or Last-Modified); "": it has none."""
     request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "logitless"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with open_url(request, 30, public_only=public_only) as reply:
             return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")
     except urllib.error.HTTPError as error:
         error.close()  # it is the reply, and holds the connection

@@ -51,7 +51,8 @@ def find_draft_model(options: SimpleNamespace, path: Path) -> None:
         return
     from logitless.cli.hub.hub import Hub
 
-    hub = Hub(options.hf_token, offline=options.offline)
+    allow = getattr(options, "allow_private_addresses", False)
+    hub = Hub(options.hf_token, offline=options.offline, allow_private=allow)
     file = hub.block(repo, path) if wants_head else None
     if file is None and options.hf_repo_draft is not None:
         file = hub.model(repo)

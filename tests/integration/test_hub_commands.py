@@ -128,6 +128,8 @@ def test_a_router_downloads_models_and_takes_them_away(hub: str, serve: Any, con
     for model, told in (
         ("nothing", "400 field 'model': 'nothing' is not USER/REPO"),
         ("file:///etc/passwd", "400 field 'model': is not an http:// or https:// address"),
+        ("http://localhost:9/m.gguf", "400 localhost is at "),
+        ("http://2852039166/latest/meta-data", "400 2852039166 is at 169.254.169.254, which is no public address"),
         (f"{REPO}:Q6_K", f"400 --hf-repo: {REPO} has no Q6_K"),
     ):
         assert said(lambda model=model: get(model)).startswith(told)  # type: ignore[misc]

@@ -1,0 +1,144 @@
+"""Downloads that a client names stay away from this machine and its networks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from logitless.cli.hub import download, model_source, public
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "169.254.169.254",
+        ),
+        *(
+            "100.64.0.1",
+            "192.0.0.8",
+            "198.18.0.1",
+            "203.0.113.9",
+            "224.0.0.1",
+            "239.1.1.1",
+            "240.0.0.1",
+            "255.255.255.255",
+        ),
+        *("::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1", "fec0::1"),
+        *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "::7f00:1"),
+    ],
+)
+def test_addresses_of_this_machine_and_its_networks(address: str) -> None:
+    assert not public.is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["8.8.8.8", "1.1.1.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::"],
+)
+def test_addresses_of_the_internet(address: str) -> None:
+    assert public.is_public(address)
+
+
+@pytest.mark.parametrize(
+    ("url", "private"),
+    [
+        ("http://localhost/m", True),
+        ("http://127.1/m", True),
+        ("http://2130706433/m", True),
+        ("http://0x7f.1/m", True),
+        ("http://[::1]:80/m", True),
+        ("http://u:p@127.0.0.1/m", True),
+        ("http://8.8.8.8/m", False),
+        ("http://nowhere.invalid/m", False),  # not known
+    ],
+)
+def test_hosts_are_judged_by_what_they_resolve_to(url: str, private: bool) -> None:
+    assert public.is_private(url) is private
+
+
+@pytest.fixture
+def site() -> Iterator[Any]:
+    """A server at 127.0.0.1 and 127.0.0.2 with one file; /to/URL leads elsewhere."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            seen.append(f"{self.headers['Host']}{self.path}")
+            if self.path.startswith("/to/"):
+                self.send_response(302)
+                self.send_header("Location", self.path[4:])
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(b"GGUF")
+
+        do_HEAD = do_GET
+
+    with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield SimpleNamespace(port=server.server_address[1], seen=seen)
+        server.shutdown()
+
+
+@pytest.fixture
+def one_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public, "is_public", lambda address: address == "127.0.0.1")
+
+
+def test_a_redirect_into_a_network_is_refused(site: Any, one_is_public: None, tmp_path: Path) -> None:
+    near, far = f"http://127.0.0.2:{site.port}/m", f"http://127.0.0.1:{site.port}"
+    for url in (near, f"{far}/to/{near}", f"{far}/to/{far}/to/{near}", f"{far}/to/ftp://127.0.0.2:{site.port}/m"):
+        with pytest.raises(public.NotPublic, match=r"127\.0\.0\.2 is at 127\.0\.0\.2.*--allow-private-addresses"):
+            download.fetch(url, tmp_path / "m", name="m", public_only=True)
+    assert not any(seen.startswith("127.0.0.2") for seen in site.seen)
+    assert not (tmp_path / "m").exists()
+    download.fetch(f"{far}/to/{far}/m", tmp_path / "m", name="m", public_only=True)
+    assert (tmp_path / "m").read_bytes() == b"GGUF"
+    download.fetch(f"{far}/to/{near}", tmp_path / "n", name="n")
+    assert (tmp_path / "n").read_bytes() == b"GGUF"
+
+
+def test_a_name_that_changes_after_it_was_judged(site: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(public, "_addresses", lambda url: ["8.8.8.8"])
+    with pytest.raises(public.NotPublic):
+        download.fetch(f"http://localhost:{site.port}/m", tmp_path / "m", name="m", public_only=True)
+    assert site.seen == []
+
+
+def options(address: str, **more: bool) -> SimpleNamespace:
+    return SimpleNamespace(hf_repo=None, hf_file=None, model=None, model_url=address, offline=False, **more)
+
+
+def test_who_names_an_address(site: Any, one_is_public: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+    near, far = f"http://127.0.0.2:{site.port}", f"http://127.0.0.1:{site.port}"
+    assert model_source.find(options(f"{near}/m"))  # the user's own
+    assert model_source.find(options(f"{near}/to/{near}/m"))
+    with pytest.raises(public.NotPublic):
+        model_source.find(options(f"{far}/to/{near}/m"))
+    assert model_source.find(options(f"{far}/to/{near}/m", allow_private_addresses=True))
+    with pytest.raises(public.NotPublic):  # a client's
+        model_source.find(options(f"{near}/m", public_only=True))
+    assert model_source.find(options(f"{near}/n", public_only=True, allow_private_addresses=True))
+    monkeypatch.setenv("HF_ENDPOINT", near)
+    assert model_source.find(options(f"{near}/k", public_only=True))
