@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from logitless.cli.status_line import StatusLine
+
 
 class CompileProgress:
     """One line that counts kernels on a terminal; elsewhere a line at the first kernel and then every five seconds."""
@@ -16,6 +18,7 @@ class CompileProgress:
         self.happened = False  # in this process, at any time
         self._began = 0.0
         self._shown = float("-inf")
+        self._line = StatusLine()
 
     def __call__(self, kernel: str, n_waiting: int) -> None:
         """A kernel is about to be compiled; `n_waiting` more wait."""
@@ -26,7 +29,7 @@ class CompileProgress:
         line = f"compiling kernels for this machine, once: {self.n_kernels} of {self.n_kernels + n_waiting}"
         with contextlib.suppress(OSError):  # stderr is closed
             if sys.stderr.isatty():
-                print(f"\r{line}", end="", file=sys.stderr, flush=True)
+                self._line.show(line)
             elif time.monotonic() - self._shown >= 5:
                 self._shown = time.monotonic()
                 print(line, file=sys.stderr, flush=True)
@@ -34,8 +37,8 @@ class CompileProgress:
     def end(self) -> None:
         """End the line: no kernel is being compiled."""
         if self.n_kernels:
-            start = "\n" if sys.stderr.isatty() else ""
-            print(f"{start}compiled {self.n_kernels} in {time.monotonic() - self._began:.0f} s", file=sys.stderr)
+            self._line.end()
+            print(f"compiled {self.n_kernels} in {time.monotonic() - self._began:.0f} s", file=sys.stderr)
         self.n_kernels = 0
 
 

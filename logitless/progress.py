@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from types import TracebackType
+
+from logitless.cli.status_line import StatusLine
 
 WIDTH = 30  # characters of a bar
 INTERVAL = 0.1  # seconds between two drawings
@@ -16,7 +17,7 @@ class Progress:
     """A bar on stderr that counts to `total`; `shown` False: nothing is written."""
 
     def __init__(self, title: str, total: int, shown: bool) -> None:
-        self._title, self._total, self._shown = title, total, shown
+        self._title, self._total, self._shown, self._line = title, total, shown, StatusLine()
         self._done, self._drawn, self._began = 0, float("-inf"), time.monotonic()
 
     def advance(self) -> None:
@@ -28,7 +29,7 @@ class Progress:
             full = WIDTH * self._done // self._total
             rate = self._done / max(1e-9, now - self._began)
             bar = "█" * full + "·" * (WIDTH - full)
-            self._write(f"\r{self._title} {bar} {self._done}/{self._total} ({rate:.1f}/s)")
+            self._line.show(f"{self._title} {bar} {self._done}/{self._total} ({rate:.1f}/s)")
 
     def __enter__(self) -> Progress:
         return self
@@ -36,13 +37,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown and self._done:
-            self._write("\n")
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed, or nobody reads it
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        self._line.end()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.outputs import check_output
+from logitless.cli.status_line import StatusLine
 
 
 def run(options: SimpleNamespace) -> int:
@@ -33,11 +34,11 @@ def run(options: SimpleNamespace) -> int:
     except ValueError as error:
         raise UsageError(f"--type: {error}") from None
     check_output(options.output, "-o")
-    synthesize(options.output, shape, options.type, options.seed, progress=_progress if sys.stderr.isatty() else None)
+    line = StatusLine()
+    shown = (
+        (lambda done, total: line.show(f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")) if sys.stderr.isatty() else None
+    )
+    synthesize(options.output, shape, options.type, options.seed, progress=shown)
+    line.end()
     print(f"{options.output}: {shape} {options.type.upper()}, seed {options.seed}", file=sys.stderr)
     return 0
-
-
-def _progress(done: int, total: int) -> None:
-    end = "\n" if done == total else ""
-    print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)

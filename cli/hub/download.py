@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import IO, Any, Protocol
 
 from logitless.cli.flags.flags import CliError
 from logitless.cli.hub.public import open_url
+from logitless.cli.status_line import StatusLine
 
 CHUNK = 1 << 20
 TRIES = 3  # in a row without any bytes
 TIMEOUT = 60.0  # seconds of silence
+WINDOW, REDRAW = 5.0, 0.2  # seconds: that the speed is of, and between two lines on a terminal
 
 
 class Refused(CliError):
@@ -184,26 +187,69 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e7 else f"{nbytes} bytes"
+def _mb(nbytes: float) -> str:
+    if nbytes >= 1e10:
+        return f"{nbytes / 1e9:.1f} GB"
+    return (
+        f"{nbytes / 1e6:.0f} MB"
+        if nbytes >= 1e7
+        else f"{nbytes / 1e6:.1f} MB"
+        if nbytes >= 1e5
+        else f"{nbytes:.0f} bytes"
+    )
 
 
 class _Progress:
-    """One line on a terminal that counts; elsewhere a line when it begins and one when it ends."""
+    """On a terminal a line with speed and remaining time; elsewhere a line when it begins and one when it ends."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._shown, self._begun = name, 0.0, False
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock, self._line = name, clock, StatusLine()
         self._terminal = sys.stderr.isatty()
+        self._shown = float("-inf")
+        self._past: deque[tuple[float, int]] = deque()  # (time, bytes) of the last seconds
+        self._received, self._have, self._began = 0, 0, 0.0
 
     def show(self, have: int, size: int | None) -> None:
-        total = f" of {_mb(size)}" if size else ""
-        if self._terminal and time.monotonic() - self._shown > 0.2:
-            self._shown = time.monotonic()
-            print(f"\rdownloading {self._name}: {_mb(have)}{total}  ", end="", file=sys.stderr, flush=True)
-        elif not self._terminal and not self._begun:
+        now, total = self._clock(), f" of {_mb(size)}" if size else ""
+        if not self._past and not self._terminal:
             print(f"downloading {self._name}{total}", file=sys.stderr, flush=True)
-        self._begun = True
+        if not self._past:
+            self._began, self._have = now, have
+        if have < self._have:  # it begins anew
+            self._past.clear()
+            self._have = have
+        self._received += have - self._have
+        self._have = have
+        self._past.append((now, have))
+        while now - self._past[0][0] > WINDOW:
+            self._past.popleft()
+        if self._terminal and now - self._shown > REDRAW:
+            self._shown = now
+            self._line.show(f"downloading {self._name}", f": {_mb(have)}{total}{self._pace(size)}")
+
+    def _pace(self, size: int | None) -> str:
+        """Speed of the last seconds, and the time that the rest takes at it."""
+        (then, before), (now, have) = self._past[0], self._past[-1]
+        if now - then < 1:
+            return ""
+        speed = (have - before) / (now - then)
+        left = f", {duration((size - have) / speed)} left" if size and speed > 0 else ""
+        return f", {_mb(speed)}/s{left}"
 
     def end(self) -> None:
-        if self._begun:
-            print(f"{chr(10) if self._terminal else ''}downloaded {self._name}", file=sys.stderr, flush=True)
+        if not self._past:
+            return
+        seconds = self._clock() - self._began
+        pace = f" at {_mb(self._received / seconds)}/s" if seconds >= 1 else ""
+        text = f"downloaded {self._name}: {_mb(self._have)} in {duration(seconds)}{pace}"
+        if self._terminal:
+            self._line.end(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """5 s, 3 min 20 s or 2 h 5 min."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours} h {m} min" if hours else f"{m} min {s} s" if m else f"{s} s"

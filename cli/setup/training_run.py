@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import COMPILING, show_compiling
+from logitless.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -214,12 +215,16 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
     from logitless.training.save import save_result
     from logitless.training.trainer import Finished, Save, Validated
 
-    terminal = sys.stderr.isatty()
+    terminal, status = sys.stderr.isatty(), StatusLine()
 
     def show(text: str, final: bool) -> None:
         COMPILING.end()
-        end = "\n" if final or not terminal else ""
-        print(f"\r{text:<80}" if terminal else text, end=end, file=sys.stderr, flush=True)
+        if not terminal:
+            print(text, file=sys.stderr, flush=True)
+        elif final:
+            status.end(text)
+        else:
+            status.show(text)
 
     COMPILING.end()
     t = trainer.trainable
