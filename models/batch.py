@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.attention.attention_sinks import attention_sinks, causal_attention_sinks
 from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.mla import latent_attention
@@ -60,12 +59,12 @@ class Rows(Protocol):
 
 class AttentionParams(NamedTuple):
     """Scale, window, soft-cap and sinks of attention scores
-    (graph/ops/attention/paged_attention.py, attention_sinks.py)."""
+    (graph/ops/attention/paged_attention.py)."""
 
     scale: float
     window: int = 0
     cap: float = 0.0
-    sinks: Tensor | None = None  # (H,)
+    sinks: tuple[Tensor, ...] = ()  # one of shape (H,), or none
 
 
 class LinearAttentionParams(NamedTuple):
@@ -218,9 +217,7 @@ class Cached:
         seen = *self.stored[kv_source], pool.tables, asking.slot, asking.pos
         if v is None:
             return latent_attention(q, *seen, scale=how.scale)
-        if how.sinks is not None:
-            return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
-        return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
+        return attention(q, *seen, *how.sinks, scale=how.scale, window=how.window, cap=how.cap)
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
@@ -280,9 +277,7 @@ class Sequences:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, how.scale, how.window, k if v is None else v
-        if how.sinks is not None:
-            return causal_attention_sinks(q, k, v, self.start, how.sinks, length=size, scale=scale, window=window)
-        return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
+        return causal_attention(q, k, v, self.start, *how.sinks, length=size, scale=scale, window=window, cap=how.cap)
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)

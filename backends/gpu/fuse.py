@@ -14,7 +14,6 @@ from logitless.backends.gpu.matmul import launch, layout, moe_linear
 from logitless.graph.fusion import FusionRules, IsOurs, Sole, fuse_patterns, join_products
 from logitless.graph.ops.fused import (
     attention_rope,
-    attention_sinks_rope,
     expert_parts,
     linear_add,
     linear_glu,
@@ -72,14 +71,12 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
 
 
 @fusion("attention")
-@fusion("attention_sinks")
 def _(t: Tensor, sole: Sole) -> Tensor | None:
     """Attention with RoPE of its queries."""
     q, *others = t.src
     if not sole(q, "rope"):
         return None
-    rotated = attention_rope if t.op == "attention" else attention_sinks_rope
-    return rotated(q.src[0], *others, q.src[1], **q.attrs, **t.attrs, name=t.name)
+    return attention_rope(q.src[0], *others, q.src[1], **q.attrs, **t.attrs, name=t.name)
 
 
 def _siblings(order: Sequence[Tensor], is_ours: IsOurs, refused: set[str]) -> dict[Tensor, list[Tensor]]:

@@ -39,23 +39,19 @@ Kernel(
 )
 
 # Cells of a cache of f32: cell c of a page is its last axis (keys) or the one before (values).
-for _name, _args, _do in (
-    ("take_cells", [Arg("X", "f32"), Arg("CELLS", "i32"), Arg("Y", "f32", "w")], "Y[i] = X[at];"),
-    ("zero_cells", [Arg("CELLS", "i32"), Arg("Y", "f32", "w")], "Y[at] = 0.0f;"),
-):
-    Kernel(
-        _name,
-        _args,
-        ["uint n", "uint heads", "uint size", "uint keys"],
-        f"""
-  FOR_EACH(i, n) {{
+Kernel(
+    "zero_cells",
+    [Arg("CELLS", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint heads", "uint size", "uint keys"],
+    """
+  FOR_EACH(i, n) {
     uint d = i % size, h = i / size % heads, cell = UINT(CELLS[i / size / heads]), c = cell % 16u;
     uint at = (cell / 16u * heads + h) * size * 16u + (keys != 0u ? d * 16u + c : c * size + d);
-    {_do}
-  }}""",
-        simt=[{"WG": WG}],
-        cpu=[{"WG": 1}],
-    )
+    Y[at] = 0.0f;
+  }""",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
+)
 
 
 def steps_of(shape: Axes) -> Axes:
@@ -148,14 +144,6 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n, (rows, columns) = n_elements(x), x.shape[-2:]
     words = (n, rows, columns, t.attrs.get("past", 0), bits(t.attrs["fill"]))
     return [dispatch("causal_mask", shape, (x, t), words, groups_for(n, shape, WG))]
-
-
-@lower("take_cells")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    if t.dtype != "f32":
-        return None
-    n = n_elements(t)
-    return [dispatch("take_cells", shape, (*t.src, t), (n, *t.shape[1:], t.attrs["keys"]), groups_for(n, shape, WG))]
 
 
 @lower("clear_cells")

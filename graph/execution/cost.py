@@ -137,15 +137,7 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-ATTENTIONS = (
-    "attention",
-    "attention_act",
-    "attention_rope",
-    "attention_sinks",
-    "attention_sinks_rope",
-    "latent_attention",
-)
-COSTS.update(dict.fromkeys(ATTENTIONS, _attention))
+COSTS.update(dict.fromkeys(("attention", "attention_act", "attention_rope", "latent_attention"), _attention))
 
 
 def _element(t: Tensor) -> float:

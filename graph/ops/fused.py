@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, Op, Variable, Weight, op, require, writing
-from logitless.graph.ops.attention.attention_sinks import attention_sinks, sinks_case
+from logitless.graph.op import Array, Case, Variable, Weight, op, require, writing
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_case, store_k
 from logitless.graph.ops.elementwise import glu
 from logitless.graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
@@ -174,32 +173,16 @@ def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, 
     return attention.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 
 
-@op
-def attention_sinks_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
-    """`attention_sinks` of the queries after `rope`; `src`: its other sources, then the angles."""
+@attention_rope.shape
+def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
     *others, angles = src
-    return attention_sinks.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
-
-
-def _rotated_shape(of: Op) -> Callable[..., tuple[Shape, str]]:
-    """The shape rule of such an attention of queries after `rope`."""
-
-    def rule(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
-        *others, angles = src
-        rope.shape_rule(q, angles, interleaved, sign)
-        return of.shape_rule(q, *others, **attrs)
-
-    return rule
-
-
-attention_rope.shape(_rotated_shape(attention))
-attention_sinks_rope.shape(_rotated_shape(attention_sinks))
+    rope.shape_rule(q, angles, interleaved, sign)
+    return attention.shape_rule(q, *others, **attrs)
 
 
 for _op in (linear_parts, linear_add, linear_glu, expert_parts):
     _op.tolerance_quantised = linear.tolerance_quantised
 store_k_rope.tolerance, attention_rope.tolerance = store_k.tolerance, attention.tolerance
-attention_sinks_rope.tolerance = attention_sinks.tolerance
 
 
 def _weights_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
@@ -243,12 +226,10 @@ def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.ran
 
 
 def _rotated_case(
-    types: str, size: int, *, interleaved: bool, sinks: bool = False, **attrs: float
+    types: str, size: int, *, interleaved: bool, with_sinks: bool = False, **attrs: float
 ) -> Callable[[np.random.Generator], Case]:
-    base = attention_case(types, 4, 2, size, **attrs)
-
     def make(r: np.random.Generator) -> Case:
-        src, attributes = (sinks_case(base) if sinks else base)(r)
+        src, attributes = attention_case(types, 4, 2, size, with_sinks=with_sinks, **attrs)(r)
         angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
         return [*src, angles], {**attributes, "interleaved": interleaved}
 
@@ -270,5 +251,5 @@ for _dtype in ("f32", "f16"):
     store_k_rope.case(_store_case(_dtype, 11, interleaved=False))
 for _types, _size in (("f32/f32", 11), ("f16/f16", 64), ("f16/f32", 32)):
     attention_rope.case(_rotated_case(_types, _size, interleaved=_size == 64))
-    attention_sinks_rope.case(_rotated_case(_types, _size, interleaved=_size != 64, sinks=True))
+    attention_rope.case(_rotated_case(_types, _size, interleaved=_size != 64, with_sinks=True))
 attention_rope.case(_rotated_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))

@@ -60,7 +60,8 @@ def self_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory
     ):  # both norms' weights go to the query, so that cached keys can be shifted
         q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
-    how = AttentionParams(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
+    sinks = (asking.b["attn_sinks"],) if "attn_sinks" in asking.b else ()
+    how = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks)
     y = memory.attend(layer, asking.scaled_query(q), *seen, how)
     y = reshape(y, shape=(y.shape[0], -1))
     return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))

@@ -43,9 +43,9 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
     if sole(y, "rms_norm") and len(y.shape) == 2 and y.src[1].shape:
         return rms_norm_act(*y.src, eps=y.attrs["eps"], group=group, name=t.name)
     if group == 32 and sole(y, "reshape") and sole(y.src[0], "attention"):
-        q, k = y.src[0].src[:2]
+        q, k, *others = y.src[0].src
         whole_blocks = q.shape[1] // k.shape[1] * q.shape[2] % 32 == 0  # per KV head
-        has_kernel = whole_blocks and q.shape[2] % 2 == 0
+        has_kernel = whole_blocks and q.shape[2] % 2 == 0 and len(others) == 4  # none with sinks
         return attention_act(*y.src[0].src, **y.src[0].attrs, name=t.name) if has_kernel else None
     return None
 

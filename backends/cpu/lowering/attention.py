@@ -89,7 +89,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     args = (*args, tokens, parts, cores())
     if quantised := t.op == "attention_act":
         args = (*args, *act_panels(n, isa(), 32))
-    if sinks := t.op == "attention_sinks":
+    if sinks := len(t.src) == 7:
         args = (*args, at(t.src[6]))
     variant = ":act" * quantised + ":sinks" * sinks
     kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
@@ -112,7 +112,6 @@ def _state_nbytes(rows: int, size: int) -> int:
 
 lower("attention")(_attention)
 lower("attention_act")(_attention)
-lower("attention_sinks")(_attention)
 lower("latent_attention")(_attention)
 
 
@@ -129,14 +128,18 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 
 @lower("causal_attention")
-def _(t: Tensor, at: At) -> list[Task]:
-    q, k, _, _ = t.src
+def _(t: Tensor, at: At) -> list[Task] | None:
+    q, k, _, _, *sinks = t.src
+    if sinks:
+        return None
     return [_causal_attention("causal_attention", t, q, k, q.shape[1], 1, at)]
 
 
 @lower("causal_attention_back")
-def _(t: Tensor, at: At) -> list[Task]:
-    _, q, k, _, _ = t.src
+def _(t: Tensor, at: At) -> list[Task] | None:
+    _, q, k, _, _, *sinks = t.src
+    if sinks:
+        return None
     return [_causal_attention("causal_attention_back", t, q, k, k.shape[1], 3, at)]
 
 

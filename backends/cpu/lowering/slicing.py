@@ -102,26 +102,17 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     return [Task(f"cast:{x.dtype}:{t.dtype}", (at(x), at(t), n), _chunks(t), 4)]
 
 
-def _cells(how: str, t: Tensor, at: At) -> list[Task] | None:
+@lower("clear_cells")
+def _(t: Tensor, at: At) -> list[Task] | None:
     cache, cells = t.src
     if cache.dtype != "f32":
         return None
     keys = t.attrs["keys"]
-    args = (at(cache), at(cells), at(t), cells.shape[0], cache.shape[1], cache.shape[2 if keys else 3])
-    return [Task(f"cells:{how}:{'keys' if keys else 'values'}", args, cells.shape[0], 4)]
-
-
-@lower("take_cells")
-def _(t: Tensor, at: At) -> list[Task] | None:
-    return _cells("take", t, at)
-
-
-@lower("clear_cells")
-def _(t: Tensor, at: At) -> list[Task] | None:
-    clear, cache = _cells("clear", t, at), t.src[0]
-    if clear is None or at(cache) == at(t):
-        return clear
-    return [Task("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), *clear]
+    args = (at(cells), at(t), cache.shape[1], cache.shape[2 if keys else 3])
+    clear = Task(f"clear_cells:{'keys' if keys else 'values'}", args, cells.shape[0], 4)
+    if at(cache) == at(t):
+        return [clear]
+    return [Task("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), clear]
 
 
 @lower("argmax")

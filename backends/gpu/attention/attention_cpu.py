@@ -150,13 +150,11 @@ for _k in CACHE_TYPES:
 
 @lower("attention")
 @lower("attention_rope")
-@lower("attention_sinks")
-@lower("attention_sinks_rope")
 def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     q, k, v, tables, slot, pos = t.src[:6]
     more = list(t.src[6:])
-    sinks = more.pop(0) if t.op.startswith("attention_sinks") else None
-    turned = more.pop(0) if t.op.endswith("_rope") else None
+    turned = more.pop() if t.op == "attention_rope" else None
+    sinks = more[0] if more else None
     tokens, heads, size = q.shape
     if k.dtype not in CACHE_TYPES or v.dtype not in CACHE_TYPES or size > SIZES[-1]:
         return None

@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from logitless.graph.op import Array, Case, op, require
+from logitless.graph.ops.attention.paged_attention import random_sinks, require_sinks
 from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
 
-def _weights(q: Array, k: Array, start: Array, scale: float, window: int, cap: float) -> tuple[Array, Array]:
-    """Attention weights of one window (H, T, T), and the derivative of capped scores by q·k."""
-    group = q.shape[1] // k.shape[1]
-    s = np.einsum("thd,shd->hts", q, np.repeat(k, group, 1)) * scale
-    slope = np.full_like(s, scale)
-    if cap:
-        bounded = np.tanh(s / cap)
-        s, slope = cap * bounded, scale * (1 - bounded**2)
-    at = np.arange(len(q))
-    first = np.maximum(start, at - window + 1) if window else start
-    visible = (at >= first[:, None]) & (at <= at[:, None])
-    s = np.where(visible, s, -np.inf)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True), slope
+def _windows(
+    q: Array,
+    k: Array,
+    start: Array,
+    sinks: Array | None,
+    length: int,
+    scale: float,
+    window: int,
+    cap: float,
+) -> Iterator[tuple[slice, int, int, Array, Array | float, Array]]:
+    """Rows, head, key head, attention weights (T, T), derivative of scores by q·k, and sink weights
+    (T,) of each window's heads.
+    """
+    at, slope = np.arange(length), scale
+    for i in range(0, len(q), length):
+        rows = slice(i, i + length)
+        first = np.maximum(start[rows], at - window + 1) if window else start[rows]
+        visible = (at >= first[:, None]) & (at <= at[:, None])
+        for h in range(q.shape[1]):
+            of = h * k.shape[1] // q.shape[1]
+            s = q[rows, h] @ k[rows, of].T * scale
+            if cap:
+                bounded = np.tanh(s / cap)
+                s, slope = cap * bounded, scale * (1 - bounded**2)
+            s = np.where(visible, s, -np.inf)
+            sink = s.dtype.type(-np.inf) if sinks is None else sinks[h]
+            top = np.maximum(s.max(-1), sink)
+            e, rest = np.exp(s - top[:, None]), np.exp(sink - top)
+            total = e.sum(-1) + rest
+            yield rows, h, of, e / total[:, None], slope, rest / total
 
 
 @op
 def causal_attention(
-    q: Array, k: Array, v: Array, start: Array, *, length: int, scale: float, window: int = 0, cap: float = 0.0
+    q: Array,
+    k: Array,
+    v: Array,
+    start: Array,
+    sinks: Array | None = None,
+    *,
+    length: int,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
     (N, H, D).
 
     Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text
-    may be packed into a window). Query head i reads key head i · H_kv // H. `window` > 0 sees only
-    the last `window` rows; `cap` > 0 bounds the scores (Gemma 2).
+    may be packed into a window). Query head i reads key head i · H_kv // H. `sinks`, `window` and `cap`
+    are those of `attention`.
     """
     out = np.empty_like(q)
-    for i in range(0, len(q), length):
-        rows = slice(i, i + length)
-        p, _ = _weights(q[rows], k[rows], start[rows], scale, window, cap)
-        out[rows] = np.einsum("hts,shd->thd", p, np.repeat(v[rows], q.shape[1] // k.shape[1], 1))
+    for rows, h, of, p, _, _ in _windows(q, k, start, sinks, length, scale, window, cap):
+        out[rows, h] = p @ v[rows, of]
     return out
 
 
@@ -54,15 +79,19 @@ def _check(name: str, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: in
 
 @causal_attention.shape
 def _(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: int, scale: float, window: int = 0, cap: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor | None = None, *, length: int, **_: Any
 ) -> tuple[Shape, str]:
     _check("causal_attention", q, k, v, start, length)
+    require_sinks("causal_attention", q, sinks)
     return q.shape, q.dtype
 
 
 @causal_attention.vjp
-def _(g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, **attrs: Any) -> tuple[Tensor | None, ...]:
-    return (*split_rows(causal_attention_back(g, q, k, v, start, **attrs), (q, k, v)), None)
+def _(
+    g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, *sinks: Tensor, **attrs: Any
+) -> tuple[Tensor | None, ...]:
+    of_rows = split_rows(causal_attention_back(g, q, k, v, start, *sinks, **attrs), (q, k, v))
+    return (*of_rows, None, *(sinks_back(g, q, k, v, start, s, **attrs) for s in sinks))
 
 
 @op
@@ -72,6 +101,7 @@ def causal_attention_back(
     k: Array,
     v: Array,
     start: Array,
+    sinks: Array | None = None,
     *,
     length: int,
     scale: float,
@@ -79,25 +109,49 @@ def causal_attention_back(
     cap: float = 0.0,
 ) -> Array:
     """The gradients of q, k and v one after the other, as rows of D: (N·H + 2·N·H_kv, D)."""
-    group = q.shape[1] // k.shape[1]
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for i in range(0, len(q), length):
-        rows = slice(i, i + length)
-        p, slope = _weights(q[rows], k[rows], start[rows], scale, window, cap)
-        dp = np.einsum("thd,shd->hts", g[rows], np.repeat(v[rows], group, 1))
+    for rows, h, of, p, slope, _ in _windows(q, k, start, sinks, length, scale, window, cap):
+        dp = g[rows, h] @ v[rows, of].T
         ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * slope
-        by_head = (length, k.shape[1], group, q.shape[2])
-        dq[rows] = np.einsum("hts,shd->thd", ds, np.repeat(k[rows], group, 1))
-        dk[rows] = np.einsum("hts,thd->shd", ds, q[rows]).reshape(by_head).sum(2)
-        dv[rows] = np.einsum("hts,thd->shd", p, g[rows]).reshape(by_head).sum(2)
+        dq[rows, h] = ds @ k[rows, of]
+        dk[rows, of] += ds.T @ q[rows, h]
+        dv[rows, of] += p.T @ g[rows, h]
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
 
 
 @causal_attention_back.shape
-def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: int, **attrs: Any) -> tuple[Shape, str]:
+def _(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, *sinks: Tensor, length: int, **_: Any
+) -> tuple[Shape, str]:
     _check("causal_attention_back", q, k, v, start, length)
     require(g.shape == q.shape, "causal_attention_back", "the gradient must have q's shape", g, q)
     return (q.shape[0] * (q.shape[1] + 2 * k.shape[1]), q.shape[2]), q.dtype
+
+
+@op
+def sinks_back(
+    g: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    start: Array,
+    sinks: Array,
+    *,
+    length: int,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Array:
+    """The gradient of the sinks (H,)."""
+    total = np.zeros_like(sinks)
+    for rows, h, of, p, _, rest in _windows(q, k, start, sinks, length, scale, window, cap):
+        total[h] -= ((p * (g[rows, h] @ v[rows, of].T)).sum(-1) * rest).sum()
+    return total
+
+
+@sinks_back.shape
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **_: Any) -> tuple[Shape, str]:
+    return sinks.shape, sinks.dtype
 
 
 def _arrays(r: np.random.Generator, length: int, heads: int, kv_heads: int, size: int) -> list[Array]:
@@ -109,19 +163,27 @@ def _arrays(r: np.random.Generator, length: int, heads: int, kv_heads: int, size
     return [q, k, v, start.astype(np.int32)]
 
 
-for _shape, _attrs in (
-    ((7, 4, 2, 8), {}),
-    ((20, 8, 4, 16), {"window": 6}),
-    ((33, 3, 1, 20), {"cap": 2.0, "window": 5}),
-    ((40, 2, 2, 48), {}),
-):
-
-    def _case(r: np.random.Generator, shape: tuple[int, ...] = _shape, attrs: dict[str, float] = _attrs) -> Case:  # type: ignore[assignment]
-        return _arrays(r, *shape), {"length": shape[0], "scale": shape[3] ** -0.5, **attrs}
-
-    def _case_back(r: np.random.Generator, shape: tuple[int, ...] = _shape, attrs: dict[str, float] = _attrs) -> Case:  # type: ignore[assignment]
+def _case(
+    back: bool, with_sinks: bool, shape: tuple[int, ...], attrs: Mapping[str, float]
+) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
         src = _arrays(r, *shape)
-        return [r.normal(size=src[0].shape), *src], {"length": shape[0], "scale": shape[3] ** -0.5, **attrs}
+        src = [*src, random_sinks(r, shape[1])] if with_sinks else src
+        src = [r.normal(size=src[0].shape), *src] if back else src
+        return src, {"length": shape[0], "scale": shape[3] ** -0.5, **attrs}
 
-    causal_attention.case(_case)
-    causal_attention_back.case(_case_back)
+    return make
+
+
+for _shape, _with_sinks, _attrs in (
+    ((7, 4, 2, 8), False, {}),
+    ((20, 8, 4, 16), False, {"window": 6}),
+    ((33, 3, 1, 20), False, {"cap": 2.0, "window": 5}),
+    ((40, 2, 2, 48), False, {}),
+    ((7, 4, 2, 8), True, {}),
+    ((20, 8, 4, 16), True, {"cap": 2.0, "window": 6}),
+):
+    causal_attention.case(_case(False, _with_sinks, _shape, _attrs))
+    causal_attention_back.case(_case(True, _with_sinks, _shape, _attrs))
+    if _with_sinks:
+        sinks_back.case(_case(True, True, _shape, _attrs))

@@ -139,6 +139,7 @@ def attention(
     tables: Array,
     slot: Array,
     pos: Array,
+    sinks: Array | None = None,
     *,
     scale: float,
     window: int = 0,
@@ -148,15 +149,17 @@ def attention(
     (T, H, D).
 
     tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i
-    reads key head i · H_kv // H. `window` > 0 sees only the last `window` positions; `cap` > 0
-    bounds the scores (Gemma 2).
+    reads key head i · H_kv // H. `sinks` (H,): a score of each query head that takes part in its
+    softmax and has no value (gpt-oss). `window` > 0 sees only the last `window` positions; `cap` >
+    0 bounds the scores (Gemma 2).
     """
     out = np.empty_like(q)
     for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
         s = keys @ q[t, h] * scale
         s = cap * np.tanh(s / cap) if cap else s
-        e = np.exp(s - s.max())
-        out[t, h] = e @ values / e.sum()
+        top = s.max() if sinks is None else max(s.max(), sinks[h])
+        e = np.exp(s - top)
+        out[t, h] = e @ values / (e.sum() if sinks is None else e.sum() + np.exp(sinks[h] - top))
     return out
 
 
@@ -182,18 +185,24 @@ def _(
     tables: Tensor,
     slot: Tensor,
     pos: Tensor,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
+    sinks: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Shape, str]:
     n, heads, size = q.shape
     ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
     require(ok and slot.shape == pos.shape == (n,), "attention", "shapes disagree", q, k, v, tables, slot, pos)
+    require_sinks("attention", q, sinks)
     return q.shape, q.dtype
 
 
+def require_sinks(name: str, q: Tensor, sinks: Tensor | None) -> None:
+    """Raise ValueError unless there are no attention sinks, or one for each head of q (T, H, D)."""
+    if sinks is not None:
+        require((sinks.shape, sinks.dtype) == (q.shape[1:2], "f32"), name, "expected sinks (H,) of f32", q, sinks)
+
+
 def attention_case(
-    types: str, heads: int, kv_heads: int, size: int, **attrs: float
+    types: str, heads: int, kv_heads: int, size: int, *, with_sinks: bool = False, **attrs: float
 ) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         type_k, type_v = types.split("/")
@@ -205,9 +214,17 @@ def attention_case(
         slot = np.array([0, 0, 0, 1, 1, 2, 0])
         pos = np.array([33, 34, 47, 15, 16, 0, 3])
         q = r.normal(size=(7, heads, size))
-        return [q, Variable(k, type_k), Variable(v, type_v), tables, slot, pos], {"scale": size**-0.5, **attrs}
+        sinks = [random_sinks(r, heads)] if with_sinks else []
+        return [q, Variable(k, type_k), Variable(v, type_v), tables, slot, pos, *sinks], {"scale": size**-0.5, **attrs}
 
     return make
+
+
+def random_sinks(r: np.random.Generator, heads: int) -> Array:
+    """Attention sinks, of which one takes next to nothing and one takes all of its head."""
+    sinks = r.normal(size=heads) * 3
+    sinks[:2] = -200, 150
+    return sinks
 
 
 for _types, _heads, _kv_heads, _size, _attrs in (
@@ -218,19 +235,12 @@ for _types, _heads, _kv_heads, _size, _attrs in (
     ("f16/f16", 2, 1, 512, {}),
     ("f16/f32", 4, 2, 32, {}),
     ("f32/f16", 4, 2, 32, {"window": 20}),
+    ("f32/f32", 4, 2, 8, {"with_sinks": True}),
+    ("f16/f16", 4, 4, 64, {"with_sinks": True}),
+    ("f16/f16", 8, 1, 16, {"with_sinks": True, "window": 20}),
+    ("f16/f32", 10, 1, 32, {"with_sinks": True}),
 ):
     attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
-
-
-@op
-def take_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
-    """Read cells (T,) that `store_k` (keys) or `store_v` wrote: (T, H_kv, D); cells may repeat."""
-    return cache[cells // PAGE, :, :, cells % PAGE] if keys else cache[cells // PAGE, :, cells % PAGE]
-
-
-@take_cells.shape
-def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
-    return (cells.shape[0], cache.shape[1], cache.shape[2 if keys else 3]), cache.dtype
 
 
 @op
@@ -251,18 +261,17 @@ def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
 
 clear_cells.inplace = (0,)
 for _keys, _layout in ((True, (3, 2, 8, PAGE)), (False, (3, 2, PAGE, 8))):
-    for _cells_op in (take_cells, clear_cells):
-        _cells_op.case(lambda r, s=_layout, k=_keys: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}))  # type: ignore[misc]
+    clear_cells.case(lambda r, s=_layout, k=_keys: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}))  # type: ignore[misc]
 
 
 @store_k.vjp
 def _(g: Tensor, y: Tensor, cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
-    return clear_cells(g, cells, keys=True), take_cells(g, cells, keys=True), None
+    return clear_cells(g, cells, keys=True), load_k(g, cells), None
 
 
 @store_v.vjp
 def _(g: Tensor, y: Tensor, cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
-    return clear_cells(g, cells, keys=False), take_cells(g, cells, keys=False), None
+    return clear_cells(g, cells, keys=False), load_v(g, cells), None
 
 
 @op
@@ -314,8 +323,18 @@ def _(
 
 @attention.vjp
 def _(
-    g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
+    g: Tensor,
+    y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    *sinks: Tensor,
+    **attrs: Any,
 ) -> tuple[Tensor | None, ...]:
+    require(not sinks, "attention", "there is no gradient with sinks", y, *sinks)
     return (*split_rows(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
 
 

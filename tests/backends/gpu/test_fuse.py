@@ -12,7 +12,6 @@ from logitless.backends.gpu.fuse import fuse
 from logitless.backends.gpu.language.dialect import SIMT
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.attention.attention_sinks import attention_sinks
 from logitless.graph.ops.attention.paged_attention import attention, store_k, store_v
 from logitless.graph.ops.elementwise import add, glu
 from logitless.graph.ops.linear import linear
@@ -99,10 +98,7 @@ def test_fuse_attention_applies_rope_to_queries() -> None:
     assert fused(result, turned) == ["rope", "attention"]
     assert fused(result, refused=("attention_rope",)) == ["rope", "attention"]
     sinks = variable("sinks", (4,), "f32", constant=True)
-    result = attention_sinks(turned, *caches, *places, sinks, scale=0.5)
-    assert fused(result) == ["attention_sinks_rope"]
-    assert fused(result, turned) == ["rope", "attention_sinks"]
-    assert fused(result, refused=("attention_sinks_rope",)) == ["rope", "attention_sinks"]
+    assert fused(attention(turned, *caches, *places, sinks, scale=0.5)) == ["attention_rope"]
 
 
 def test_kv_stores_of_keys_and_values_are_one_launch() -> None:

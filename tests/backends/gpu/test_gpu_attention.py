@@ -13,7 +13,6 @@ from logitless.backends.gpu.language.dialect import SIMT
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
-from logitless.graph.ops.attention.attention_sinks import attention_sinks
 from logitless.graph.ops.attention.mla import latent_attention
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_k, load_v, store_k, store_v
 from logitless.graph.ops.rope import rope
@@ -101,9 +100,8 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
         def build() -> list[Tensor]:
             x, table = feed("q", (len(many), n_heads, size)), feed("tables", tables.shape, "i32")
             slot, pos = feed("slot", (len(many),), "i32"), feed("pos", (len(many),), "i32")
-            if learned is not None:
-                return [attention_sinks(x, k, v, table, slot, pos, learned, scale=size**-0.5, window=window)]
-            return [attention(x, k, v, table, slot, pos, scale=size**-0.5, window=window, cap=cap)]
+            more = [learned] if learned is not None else []
+            return [attention(x, k, v, table, slot, pos, *more, scale=size**-0.5, window=window, cap=cap)]
 
         feeds = {
             "q": q[many],
@@ -164,7 +162,7 @@ def test_mla_is_right_and_batch_invariant(gpu: Backend, kind: str, size: int) ->
         np.testing.assert_allclose(together[i], weights @ seen / weights.sum(1, keepdims=True), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("op", ["attention_sinks", "attention_sinks_rope", "glu_clamped"])
+@pytest.mark.parametrize("op", ["attention", "attention_rope", "glu_clamped"])
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 def test_ops_of_gpt_oss_have_kernels(op: str, device: str, open_device: Callable[[str], Backend]) -> None:
     register_all()
@@ -198,7 +196,7 @@ def test_attention_sinks_with_rope_has_the_bits_of_rope_alone(
     sinks, pos = draw.normal(size=heads).astype(np.float32) * 4, draw.integers(0, n_cells, n).astype(np.int32)
 
     def rows(which: slice, *, fuses: bool) -> bytes:
-        monkeypatch.setattr(backend, "refused", set() if fuses else {"attention_sinks_rope"})
+        monkeypatch.setattr(backend, "refused", set() if fuses else {"attention_rope"})
         session = Session([backend])
         shapes = (pages, n_kv, size, PAGE), (pages, n_kv, PAGE, size)
         k, v = (session.define(name, *kind) for name, kind in zip("kv", zip(shapes, types, strict=True), strict=True))
@@ -210,7 +208,7 @@ def test_attention_sinks_with_rope_has_the_bits_of_rope_alone(
             m = len(q[which])
             queries = rope(feed("q", (m, *q.shape[1:])), feed("a", (m, *a.shape[1:])), interleaved=False)
             places = feed("tables", (1, pages), "i32"), feed("slot", (m,), "i32"), feed("pos", (m,), "i32")
-            return [attention_sinks(queries, *stored, *places, s, scale=0.2, window=130)]
+            return [attention(queries, *stored, *places, s, scale=0.2, window=130)]
 
         feeds = {"x": x, "y": y, "cells": np.arange(n_cells, dtype=np.int32), "q": q[which], "a": a[which]}
         feeds |= {"tables": np.arange(pages, dtype=np.int32)[None], "slot": np.zeros(n, np.int32)[which]}

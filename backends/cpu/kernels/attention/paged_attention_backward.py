@@ -84,26 +84,20 @@ def attention_back(dtype):
     return run
 
 
-@kernel("cells")
-def cells(how, layout):
-    """Read cells of an f32 cache (`how` "take"), or clear them in y.
-
-    a: cache, cells, y, T, H_kv, D. A unit is a cell.
-    """
-    taking, keys = how == "take", layout == "keys"
+@kernel("clear_cells")
+def clear_cells(layout):
+    """Clear cells of an f32 cache. a: cells, cache, H_kv, D. A unit is a cell."""
+    keys = layout == "keys"
 
     def run(a, begin, end, scratch):
-        kv_heads, size = a[4], a[5]
+        kv_heads, size = a[2], a[3]
         for t in range(begin, end):
-            cell = np.int64(i32p(a[1])[t])
+            cell = np.int64(i32p(a[0])[t])
             for h in range(kv_heads):
                 start = (cell // 16 * kv_heads + h) * size * 16
                 at = start + cell % 16 if keys else start + cell % 16 * size
                 step = 16 if keys else 1
                 for j in range(size):
-                    if taking:
-                        f32p(a[2])[(t * kv_heads + h) * size + j] = f32p(a[0])[at + j * step]
-                    else:
-                        f32p(a[2])[at + j * step] = np.float32(0)
+                    f32p(a[1])[at + j * step] = np.float32(0)
 
     return run

@@ -12,7 +12,6 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.lowering import attention as lower_attention
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.attention.attention_sinks import attention_sinks
 from logitless.graph.ops.attention.paged_attention import PAGE, attention
 from logitless.graph.tensor import Tensor, feed
 
@@ -167,9 +166,7 @@ def test_attention_bits_do_not_depend_on_the_split(
         def build() -> list[Tensor]:
             x, slot, pos = feed("q", (n, heads, size)), feed("slot", (n,), "i32"), feed("pos", (n,), "i32")
             sources = (x, k, v, feed("tables", tables.shape, "i32"), slot, pos)
-            if sinks:
-                return [attention_sinks(*sources, feed("sinks", (heads,)), **attrs)]
-            return [attention(*sources, **attrs)]
+            return [attention(*sources, *([feed("sinks", (heads,))] if sinks else []), **attrs)]
 
         past = np.array([LONG[i] for i in which], np.int32)
         feeds = {"q": q[which], "slot": np.zeros(n, np.int32), "pos": past, "tables": tables, "sinks": sink}
@@ -181,9 +178,9 @@ def test_attention_bits_do_not_depend_on_the_split(
 
     everyone = list(range(len(LONG)))
     whole = rows(1, everyone)
-    op, more = (attention_sinks, [sink.astype(np.float64)]) if sinks else (attention, [])
+    more = [sink.astype(np.float64)] if sinks else []
     inputs = [q.astype(np.float64), *(cache.astype(np.float64) for cache in caches.values()), tables]
-    expected = op.reference(*inputs, np.zeros(len(LONG), np.int32), np.array(LONG), *more, **attrs)
+    expected = attention.reference(*inputs, np.zeros(len(LONG), np.int32), np.array(LONG), *more, **attrs)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
     for cores in (1, 2, 7, 64):
         for which in ([i] for i in everyone):
