@@ -30,6 +30,7 @@ from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from logitless.server.app import PUBLIC, description, endpoints
 from logitless.server.auth import Keys
+from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
@@ -40,6 +41,7 @@ from logitless.server.ui.page import add_pages
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _SOON = 5.0  # seconds from a closed connection to the end of the child's process
+_LISTS = frozenset({"/models", "/v1/models", "/api/tags"})
 _JOBS = "/v1/fine_tuning/jobs"
 
 
@@ -71,10 +73,10 @@ class Router:
     def app(self) -> web.Application:
         """The application."""
         config, prefix = self._config, self._prefix
-        app = Guard(config, self._keys, PUBLIC).application()
+        app = Guard(config, self._keys, PUBLIC - _LISTS).application()
         for path in ("/health", "/v1/health"):
             app.router.add_get(prefix + path, self._health)
-        for path in ("/models", "/v1/models", "/api/tags"):
+        for path in _LISTS:
             app.router.add_get(prefix + path, self._models)
         app.router.add_post(prefix + "/models", self._download)
         app.router.add_delete(prefix + "/models", self._remove)
@@ -154,7 +156,7 @@ class Router:
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
         await self._ask_what_they_are()
-        return json_response(ollama.listed(self._listed()))
+        return json_response(ollama.listed(self._listed(request)))
 
     async def _ask_what_they_are(self) -> None:
         """Ask each running server once for its model's `meta`, for later listings."""
@@ -171,19 +173,21 @@ class Router:
         async with self._reading:  # in order: an older reading must not replace a newer one
             self._fleet.update(await to_thread(self._read))
 
-    def _listed(self) -> Iterator[dict[str, Any]]:
-        yield from (model_item(m, self._meta) for m in self._fleet.models.values() if not m.entry.hidden)
+    def _listed(self, request: web.Request) -> Iterator[dict[str, Any]]:
+        item = partial(model_item, meta=self._meta, whole=request[CLIENT].is_admin)
+        yield from (item(m) for m in self._fleet.models.values() if not m.entry.hidden)
         yield from (download_item(download) for download in self.downloads.running.values() if download.files)
         for name, base in self._desk.tuned():
             if (model := self._fleet.get(base)) is not None:
                 own = model.entry.name
-                yield {**model_item(model, self._meta), "id": name, "aliases": [], "root": own, "parent": own}
+                yield {**item(model), "id": name, "aliases": [], "root": own, "parent": own}
 
     async def _model(self, request: web.Request) -> web.Response:
-        for item in self._listed():
+        for item in self._listed(request):
             if request.match_info["id"] in (item["id"], *item["aliases"]):
                 return json_response(item)
-        return json_response(model_item(self._fleet.find(request.match_info["id"]), self._meta))  # a hidden one
+        hidden = self._fleet.find(request.match_info["id"])
+        return json_response(model_item(hidden, self._meta, whole=request[CLIENT].is_admin))
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return description(self._config, self._keys)
@@ -411,8 +415,8 @@ class Router:
         return names[: self._limit or None]
 
     def _wants_load(self, request: web.Request) -> bool:
-        word = request.query.get("autoload", "").lower()
-        return self.autoload if word not in ("0", "1", "true", "false") else word in ("1", "true")
+        """True unless --no-models-autoload or the query's `autoload` says no."""
+        return self.autoload and request.query.get("autoload", "").lower() not in ("0", "false")
 
 
 def _name(body: dict[str, Any]) -> str:

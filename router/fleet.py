@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
@@ -21,6 +23,7 @@ from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavai
 log = logging.getLogger("logitless.router")
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
 PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # where a model comes from
+_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^\s/:]+/)+")  # in front of a file's name
 CRASHED = "the model's server ended unexpectedly"
 
 
@@ -78,6 +81,13 @@ class Model(Generic[C]):
     requested: bool = False  # load although no request waits (POST /models/load)
     abandoned: bool = False  # its loading is cancelled: nobody waits for it, and others wait for its place
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+def without_folders(reason: str, path: str) -> str:
+    """A reason for users: files by their names alone. `path`: the model's, "" if it has none."""
+    if path:
+        reason = reason.replace(path, PurePath(path).name)
+    return _FOLDERS.sub("", reason)
 
 
 class Fleet(Generic[C]):
@@ -309,7 +319,7 @@ class Fleet(Generic[C]):
     def _failed(self, model: Model[C], reason: str, code: int | None) -> None:
         log.warning("%s: %s%s", model.entry.name, reason, "" if code is None else f" (exit code {code})")
         model.n_failures += 1
-        self._left(model, reason, code)
+        self._left(model, without_folders(reason, model.entry.path), code)
 
     def _left(self, model: Model[C], error: str = "", code: int | None = None) -> None:
         """The model has no place any more."""

@@ -19,13 +19,18 @@ _STARTED = int(time.time())
 ModelMeta = MutableMapping[ServerProcess, dict[str, Any]]  # `meta` of a child's model
 
 
-def model_item(model: Model[ServerProcess], meta: ModelMeta) -> dict[str, Any]:
-    """Item of /models: llama-server's, and the reason of a failure."""
+def model_item(model: Model[ServerProcess], meta: ModelMeta, *, whole: bool) -> dict[str, Any]:
+    """Item of /models: llama-server's, and the reason of a failure. `whole`: with the flags, the
+    preset and the path, which are not for users."""
     entry = model.entry
-    status: dict[str, Any] = {"value": _state(model), "args": list(entry.args), "preset": entry.preset}
+    status: dict[str, Any] = {"value": _state(model), "args": [], "preset": ""}
+    if whole:
+        status |= {"args": list(entry.args), "preset": entry.preset}
     if model.state == UNLOADED and model.error:
         status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
-    more: dict[str, Any] = {"aliases": list(entry.aliases), "tags": list(entry.tags), "path": entry.path}
+    more: dict[str, Any] = {"aliases": list(entry.aliases), "tags": list(entry.tags)}
+    if whole:
+        more["path"] = entry.path
     if model.child is not None and model.child in meta:
         more["meta"] = meta[model.child]
     return _item(entry.name, entry.source, status) | more

@@ -16,6 +16,7 @@ from logitless.engine.errors import BadGateway, RequestError
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key, error_object
 from logitless.server.api.generate import CONVERSATION
+from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
 
 log = logging.getLogger("logitless.router")
 _HOP = frozenset(
@@ -27,7 +28,7 @@ _HOP = frozenset(
 _OURS = frozenset(
     (
         *("authorization", *(name.lower() for name in KEY_HEADERS), "origin", "accept-encoding", "content-encoding"),
-        *(CLIENT_KEY.lower(), CLIENT_ADDRESS.lower()),
+        *(name.lower() for name in (CLIENT_KEY, CLIENT_ADDRESS, OWNER, RIGHTS, SALT)),
     )
 )
 _NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and CORS headers, which are the router's
@@ -73,7 +74,8 @@ def _headers(request: web.Request, key: str) -> dict[str, str]:
     key = api_key(request)
     headers[CLIENT_KEY] = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else ""
     headers[CLIENT_ADDRESS] = request.remote or ""
-    return headers
+    client: Client = request.get(CLIENT) or Client()
+    return headers | client.headers()
 
 
 async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:

@@ -32,6 +32,12 @@ class Keys:
         """True if there are keys at all."""
         return bool(self._given or self._path)
 
+    @property
+    def several(self) -> bool:
+        """True if there are at least two keys."""
+        self._look()
+        return len({*self._given, *self._of_file}) > 1
+
     def match(self, key: str) -> bool:
         """True if this is a key, in constant time for texts of one length."""
         self._look()
@@ -83,6 +89,11 @@ def read_keys(path: str) -> list[str]:
 def same(key: str, known: str) -> bool:
     """True if two keys are equal, in constant time whatever their lengths."""
     return hmac.compare_digest(_digest(key), _digest(known))
+
+
+def owner_of(key: str) -> str:
+    """The name under which the key's owner is kept; the key cannot be found from it."""
+    return _digest(key).hex()[:32] if key else ""
 
 
 def _digests(keys: Iterable[str]) -> list[bytes]:

@@ -10,7 +10,8 @@ from aiohttp.typedefs import Middleware
 
 from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from logitless.server.api.context import api_key, error_response
-from logitless.server.auth import Keys, same
+from logitless.server.auth import Keys, owner_of, same
+from logitless.server.clients import CLIENT, Client
 from logitless.server.config import ServerConfig
 from logitless.server.origins import Origins
 from logitless.server.slashes import Slashes, canonical
@@ -58,7 +59,7 @@ class Guard:
             self._origins.check(request, path)
             if request.method == "OPTIONS":
                 return self._preflight(request)
-            self._authorize(request, path)
+            request[CLIENT] = self._client(request, path)
             return await handler(request)
         except RequestError as error:
             return error_response(error)
@@ -97,19 +98,25 @@ class Guard:
         path = resource.canonical if resource is not None else canonical(request.path)
         return path.removeprefix(self._prefix)
 
-    def _authorize(self, request: web.Request, path: str) -> None:
+    def _client(self, request: web.Request, path: str) -> Client:
+        """The client by its key. Unauthorized, Forbidden: it needs another one."""
         config, keys = self._config, self._keys
         writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
-        if not writes and (not keys or is_open):
-            return
         given = api_key(request)
-        if config.admin_api_key and same(given, config.admin_api_key):
-            return
-        if not keys.match(given):
+        is_admin = bool(config.admin_api_key) and same(given, config.admin_api_key)
+        is_known = is_admin or keys.match(given)
+        if not is_known and (writes or (keys and not is_open)):
             raise Unauthorized("Invalid API Key")
-        if writes:
+        if writes and not is_admin:
             raise Forbidden("this needs the admin key")
+        if config.behind_router:
+            return Client.passed_on(request)
+        owner = owner_of(given) if is_known else ""
+        anybody = not keys and not config.admin_api_key
+        alone = is_known and not config.admin_api_key and not keys.several
+        isolated = config.cache_isolation == "on" or (config.cache_isolation == "auto" and keys.several)
+        return Client(owner, anybody or alone or is_admin, anybody or is_admin, owner if isolated else "")
 
     def _preflight(self, request: web.Request) -> web.Response:
         """llama-server's answer, with the method and the headers that the browser asks for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import PurePath
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from logitless.engine.errors import Forbidden, NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.reply import generation_settings
+from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
 from logitless.server.protocol.dialects import ollama
 
@@ -82,6 +84,7 @@ async def props(request: web.Request) -> web.Response:
     """GET /props."""
     context = request.app[CONTEXT]
     served, config, tokenizer = context.served, context.config, context.served.tokenizer
+    whole = request[CLIENT].is_admin or not config.behind_router
 
     def text(id: int | None) -> str:
         return "" if id is None else tokenizer.piece(id).decode("utf-8", "replace")
@@ -98,7 +101,7 @@ async def props(request: web.Request) -> web.Response:
             },
             "total_slots": config.n_parallel,
             "model_alias": config.model if config.alias else "",
-            "model_path": config.model_path,
+            "model_path": config.model_path if whole else PurePath(config.model_path).name,
             "model_ftype": served.info.ftype,
             "modalities": {"vision": False, "audio": False},
             "endpoint_slots": bool(config.slots),

@@ -19,19 +19,21 @@ from logitless.server.config import ServerConfig
 from tests.helpers.http_fakes import running
 
 
-async def _broken(_: Entry) -> ServerProcess:
-    raise StartFailed("is broken", 1)
+async def _broken(entry: Entry) -> ServerProcess:
+    raise StartFailed(
+        f"{entry.path} is broken, see /var/log/x/y.log and http://h/z/log" if entry.path else "is broken", 1
+    )
 
 
 async def _fetch(*_: Any) -> None:
     raise AssertionError("nothing is downloaded")
 
 
-def made(**settings: Any) -> tuple[Fleet[ServerProcess], Router]:
+def made(*, autoload: bool = True, entry: Entry | None = None, **settings: Any) -> tuple[Fleet[ServerProcess], Router]:
     """A router of a model that does not start."""
-    fleet = Fleet([Entry("a", ())], _broken, 1)
+    fleet = Fleet([entry or Entry("a", ())], _broken, 1)
     cache = Cache(str, _fetch, lambda _: None, lambda _: None)
-    return fleet, Router(fleet, ServerConfig(**settings), list, RouterJobs(""), cache, autoload=True, limit=1)
+    return fleet, Router(fleet, ServerConfig(**settings), list, RouterJobs(""), cache, autoload=autoload, limit=1)
 
 
 @asynccontextmanager
@@ -102,3 +104,52 @@ async def test_refusals_of_messages_have_anthropic_s_form() -> None:
                 async with session.post(url + path, json={**body, **model}) as reply:
                     told = await reply.json()
                     assert (reply.status, told["type"], told["error"]["code"]) == (status, "error", status)
+
+
+@pytest.mark.parametrize("word", ["", "1", "true", "TRUE", "yes", "0", "false"])
+async def test_a_client_cannot_defeat_no_models_autoload(word: str) -> None:
+    for autoload in (True, False):
+        loads = autoload and word not in ("0", "false")
+        async with routing(autoload=autoload) as (session, url):
+            for method, path in (("POST", "/completion"), ("GET", "/slots")):
+                where = {"model": "a", "autoload": word}
+                async with session.request(method, url + path, params=where, json={"prompt": "x"}) as reply:
+                    assert reply.status == (502 if loads else 400), (autoload, path)
+
+
+async def test_users_see_models_without_paths() -> None:
+    entry = Entry(
+        "a", ("-m", "/secret place/m.gguf"), path="/secret place/m.gguf", preset="[a]\nmodel = /secret place/m.gguf"
+    )
+    settings: dict[str, Any] = {"entry": entry, "api_keys": ("k",), "admin_api_key": "admin"}
+    async with routing(**settings) as (session, url):
+
+        async def get(path: str, key: str) -> tuple[int, str]:
+            async with session.get(url + path, headers={"Authorization": f"Bearer {key}"}) as reply:
+                return reply.status, await reply.text()
+
+        async with session.post(url + "/completion", json={"model": "a"}, headers={"X-Api-Key": "k"}) as reply:
+            told = (await reply.json())["error"]["message"]
+            assert told == "model 'a' could not be loaded: m.gguf is broken, see y.log and http://h/z/log"
+        for path in (
+            "/models",
+            "/v1/models",
+            "/api/tags",
+            "/v1/models/a",
+            "/models/",
+            "//v1/models",
+        ):
+            for key in ("", "wrong"):
+                assert (await get(path, key))[0] == 401, path
+            status, text = await get(path, "k")
+            assert (status, "secret" in text, '"a"' in text, "is broken" in text) == (200, False, True, True)
+            status, text = await get(path, "admin")
+            assert (status, "/secret place/m.gguf" in text) == (200, True)
+        assert (await get("/health", ""))[0] == 200
+    async with routing(entry=entry) as (session, url), session.get(url + "/models") as reply:
+        assert (await reply.json())["data"][0]["path"] == entry.path  # without keys there are no users
+    async with (
+        routing(entry=entry, api_keys=("k",)) as (session, url),
+        session.get(url + "/models", headers={"api-key": "k"}) as reply,
+    ):
+        assert "secret" not in await reply.text()
