@@ -19,6 +19,8 @@ from logitless.cli.flags.flags import CliError, UsageError, parse, unknown
 from logitless.cli.log import say_warnings
 from logitless.engine.loading.options import OptionConflict, OptionError
 
+_HELP = ("-h", "--help", "--help-all")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
@@ -54,7 +56,7 @@ def _open_streams() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("help", *_HELP):
         print(overview())
         return 0 if words else 2
     if words[0] == "--version":
@@ -67,16 +69,17 @@ def _dispatch(words: list[str]) -> int:
     if command is None:
         line = unknown("--" + name, [f"--{c.name}" for c in COMMANDS]).replace("--", "").replace("flag", "command")
         raise UsageError(f"{line}; `logitless --help` lists them")
-    if name == "completion" and not {"-h", "--help"} & {*words}:
+    if name == "completion" and not {*_HELP, "--version"} & {*words}:
         from logitless.cli.commands import completion
 
         print(completion.script(words, COMMANDS))
         return 0
     groups = command.groups
-    if "-h" in words or "--help" in words:
+    if {*_HELP} & {*words}:
         from logitless.cli.flags import help
 
-        print(help.of_command(f"{command.name} {command.usage}", command.summary, groups))
+        usage, everything = f"{command.name} {command.usage}", "--help-all" in words
+        print(help.of_command(usage, command.summary, groups, everything=everything))
         return 0
     if "--version" in words:
         print(version())
@@ -102,7 +105,8 @@ def overview() -> str:
         "Serves a GGUF model over OpenAI's API, with sampling on the device.\n\n"
         f"Commands:\n{rows}\n\n"
         f"Flags:\n{flags}\n\n"
-        "`logitless COMMAND --help` shows a command's flags. Flags without a command mean `serve`."
+        "`logitless COMMAND --help` shows a command's flags, --help-all the rare ones too. Flags without a command\n"
+        "mean `serve`."
     )
 
 

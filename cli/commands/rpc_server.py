@@ -7,7 +7,7 @@ import socket
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import CliError, Flag, Group
-from logitless.cli.flags.options import HELP, THREADS
+from logitless.cli.flags.options import GENERAL, THREADS
 from logitless.engine.loading.values import address, device_list, whole
 
 log = logging.getLogger("logitless.rpc")
@@ -27,7 +27,7 @@ RPC_SERVER = (
             Flag("-p --port", "port to listen on; 0: any free one", whole(0, 65535), 50052),
             Flag("--device -dev -d", "the device to lend; see `logitless devices`", device_list, "cpu", "NAME"),
             THREADS,
-            HELP,
+            *GENERAL,
         ),
     ),
 )

@@ -45,6 +45,7 @@ class Flag:
     optional: tuple[str, ...] = ()  # the value may be left out, and is one of these
     then_number: bool = False  # a value NAME:X may be two words, NAME X
     status: str = WORKS
+    common: bool = False  # on the first page of a long help
     off_values: tuple[str, ...] = ()  # of a `LATER` flag: the values that ask for nothing
     all_names: tuple[str, ...] = field(init=False)
     off_names: tuple[str, ...] = field(init=False)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from logitless.cli.flags.flags import IGNORED, LATER, WORKS, Flag, Group
 
 LEFT = 34  # columns for the names
+FEW = 60  # flags that one page may show
 
 
 def width() -> int:
@@ -29,12 +30,17 @@ def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
     return "\n".join(lines)
 
 
-def of_command(usage: str, summary: str, groups: Sequence[Group]) -> str:
+def of_command(usage: str, summary: str, groups: Sequence[Group], *, everything: bool = False) -> str:
+    """The text of --help, of --help-all with `everything`. A long one has a first page, of the common flags."""
     parts = [f"usage: logitless {usage}", textwrap.fill(summary, width())]
+    working = [f for group in groups for f in group.flags if f.status == WORKS]
+    page = working if everything or len(working) <= FEW else [f for f in working if f.common]
     for group in groups:
-        flags = [f for f in group.flags if f.status == WORKS]
+        flags = [f for f in group.flags if f in page]
         if flags:
             parts.append(f"{group.title}:\n" + table((_names(f), _explanation(f)) for f in flags))
+    if len(page) < len(working):
+        return "\n\n".join([*parts, f"--help-all shows {len(working) - len(page)} more flags."])
     for status, title in (
         (IGNORED, "Accepted for compatibility, without effect:"),
         (LATER, "Flags of llama-server that are refused (not supported yet):"),
@@ -57,7 +63,7 @@ def _explanation(f: Flag) -> str:
     notes = []
     if f.off_names:
         notes.append(f"default: {'on' if f.default else 'off'}")
-    elif f.takes_value and f.default not in (None, "", []):
+    elif f.takes_value and f.default not in (None, "", [], ()):
         default = ",".join(map(str, f.default)) if isinstance(f.default, (list, tuple)) else f.default
         notes.append(f"default: {default}")
     if f.env:

@@ -43,7 +43,7 @@ def url(value: str) -> str:
     return value
 
 
-MODEL = Flag("-m --model", "the GGUF file", file_name, metavar="FILE", env="LLAMA_ARG_MODEL")
+MODEL = Flag("-m --model", "the GGUF file", file_name, metavar="FILE", env="LLAMA_ARG_MODEL", common=True)
 DOWNLOADS = (
     Flag(
         "-hf -hfr --hf-repo",
@@ -52,6 +52,7 @@ DOWNLOADS = (
         Repo.parse,
         metavar="REPO",
         env="LLAMA_ARG_HF_REPO",
+        common=True,
     ),
     Flag("-hff --hf-file", "that file of the repository", file_name, metavar="FILE", env="LLAMA_ARG_HF_FILE"),
     Flag("-hft --hf-token", "token for private and gated repositories", text, metavar="TOKEN", env="HF_TOKEN"),
@@ -61,23 +62,32 @@ DOWNLOADS = (
         url,
         metavar="URL",
         env="LLAMA_ARG_MODEL_URL",
+        common=True,
     ),
     Flag(
         "--allow-private-addresses",
         "let a client of a router (POST /models) and redirects lead downloads to this machine and local networks",
         env="LOGITLESS_ALLOW_PRIVATE_ADDRESSES",
     ),
-    Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE"),
+    Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE", common=True),
 )
 DOWNLOAD = (
     Group(
         "Download",
         (
             *DOWNLOADS,
-            Flag("-m --model", "where --model-url's file is to be", file_name, metavar="FILE", env="LLAMA_ARG_MODEL"),
+            Flag(
+                "-m --model",
+                "where --model-url's file is to be",
+                file_name,
+                metavar="FILE",
+                env="LLAMA_ARG_MODEL",
+                common=True,
+            ),
             Flag("--public-only", "refuse a URL at an address of this machine or a local network"),
             Flag("--json", "print progress as a line of JSON each"),
             Flag("-h --help", "show this and leave"),
+            Flag("--version", "show the version and leave"),
         ),
     ),
 )
@@ -90,6 +100,7 @@ ROUTER = Group(
             folder_name,
             metavar="FOLDER",
             env="LLAMA_ARG_MODELS_DIR",
+            common=True,
         ),
         Flag(
             "--models-preset",
@@ -97,6 +108,7 @@ ROUTER = Group(
             file_name,
             metavar="FILE",
             env="LLAMA_ARG_MODELS_PRESET",
+            common=True,
         ),
         Flag(
             "--models-max",
@@ -104,6 +116,7 @@ ROUTER = Group(
             whole(0, 10_000),
             4,
             env="LLAMA_ARG_MODELS_MAX",
+            common=True,
         ),
         Flag(
             "--models-autoload",

@@ -23,9 +23,13 @@ from logitless.engine.loading.values import (
 )
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, INT_MAX, Param, SamplerParams, params_of
 
-HELP = Flag("-h --help", "show this and leave")
+HELP = Flag("-h --help", "show this and leave", common=True)
+HELP_ALL = Flag("--help-all", "show all flags and leave", common=True)
+VERSION = Flag("--version", "show the version and leave", common=True)
+GENERAL = (HELP, VERSION)
+LONG = (HELP, HELP_ALL, VERSION)  # of commands with a first page
 JSON = Flag("--json", "print JSON instead of text")
-VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE")
+VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE", common=True)
 
 
 def model_flags(names: str) -> tuple[Flag, ...]:
@@ -41,6 +45,7 @@ def model_flags(names: str) -> tuple[Flag, ...]:
             off=o.off,
             many=o.many,
             then_number=o.then_number,
+            common=o.common,
         )
         for o in (OPTIONS[name] for name in names.split())
     )
@@ -100,7 +105,15 @@ def _sampler_flag(name: str, kind: type, param: Param) -> Flag:
     low, high = (param.low, param.high) if param.hard else (-INT_MAX, INT_MAX)
     read = whole(int(low), int(high)) if kind is int else number(low, high) if param.hard else number()
     default = getattr(SamplerParams(), name)
-    return Flag(param.flag, param.doc, _KINDS.get(name, read), default, "N" if kind is int else "X", env=param.env)
+    return Flag(
+        param.flag,
+        param.doc,
+        _KINDS.get(name, read),
+        default,
+        "N" if kind is int else "X",
+        env=param.env,
+        common=param.common,
+    )
 
 
 SAMPLERS = {n: _sampler_flag(n, kind, param) for n, (kind, param) in params_of(SamplerParams).items() if param.flag}
@@ -156,10 +169,20 @@ SERVING = Group(
             "127.0.0.1",
             "ADDRESS",
             env="LLAMA_ARG_HOST",
+            common=True,
         ),
-        Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT"),
+        Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT", common=True),
         Flag("--api-prefix", "path in front of every endpoint", text, "", "PATH", env="LLAMA_ARG_API_PREFIX"),
-        Flag("--api-key", "keys to ask for, separated by commas", keys, None, "KEYS", env="LLAMA_API_KEY", many=True),
+        Flag(
+            "--api-key",
+            "keys to ask for, separated by commas",
+            keys,
+            None,
+            "KEYS",
+            env="LLAMA_API_KEY",
+            many=True,
+            common=True,
+        ),
         Flag(
             "--api-key-file",
             "a file of keys, one a line; # begins a comment; read again when it changes",
@@ -167,8 +190,24 @@ SERVING = Group(
             None,
             "FILE",
         ),
-        Flag("--ssl-key-file", "private key of HTTPS, PEM", file_name, None, "FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
-        Flag("--ssl-cert-file", "its certificate chain, PEM", file_name, None, "FILE", env="LLAMA_ARG_SSL_CERT_FILE"),
+        Flag(
+            "--ssl-key-file",
+            "private key of HTTPS, PEM",
+            file_name,
+            None,
+            "FILE",
+            env="LLAMA_ARG_SSL_KEY_FILE",
+            common=True,
+        ),
+        Flag(
+            "--ssl-cert-file",
+            "its certificate chain, PEM",
+            file_name,
+            None,
+            "FILE",
+            env="LLAMA_ARG_SSL_CERT_FILE",
+            common=True,
+        ),
         Flag("--reuse-port", "let several servers listen on the port", env="LLAMA_ARG_REUSE_PORT"),
         Flag("--max-request-size", "most MiB of a request's body; larger ones get 413", whole(1, 2**20), 64, "MIB"),
         Flag(
@@ -199,9 +238,10 @@ SERVING = Group(
             "NAMES",
             env="LLAMA_ARG_ALIAS",
             many=True,
+            common=True,
         ),
         Flag("--tags", "tags of the model, separated by commas", words, None, "TAGS", env="LLAMA_ARG_TAGS", many=True),
-        Flag("--metrics", "serve /metrics", env="LLAMA_ARG_ENDPOINT_METRICS"),
+        Flag("--metrics", "serve /metrics", env="LLAMA_ARG_ENDPOINT_METRICS", common=True),
         Flag("--slots", "serve /slots", default=True, env="LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),
         Flag("--props", "allow POST /props", env="LLAMA_ARG_ENDPOINT_PROPS"),
         Flag("--special -sp", "show special tokens as text too"),
@@ -215,7 +255,15 @@ SERVING = Group(
         ),
         Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
         VERBOSE,
-        Flag("--log-file", "write what is said to this file, too", file_name, None, "FILE", env="LLAMA_LOG_FILE"),
+        Flag(
+            "--log-file",
+            "write what is said to this file, too",
+            file_name,
+            None,
+            "FILE",
+            env="LLAMA_LOG_FILE",
+            common=True,
+        ),
         Flag("--log-disable", "log nothing"),
     ),
 )
@@ -229,6 +277,7 @@ REQUESTS = Group(
             whole(-2),
             -1,
             env="LLAMA_ARG_N_PREDICT",
+            common=True,
         ),
         Flag("--keep", "tokens of the prompt to keep when the context is full; -1: all", whole(-1), 0),
         Flag(
@@ -271,6 +320,7 @@ REQUESTS = Group(
             "auto",
             "MODE",
             env="LLAMA_ARG_REASONING",
+            common=True,
         ),
         *model_flags("embedding pooling rerank"),
         Flag(
@@ -287,7 +337,14 @@ REQUESTS = Group(
 TUNING = Group(
     "Fine-tuning",
     (
-        Flag("--data-dir", "folder of files and fine-tuning jobs; without it there are none", folder_name, None, "DIR"),
+        Flag(
+            "--data-dir",
+            "folder of files and fine-tuning jobs; without it there are none",
+            folder_name,
+            None,
+            "DIR",
+            common=True,
+        ),
         Flag(
             "--admin-api-key",
             "key that changes need: of files, jobs, slots, adapters",
@@ -303,7 +360,6 @@ TUNING = Group(
 )
 
 LORA = Group("Adapters", model_flags("lora lora_scaled lora_init_without_apply"))
-GENERAL = (HELP, Flag("--version", "show the version and leave"))
 SERVE = (
     Group(
         "Model",
@@ -315,10 +371,11 @@ SERVE = (
                 file_name,
                 metavar="FILE",
                 env="LLAMA_ARG_MODEL",
+                common=True,
             ),
-            Flag("--demo", "serve the demo, a small model of Shakespeare"),
+            Flag("--demo", "serve the demo, a small model of Shakespeare", common=True),
             *DOWNLOADS,
-            *GENERAL,
+            *LONG,
         ),
     ),
     MODEL_KEYS,
@@ -340,20 +397,21 @@ GENERATE = (
         (
             MODEL,
             *DOWNLOADS,
-            Flag("-p --prompt", "the text to continue", text, None, "TEXT"),
-            Flag("-f --file", "read the text from a file", file_name, None, "FILE"),
+            Flag("-p --prompt", "the text to continue", text, None, "TEXT", common=True),
+            Flag("-f --file", "read the text from a file", file_name, None, "FILE", common=True),
             Flag(
                 "-n --predict --n-predict",
                 "most tokens to generate; -1: until the end",
                 whole(-1),
                 -1,
                 env="LLAMA_ARG_N_PREDICT",
+                common=True,
             ),
             Flag("-r --reverse-prompt", "a text that ends it; may be given again", text, None, "TEXT", many=True),
             Flag("--special", "show special tokens too"),
             Flag("--display-prompt", "show the prompt first", off="--no-display-prompt"),
             VERBOSE,
-            HELP,
+            *LONG,
         ),
     ),
     Group(
@@ -383,7 +441,7 @@ BENCH = (
             DEVICE,
             *PLACEMENT,
             JSON,
-            HELP,
+            *GENERAL,
         ),
     ),
 )
@@ -403,14 +461,15 @@ PLAN = (
             JSON,
             Flag("--no-alloc", "count only: allocate nothing and read no weights (the default)"),
             Flag(
-                "--eval-order ORDER",
+                "--eval-order",
                 "whether the largest step's graph is visited with a node's sources from the left or from the right; "
                 "auto: as its results take less memory, which is what servers do",
                 choice("auto", "left", "right"),
                 "auto",
+                "ORDER",
             ),
             Flag("--dump-plan", "list each node of that step: what runs it, and at which bytes its result lies"),
-            HELP,
+            *GENERAL,
         ),
     ),
     CONTEXT,
@@ -419,17 +478,23 @@ PLAN = (
     MODEL_KEYS,
     PLACE,
 )
-DEVICES = (Group("Devices", (JSON, HELP)),)
+DEVICES = (Group("Devices", (JSON, *GENERAL)),)
 SELFTEST = (
     Group(
         "Self-test",
         (
-            Flag("-m --model", "test the ops of this model's graph, at its shapes", file_name, metavar="FILE"),
+            Flag(
+                "-m --model",
+                "test the ops of this model's graph, at its shapes",
+                file_name,
+                metavar="FILE",
+                common=True,
+            ),
             Flag("--op", "test this op only; may be given again", text, None, "NAME", many=True),
             DEVICE,
             THREADS,
             JSON,
-            HELP,
+            *GENERAL,
         ),
     ),
 )
@@ -441,11 +506,11 @@ TOKENIZE = (
             Flag("--add-special", "add the beginning and end tokens that the model wants", off="--no-add-special"),
             Flag("--parse-special", "read the text of special tokens as those tokens", off="--no-parse-special"),
             JSON,
-            HELP,
+            *GENERAL,
         ),
     ),
 )
-COMPLETION = (Group("Completion", (HELP,)),)
+COMPLETION = (Group("Completion", GENERAL),)
 SYNTH = (
     Group(
         "Synthetic model",
@@ -455,7 +520,7 @@ SYNTH = (
             Flag("--seed", "of the random weights", whole(0, 2**63 - 1), 0),
             Flag("-o --output", "the file to write", file_name, None, "FILE"),
             Flag("--list", "show the shapes and types and leave"),
-            HELP,
+            *GENERAL,
         ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logitless.cli.flags.flags import IGNORED, Flag, Group
 from logitless.cli.flags.model_options import MODEL
-from logitless.cli.flags.options import DEVICE, HELP, JSON, THREADS, VERBOSE
+from logitless.cli.flags.options import DEVICE, GENERAL, JSON, LONG, THREADS, VERBOSE
 from logitless.engine.loading.values import (
     choice,
     file_name,
@@ -35,11 +35,18 @@ _RANKS = {
 DATA = Group(
     "Data",
     (
-        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", file_name, None, "FILE"),
-        Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128),
-        Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8),
+        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", file_name, None, "FILE", common=True),
+        Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128, common=True),
+        Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8, common=True),
         Flag("--grad-acc", "device runs of an optimizer step, each with windows of its own", whole(1, 2**16), 1),
-        Flag("-val-split --val-split", "part that validates; the end, if windows overlap", number(0, 0.99), 0.05, "X"),
+        Flag(
+            "-val-split --val-split",
+            "part that validates; the end, if windows overlap",
+            number(0, 0.99),
+            0.05,
+            "X",
+            common=True,
+        ),
         Flag("--validate-every", "steps between validations; 0: after each epoch", whole(0), 0),
         Flag("--stride", "tokens from one window of a text to the next; 0: half a window", whole(0, 2**20), 0),
         Flag("--pack", "put several rows into a window where they fit", default=True, off="--no-pack"),
@@ -53,18 +60,36 @@ DATA = Group(
         Flag("--separate-with-bos", "put a BOS between samples", default=True, off="--no-separate-with-bos"),
         Flag("--sample-random-offsets", "begin at a random token of a window's first sample"),
         Flag("--force-reshuffle", "order the samples anew when going on from a checkpoint"),
-        Flag("-s --seed", "of everything random; -1 means 0", whole(0, 2**31 - 1, or_minus_one="0"), -1),
+        Flag("-s --seed", "of everything random; -1 means 0", whole(0, 2**31 - 1, or_minus_one="0"), -1, common=True),
     ),
 )
 OPTIMIZER = Group(
     "Optimizer",
     (
         Flag("-opt --optimizer", "adamw or sgd", choice("adamw", "sgd"), "adamw", "NAME"),
-        Flag("-epochs --epochs", "passes over the data; -1: only --adam-iter counts", whole(1, or_minus_one="any"), -1),
-        Flag("--adam-iter --iterations", "optimizer steps at most (default: 256; with --epochs: any)", whole(1)),
-        Flag("--adam-alpha", "peak learning rate", number(1e-30, 1e3), 1e-3, "X"),
+        Flag(
+            "-epochs --epochs",
+            "passes over the data; -1: only --adam-iter counts",
+            whole(1, or_minus_one="any"),
+            -1,
+            common=True,
+        ),
+        Flag(
+            "--adam-iter --iterations",
+            "optimizer steps at most (default: 256; with --epochs: any)",
+            whole(1),
+            common=True,
+        ),
+        Flag("--adam-alpha", "peak learning rate", number(1e-30, 1e3), 1e-3, "X", common=True),
         Flag("--adam-min-alpha", "least learning rate", number(0, 1e3), 0.0, "X"),
-        Flag("-lr --learning-rate", "a rate without warm-up and cosine, as llama-finetune's", number(1e-30), None, "X"),
+        Flag(
+            "-lr --learning-rate",
+            "a rate without warm-up and cosine, as llama-finetune's",
+            number(1e-30),
+            None,
+            "X",
+            common=True,
+        ),
         Flag("-lr-min --learning-rate-min", "halve the rate of -lr down to this", number(0), 0.0, "X"),
         Flag("-decay-epochs --decay-epochs", "epochs in which it gets there; 0: all", number(0), 0.0, "X"),
         Flag("-lr-half --learning-rate-half", "halve the rate of -lr in so many epochs", number(1e-3), None, "X"),
@@ -90,9 +115,9 @@ OPTIMIZER = Group(
 FILES = Group(
     "Files",
     (
-        Flag("--checkpoint-in", "go on from here, if the file exists", file_name, "", "FILE"),
-        Flag("--checkpoint-out", "write checkpoints here", file_name, "", "FILE"),
-        Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10),
+        Flag("--checkpoint-in", "go on from here, if the file exists", file_name, "", "FILE", common=True),
+        Flag("--checkpoint-out", "write checkpoints here", file_name, "", "FILE", common=True),
+        Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10, common=True),
         Flag("--pattern-fn-it", "what stands for the step's number in names of files", not_empty, "ITERATION", "TEXT"),
         Flag("--fn-latest", "what stands there in the newest file's name", text, "LATEST", "TEXT"),
         Flag(
@@ -102,7 +127,7 @@ FILES = Group(
             "f32",
             "TYPE",
         ),
-        Flag("--plot", "draw the loss curves; .png needs Pillow", file_name, None, "FILE.svg|png"),
+        Flag("--plot", "draw the loss curves; .png needs Pillow", file_name, None, "FILE.svg|png", common=True),
     ),
 )
 PLACE = Group(
@@ -124,12 +149,12 @@ FINETUNE = (
         "Finetune",
         (
             MODEL,
-            Flag("-o --output", "train all weights, and write the model here", file_name, None, "FILE"),
-            Flag("--lora-out", "train a LoRA adapter, and write it here", file_name, None, "FILE"),
+            Flag("-o --output", "train all weights, and write the model here", file_name, None, "FILE", common=True),
+            Flag("--lora-out", "train a LoRA adapter, and write it here", file_name, None, "FILE", common=True),
             Flag("--only-write-lora", "write the adapter of --checkpoint-in, without training"),
             Flag("-n", "0: the same", choice("0"), None, "0"),
-            Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4),
-            Flag("--lora-alpha", "scale times rank; 0: the rank", number(0, 1e6), 0.0, "X"),
+            Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4, common=True),
+            Flag("--lora-alpha", "scale times rank; 0: the rank", number(0, 1e6), 0.0, "X", common=True),
             *(
                 Flag(f"--rank-{kind.replace('_', '-')}", f"rank for the {what}; 0: none", whole(0, 4096))
                 for kind, what in _RANKS.items()
@@ -143,7 +168,7 @@ FINETUNE = (
                 many=True,
             ),
             VERBOSE,
-            HELP,
+            *LONG,
         ),
     ),
     DATA,
@@ -155,18 +180,25 @@ TRAIN = (
     Group(
         "New model",
         (
-            Flag("-o --output", "the model to write", file_name, None, "FILE"),
-            Flag("--vocab-model", "take the vocabulary of this GGUF file (default: bytes)", file_name, None, "FILE"),
+            Flag("-o --output", "the model to write", file_name, None, "FILE", common=True),
+            Flag(
+                "--vocab-model",
+                "take the vocabulary of this GGUF file (default: bytes)",
+                file_name,
+                None,
+                "FILE",
+                common=True,
+            ),
             Flag("--name", "the model's name (default: the file's)", text, None, "TEXT"),
             Flag("--chat-template", "a Jinja template to put into the file", text, None, "TEMPLATE"),
-            Flag("--shape", "sizes by name, as of `synth`", text, "tiny", "NAME"),
+            Flag("--shape", "sizes by name, as of `synth`", text, "tiny", "NAME", common=True),
             Flag("--embd", "width", whole(2, 2**16)),
             Flag("--layer", "blocks", whole(1, 512)),
             Flag("--head", "heads", whole(1, 1024)),
             Flag("--head-kv", "heads of keys and values", whole(1, 1024)),
             Flag("--ff", "width of the feed-forward", whole(1, 2**18)),
             VERBOSE,
-            HELP,
+            *LONG,
         ),
     ),
     DATA,
@@ -184,7 +216,7 @@ EXPORT_LORA = (
         "Merge",
         (
             MODEL,
-            Flag("-o --output", "the model to write", file_name, None, "FILE"),
+            Flag("-o --output", "the model to write", file_name, None, "FILE", common=True),
             Flag("-l --lora", "an adapter; may be given again", file_names, None, "FILE", many=True),
             Flag(
                 "-s --lora-scaled",
@@ -196,7 +228,7 @@ EXPORT_LORA = (
                 then_number=True,
             ),
             Flag("-t --threads", kind=text, metavar="N", status=IGNORED),
-            HELP,
+            *GENERAL,
         ),
     ),
 )
@@ -206,15 +238,15 @@ EXAMPLE = (
         (
             Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
             Flag("--data", "folder of the digits: four IDX files, gzipped", folder_name, None, "FOLDER"),
-            Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0),
+            Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0, common=True),
             Flag("--examples", "batches of 8 waves that the sine learns from", whole(1), 256),
             Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),
             Flag("--loss", "of the sine: mse or cross-entropy", choice("mse", "cross-entropy"), "mse", "NAME"),
             Flag("--rank", "of the sine's matrices: products of two thin ones; 0: whole", whole(0, 32), 0),
-            Flag("-s --seed", "of everything random", whole(0), 1337),
+            Flag("-s --seed", "of everything random", whole(0), 1337, common=True),
             DEVICE,
             THREADS,
-            HELP,
+            *GENERAL,
         ),
     ),
 )

@@ -52,6 +52,7 @@ class Option:
     off: str = ""  # names that turn a switch off
     many: bool = False  # a list; the flag may be given again
     then_number: bool = False  # an item may be (FILE, NUMBER)
+    common: bool = False  # people need it: it is on the first page of --help
 
     @property
     def flag(self) -> str:
@@ -103,8 +104,8 @@ def _option(
     return field(default=option.default, metadata={"option": option})
 
 
-def _layers_option(names: str, help: str, env: str) -> Any:
-    return _option(names, "auto", help, layers, env=env)
+def _layers_option(names: str, help: str, env: str, **more: Any) -> Any:
+    return _option(names, "auto", help, layers, env=env, **more)
 
 
 def _kv_type(names: str, values: str, env: str) -> Any:
@@ -137,6 +138,7 @@ class ModelOptions:
         "tokens of the KV cache that all slots share; 0: as many as the model was trained for",
         whole(0, 2**30),
         env="LLAMA_ARG_CTX_SIZE",
+        common=True,
     )
     parallel: int = _option(
         "-np --parallel",
@@ -144,6 +146,7 @@ class ModelOptions:
         "slots: sequences that run at once; -1: automatic, 4",
         whole(1, 256, or_minus_one="automatic"),
         env="LLAMA_ARG_N_PARALLEL",
+        common=True,
     )
     kv_unified: bool = _option(
         "-kvu --kv-unified",
@@ -255,6 +258,7 @@ class ModelOptions:
         text,
         "TEMPLATE",
         env="LLAMA_ARG_CHAT_TEMPLATE",
+        common=True,
     )
     chat_template_file: str | None = _option(
         "--chat-template-file",
@@ -269,6 +273,7 @@ class ModelOptions:
         False,
         "prepare embeddings at start; they work without it, the first one may be slow",
         env="LLAMA_ARG_EMBEDDINGS",
+        common=True,
     )
     pooling: str | None = _option(
         "--pooling",
@@ -290,6 +295,7 @@ class ModelOptions:
         device_list,
         "NAME,...",
         env="LLAMA_ARG_DEVICE",
+        common=True,
     )
     threads: int = _option(
         "-t --threads",
@@ -297,6 +303,7 @@ class ModelOptions:
         "CPU threads; -1: as many as there are cores",
         whole(1, 256, or_minus_one="all cores"),
         env="LLAMA_ARG_THREADS",
+        common=True,
     )
     threads_batch: int | None = _option(
         "-tb --threads-batch",
@@ -319,6 +326,7 @@ class ModelOptions:
         "layers on the devices of --device, counted from the output, which is one; the rest is on the CPU; "
         "auto: as many as fit into their memory; all",
         "LLAMA_ARG_N_GPU_LAYERS",
+        common=True,
     )
     split_mode: str | None = _option(
         "-sm --split-mode",
@@ -409,6 +417,7 @@ class ModelOptions:
         file_names,
         "FILE",
         many=True,
+        common=True,
     )
     lora_scaled: Sequence[str] = _option(
         "--lora-scaled",
@@ -433,6 +442,7 @@ class ModelOptions:
         text,
         "KINDS",
         env="LLAMA_ARG_SPEC_TYPE",
+        common=True,
     )
     spec_default: bool = _option("--spec-default", False, "the same as --spec-type ngram-mod")
     model_draft: str | None = _option(
@@ -442,6 +452,7 @@ class ModelOptions:
         file_name,
         "FILE",
         env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT",
+        common=True,
     )
     device_draft: str | None = _option(
         "-devd --device-draft --spec-draft-device",

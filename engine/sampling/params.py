@@ -55,6 +55,7 @@ class Param:
     aliases: tuple[str, ...] = ()  # names that count where the field itself is not given, in order
     flag: str = ""  # "--temp --temperature", of the server's default
     env: str = ""  # its variable
+    common: bool = False  # the flag is on the first page of --help
 
 
 @cache
@@ -68,8 +69,10 @@ def params_of(kind: type[Struct]) -> Mapping[str, tuple[Any, Param]]:
     return found
 
 
-def _soft(doc: str, flag: str = "", low: float = -FLOAT_MAX, high: float = FLOAT_MAX, env: str = "") -> Param:
-    return Param(doc, low, high, flag=flag, env=env)
+def _soft(
+    doc: str, flag: str = "", low: float = -FLOAT_MAX, high: float = FLOAT_MAX, env: str = "", *, common: bool = False
+) -> Param:
+    return Param(doc, low, high, flag=flag, env=env, common=common)
 
 
 def _hard(doc: str, flag: str = "", low: float = 0, high: float = INT_MAX) -> Param:
@@ -83,12 +86,16 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
         int, Param("random seed; -1: a new one for each request", flag="-s --seed", env="LLAMA_ARG_SEED")
     ] = -1  # 4294967295 is the same
     temperature: Annotated[
-        float, _soft("temperature; 0: greedy", "--temp --temperature", 0.0, env="LLAMA_ARG_TEMP")
+        float, _soft("temperature; 0: greedy", "--temp --temperature", 0.0, env="LLAMA_ARG_TEMP", common=True)
     ] = 0.8
     dynatemp_range: Annotated[float, _soft("dynamic temperature: half its range", "--dynatemp-range")] = 0.0
     dynatemp_exponent: Annotated[float, _soft("dynamic temperature: exponent", "--dynatemp-exp")] = 1.0
-    top_k: Annotated[int, _soft("keep the k likeliest; 0: all", "--top-k", 0, INT_MAX, "LLAMA_ARG_TOP_K")] = 40
-    top_p: Annotated[float, _soft("keep this much probability; 1: all", "--top-p", 0, 1, "LLAMA_ARG_TOP_P")] = 0.95
+    top_k: Annotated[
+        int, _soft("keep the k likeliest; 0: all", "--top-k", 0, INT_MAX, "LLAMA_ARG_TOP_K", common=True)
+    ] = 40
+    top_p: Annotated[
+        float, _soft("keep this much probability; 1: all", "--top-p", 0, 1, "LLAMA_ARG_TOP_P", common=True)
+    ] = 0.95
     min_p: Annotated[
         float, _soft("keep what has this part of the best; 0: all", "--min-p", 0, 1, "LLAMA_ARG_MIN_P")
     ] = 0.05

@@ -158,11 +158,22 @@ def test_tables(command: object) -> None:
     names = [n for f in flags for n in (*f.all_names, *f.off_names)]
     assert len(names) == len(set(names))
     assert len({f.dest for f in flags}) == len(flags)
-    shown = help.of_command(command.name, "Summary.", groups)  # type: ignore[attr-defined]
+    shown = help.of_command(command.name, "Summary.", groups, everything=True)  # type: ignore[attr-defined]
     assert all(name in shown for name in names)
     assert max(map(len, shown.splitlines())) <= 100
     assert all(f.help for f in flags if f.status == "works")
     parse(flags, [], {})
+    first = help.of_command(command.name, "Summary.", groups)  # type: ignore[attr-defined]
+    assert all(f"\n  {name}" in first for name in ("-h, --help", "--version"))
+    rows = [line for line in first.splitlines() if line.startswith("  -")]
+    if command.name == "serve":  # type: ignore[attr-defined]
+        assert len(rows) in range(25, 41)
+        assert "(default: )" not in shown
+    if len(rows) < len([f for f in flags if f.status == "works"]):
+        assert "\n  --help-all" in first
+        assert all(f.common == any(f"  {', '.join(f.all_names)}" in row for row in rows) for f in flags if f.help)
+    else:
+        assert "--help-all" not in first
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
