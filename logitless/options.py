@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
     offline: bool
     ctx_size: int
     parallel: int
-    kv_unified: bool
+    kv_unified: bool | None
     kv_unified_per_slot: int
     batch_size: int
     ubatch_size: int

@@ -26,7 +26,7 @@ class ServerConfig:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     n_parallel: int = 4
-    n_predict: int = -1  # what a request gets that does not say, and the most that it can have (-1: no limit)
+    n_predict: int = -1  # of requests that do not say; -1: until the end
     n_keep: int = 0
     cache_prompt: bool = True
     n_cache_reuse: int = 0  # what a request gets that does not say

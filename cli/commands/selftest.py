@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from logitless.graph.tensor import Tensor
     from logitless.graph.testing.conformance import Outcome
 
-SIZES = {"ctx_size": 128, "parallel": 2, "batch_size": 64, "ubatch_size": 64, "swa_full": True}
+SIZES = {"ctx_size": 128, "parallel": 2, "kv_unified": True, "batch_size": 64, "ubatch_size": 64, "swa_full": True}
 
 
 def run(options: SimpleNamespace) -> int:

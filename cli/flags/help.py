@@ -61,7 +61,7 @@ def _names(f: Flag) -> str:
 
 def _explanation(f: Flag) -> str:
     notes = []
-    if f.off_names:
+    if f.off_names and f.default is not None:
         notes.append(f"default: {'on' if f.default else 'off'}")
     elif f.takes_value and f.default not in (None, "", [], ()):
         default = ",".join(map(str, f.default)) if isinstance(f.default, (list, tuple)) else f.default

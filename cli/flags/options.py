@@ -273,7 +273,7 @@ REQUESTS = Group(
     (
         Flag(
             "-n --predict --n-predict",
-            "most tokens of one answer; -1: until the end",
+            "most tokens of an answer whose request does not say; -1: until the end",
             whole(-2),
             -1,
             env="LLAMA_ARG_N_PREDICT",

@@ -135,23 +135,25 @@ class ModelOptions:
     ctx_size: int = _option(
         "-c --ctx-size",
         0,
-        "tokens of the KV cache that all slots share; 0: as many as the model was trained for",
+        "tokens of the KV cache; each slot has an equal part of it, or all have the whole (--kv-unified); 0: as many "
+        "as the model was trained for, in each part",
         whole(0, 2**30),
         env="LLAMA_ARG_CTX_SIZE",
         common=True,
     )
     parallel: int = _option(
         "-np --parallel",
-        4,
-        "slots: sequences that run at once; -1: automatic, 4",
+        -1,
+        "slots: sequences that run at once; -1: automatic, 4 with --kv-unified",
         whole(1, 256, or_minus_one="automatic"),
         env="LLAMA_ARG_N_PARALLEL",
         common=True,
     )
-    kv_unified: bool = _option(
+    kv_unified: bool | None = _option(
         "-kvu --kv-unified",
-        True,
-        "share the KV cache between slots, so that one sequence may use all of it; off: each slot has an equal part",
+        None,
+        "share --ctx-size between the slots, so that one sequence may use all of it; off: each slot has an equal part "
+        "(by default: on where --parallel is automatic)",
         env="LLAMA_ARG_KV_UNIFIED",
         off="-no-kvu --no-kv-unified",
     )
@@ -528,6 +530,11 @@ class ModelOptions:
     @property
     def n_slots(self) -> int:
         return 4 if self.parallel == -1 else self.parallel
+
+    @property
+    def unified(self) -> bool:
+        """True if one sequence may use the whole KV cache; else each slot has an equal part."""
+        return self.parallel == -1 if self.kv_unified is None else self.kv_unified
 
     @property
     def n_threads(self) -> int:

@@ -176,12 +176,11 @@ class RequestParser:
         constraint = parse_constraint(asked, self.grammars)
         if constraint is not None or asked.grammar == "":  # "" takes the server's default away
             sampling = replace_struct(sampling, grammar=constraint)
-        n, most = asked.n_predict, config.n_predict
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         return CompletionRequest(
             prompt=(),
             sampling=sampling,
-            n_predict=n if most < 0 or 0 <= n <= most else most,
+            n_predict=asked.n_predict if asked.n_predict >= 0 else config.n_predict,
             stop=tuple(text for text in stop if text) or config.reverse_prompts,
             ignore_eos=asked.ignore_eos,
             cache_prompt=asked.cache_prompt,

@@ -37,7 +37,7 @@ _CHECKS = [
 ]
 _REFUSALS = (501, 503)  # not supported or switched off; full
 _MOST_OPTIONAL = 4  # optional fields of a body: with more, one of them is almost certainly invalid
-FLAGS = ("--metrics", "--props", "--embedding", "-c", "256", "-np", "2", "-n", "24")
+FLAGS = ("--metrics", "--props", "--embedding", "-c", "256", "-np", "2", "-kvu", "-n", "24")
 
 
 @dataclass

@@ -32,7 +32,7 @@ MODEL = MODELS / "stories260K.gguf"
 N_CTX = 384
 STORIES = ("Once upon a time there was a little girl who had a dog and a ball. ", "The sun was warm and the boy ")
 SAMPLERS: list[dict[str, Any]] = [{"temperature": 0}, {}, {"mirostat": 2}, {"repeat_penalty": 1.2}, {"n_probs": 2}]
-FLAGS = f"-c {N_CTX} -np 6 -ub 48 --cache-ram 2 --context-shift --metrics -t 1".split()
+FLAGS = f"-c {N_CTX} -np 6 -kvu -ub 48 --cache-ram 2 --context-shift --metrics -t 1".split()
 
 
 def bodies() -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def test_plan_measures_a_server_whose_slots_are_all_busy(
         return step(self, batch)
 
     monkeypatch.setattr(DryRunEngine, "step", counted)
-    assert main(("plan", "-m", mini_model, "-c", "256", "-np", "3", "-t", "1", "--json")) == 0
+    assert main(("plan", "-m", mini_model, "-c", "256", "-np", "3", "-kvu", "-t", "1", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["n_slots"] == 3
     assert max(rows) == 3
     assert sum(rows) == 3 + 3 * 39  # one token of each long prompt, then half of five pages but one cell

@@ -80,7 +80,7 @@ async def test_sixteen_at_once_equal_each_alone(serve: Any, name: str, tmp_path:
     async with aiohttp.ClientSession() as session:
         expected = [await ask(session, alone.url, {**b, "cache_prompt": False}) for b in bodies]
         for n_ubatch in ("32", "512"):
-            crowd = serve(model, "-c", "4096", "-np", "6", "-ub", n_ubatch, "-t", "2", "--metrics")
+            crowd = serve(model, "-c", "4096", "-np", "6", "-kvu", "-ub", n_ubatch, "-t", "2", "--metrics")
             asked = [ask(session, crowd.url, {**b, "stream": i % 2 == 0}) for i, b in enumerate(bodies)]
             leavers = [leave_early(session, crowd.url, n) for n in (3, 9, 20)]
             answers = (await asyncio.gather(*asked, *leavers))[: len(bodies)]

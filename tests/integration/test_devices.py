@@ -23,7 +23,7 @@ def server(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")
     open_device(request.param)
-    flags = ("-c", "4096", "-np", str(N_STREAMS), "-ub", "64", "-ctk", "f32", "-ctv", "f32")
+    flags = ("-c", "4096", "-np", str(N_STREAMS), "-kvu", "-ub", "64", "-ctk", "f32", "-ctv", "f32")
     if request.param == "opencl:0":  # and the same model drafts for it elsewhere, which changes nothing
         flags += ("-md", str(MODEL), "-devd", "cpu", "--spec-type", "draft-simple")
     return serve_module(MODEL, "--device", request.param, *flags)

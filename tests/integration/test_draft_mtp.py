@@ -20,7 +20,7 @@ from tests.models.gguf.test_mtp_file import three_files
 PROMPT = "Rivers and rain, and rivers. " * 5
 BODY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 60, "ignore_eos": True, "return_tokens": True}
 OFF = {"speculative.type": "none"}
-FLAGS = ("-c", "2048", "-np", "3", "--spec-type", "draft-mtp", "--metrics", "--no-spec-draft-adapt")
+FLAGS = ("-c", "2048", "-np", "3", "-kvu", "--spec-type", "draft-mtp", "--metrics", "--no-spec-draft-adapt")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, 22, 333]}}}, "required": ["a"]}
 
 
@@ -57,7 +57,7 @@ def test_texts_are_the_same_and_steps_fewer(serve: Any, connect: Any, path: Path
 
 
 def test_drafts_as_long_as_pays_change_no_text(serve: Any, path: Path) -> None:
-    server = serve(path, "-c", "2048", "-np", "3", "--spec-type", "draft-mtp")
+    server = serve(path, "-c", "2048", "-np", "3", "-kvu", "--spec-type", "draft-mtp")
     bodies = [{**BODY, "seed": seed, "n_predict": 100} for seed in range(6)]
     want = [server.post("/completion", {**body, **OFF})["tokens"] for body in bodies]
     with ThreadPoolExecutor(3) as threads:

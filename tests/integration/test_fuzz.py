@@ -182,7 +182,7 @@ class Client:
 @pytest.fixture(scope="module")
 def served(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("slots")
-    flags = ("-c", "128", "-np", "2", "--metrics", "--props", "--embeddings", "--slot-save-path", str(folder))
+    flags = ("-c", "128", "-np", "2", "-kvu", "--metrics", "--props", "--embeddings", "--slot-save-path", str(folder))
     server = serve_module(None, "--demo", *flags)
     client = Client(server.url)
     yield server, client

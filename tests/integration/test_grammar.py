@@ -28,7 +28,7 @@ ANSWER = {
 
 @pytest.fixture(scope="module")
 def server(serve_module: Any) -> Any:
-    return serve_module(None, "--demo", "-c", "2048", "-np", "8", "--metrics")
+    return serve_module(None, "--demo", "-c", "2048", "-np", "8", "-kvu", "--metrics")
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_a_slot_of_adapters_in_a_file(
 ) -> None:
     """Restored in a new process to the same bits; refused where an adapter is missing, or added in another order."""
     model = shared_data / "models" / "stories260K.gguf"
-    flags = ("-c", "512", "-t", "1", "-np", "2", "--slot-save-path", str(tmp_path), "--lora-init-without-apply")
+    flags = ("-c", "512", "-t", "1", "-np", "2", "-kvu", "--slot-save-path", str(tmp_path), "--lora-init-without-apply")
     a, b = ("--lora", str(adapters[0])), ("--lora", str(adapters[1]))
     first = serve(model, *flags, *a, *b)
     mixes: dict[str, Any] = {"both": [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}], "one": [{"id": 1, "scale": 0.3}]}

@@ -37,7 +37,7 @@ async def test_four_times_too_much(serve: Any) -> None:
     async with aiohttp.ClientSession() as session:
         expected = [await ask(session, alone.url, body) for body in bodies()]
         for cache_ram in ("0", "64"):
-            crowd = serve(MODEL, "-c", cells, "-np", str(N), "--cache-ram", cache_ram, "--metrics")
+            crowd = serve(MODEL, "-c", cells, "-np", str(N), "-kvu", "--cache-ram", cache_ram, "--metrics")
             answers = await asyncio.gather(*(ask(session, crowd.url, body) for body in bodies()))
             assert answers == expected
             found = dict(re.findall(r"^\w+:(\w+) (\S+)$", crowd.get("/metrics"), re.M))

@@ -19,7 +19,19 @@ CHOSEN = "document.querySelector('.token.chosen')"
 @pytest.fixture(scope="module")
 def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("jobs")
-    flags = ("--metrics", "-np", "2", "-c", "2048", "--context-shift", "--api-key", KEY, "--data-dir", str(folder))
+    flags = (
+        "--metrics",
+        "-np",
+        "2",
+        "-kvu",
+        "-c",
+        "2048",
+        "--context-shift",
+        "--api-key",
+        KEY,
+        "--data-dir",
+        str(folder),
+    )
     return serve_module(None, "--demo", *flags)
 
 

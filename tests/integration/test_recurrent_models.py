@@ -25,7 +25,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_chats_in_company(serve: Any, connect: Any, path: Path) -> None:
-    url = serve(path, "-c", "4096", "-np", "3", "--ctx-checkpoints", "3").url
+    url = serve(path, "-c", "4096", "-np", "3", "-kvu", "--ctx-checkpoints", "3").url
     client = connect(f"{url}/v1")
 
     def answer(chat: list[dict[str, str]], **more: Any) -> Any:
@@ -70,9 +70,9 @@ def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -
 
 def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
     """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
-    plain = serve(path, "-c", "1024", "-np", "2")
+    plain = serve(path, "-c", "1024", "-np", "2", "-kvu")
     flags = ("-md", str(path), "--spec-type", "draft-simple", "--no-spec-draft-adapt")
-    drafted = serve(path, "-c", "1024", "-np", "2", *flags)
+    drafted = serve(path, "-c", "1024", "-np", "2", "-kvu", *flags)
     for temperature in (0, 1):
         body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
         prompt: Any = "Rivers and rain. " * 5

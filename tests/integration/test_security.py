@@ -43,6 +43,7 @@ def guarded(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "128",
         "-np",
         "2",
+        "-kvu",
         "--api-key",
         f"{SECRET},another",
         "--metrics",

@@ -33,7 +33,7 @@ def test_restored_in_a_new_process(serve: Any, tmp_path: Path, name: str, type_k
     model = MODELS / name
     if not model.exists():
         pytest.skip(f"no {name} beside the checkout")
-    flags = ["-c", "512", "-np", "2", "--slot-save-path", str(tmp_path), "-ctk", type_k, "-ctv", type_v]
+    flags = ["-c", "512", "-np", "2", "-kvu", "--slot-save-path", str(tmp_path), "-ctk", type_k, "-ctv", type_v]
     first = serve(model, *flags)
     answer = first.post("/completion", {"prompt": STORY, "id_slot": 1, **REST})
     tokens = first.post("/tokenize", {"content": STORY, "add_special": True})["tokens"] + answer["tokens"]

@@ -124,6 +124,7 @@ class Bench:
         settings = {
             "ctx_size": n_slots * self.n_blocks * BLOCK_SIZE,
             "parallel": n_slots,
+            "kv_unified": True,
             "threads": n_threads,
             "threads_batch": None,
             "batch_size": options.ubatch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +43,30 @@ def test_weights_count_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_small_context_is_tried_anyway(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wanted(model, 4096, monkeypatch, 0.95).n_ctx == 4096
+
+
+@pytest.mark.parametrize(
+    ("options", "n_ctx", "n_ctx_slot"),
+    [
+        ({"ctx_size": 512}, 512, 512),  # four slots, one cache
+        ({"ctx_size": 512, "parallel": -1}, 512, 512),
+        ({"ctx_size": 512, "parallel": 1}, 512, 512),
+        ({"ctx_size": 512, "parallel": 2}, 512, 256),
+        ({"ctx_size": 512, "parallel": 3}, 512, 170),
+        ({"ctx_size": 512, "parallel": 2, "kv_unified": True}, 512, 512),
+        ({"ctx_size": 512, "kv_unified": False}, 512, 128),
+        ({"ctx_size": 512, "parallel": 2, "kv_unified_per_slot": 100}, 512, 100),
+        ({"ctx_size": 512, "parallel": 2, "kv_unified_per_slot": 300}, 512, 256),
+        ({"ctx_size": 512, "kv_unified_per_slot": 300}, 512, 300),
+        ({"parallel": 3, "kv_unified_per_slot": 100}, 300, 100),
+        ({"kv_unified_per_slot": 100}, 400, 100),
+        ({}, 256, 256),  # as the model was trained
+        ({"parallel": 2}, 512, 256),
+    ],
+)
+def test_the_context_of_a_slot(model: Path, options: dict[str, Any], n_ctx: int, n_ctx_slot: int) -> None:
+    opened = open_model(model, ModelOptions(**options))
+    engine = opened.engine()
+    assert (engine.n_ctx, engine.n_ctx_slot) == (n_ctx, n_ctx_slot)
+    slots = opened.scheduler(engine).slots
+    assert [slot.n_ctx for slot in slots] == [n_ctx_slot] * opened.options.n_slots

@@ -194,7 +194,7 @@ async def test_settings_reach_the_scheduler():
         shown = reply["generation_settings"]
         assert {"bias": None, "token": 257} in shown["logit_bias"]
         assert (shown["n_predict"], shown["max_tokens"], shown["ignore_eos"]) == (7, 7, True)
-        for asked, got in ((None, 100), (-1, 100), (200, 100), (0, 0)):
+        for asked, got in ((None, 100), (-1, 100), (99, 99), (101, 101), (0, 0)):
             _, reply = await server.post("/completion", {"prompt": "x", "n_predict": asked})
             assert reply["generation_settings"]["n_predict"] == got
         _, reply = await server.post("/completion", {"prompt": "x", "n_predict": 0})
