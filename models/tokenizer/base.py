@@ -48,7 +48,6 @@ class Tokenizer(ABC):
         self.add_space_prefix = vocab.add_space_prefix
         self._pieces: dict[int, bytes] = {}
         self._special_groups = self._group_special_tokens()
-        self.nl_id = self._newline_id()
 
     # -- encoding
 
@@ -81,9 +80,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def _encode_text(self, text: str) -> list[int]:
         """The ids of a text without special tokens."""
-
-    @abstractmethod
-    def _newline_id(self) -> int | None: ...
 
     def _group_special_tokens(self) -> dict[str, list[int]]:
         """Special tokens by their first three characters.
@@ -177,17 +173,9 @@ class Tokenizer(ABC):
         """The vocabulary's own string for a token, such as "▁the", "Ġthe" or "<s>"."""
         return self.vocab.tokens[id].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
-    def token_id(self, text: str) -> int | None:
-        """The id of the token with exactly this vocabulary string."""
-        return self.vocab.ids.get(text)
-
     def attr(self, id: int) -> Attr:
         """Attributes of a token."""
         return Attr(self.vocab.attrs[id])
-
-    def is_control(self, id: int) -> bool:
-        """True for a control token, which has no text of its own."""
-        return bool(self.vocab.attrs[id] & Attr.CONTROL)
 
     def is_eog(self, id: int) -> bool:
         """True for an end-of-generation token."""

@@ -88,7 +88,3 @@ class BpeTokenizer(Tokenizer):
             return bytes([_BYTE_OF_CHAR[char]])
         raw = char.encode("utf-8", "surrogateescape")
         return b"[UNK_BYTE_0x" + raw.hex().encode() + text.encode("utf-8", "surrogateescape") + b"]"
-
-    def _newline_id(self) -> int | None:
-        ids = self._encode_text("\n")
-        return ids[0] if ids else self.pad_id

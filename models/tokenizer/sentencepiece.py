@@ -91,7 +91,3 @@ class SpmTokenizer(Tokenizer):
         if len(ids) == len(char.encode("utf-8", "surrogateescape")):
             return ids
         return [] if self.vocab.special.get("unk") is None else [self.vocab.special["unk"]]
-
-    def _newline_id(self) -> int | None:
-        id = self._byte_ids[10]
-        return self.pad_id if id is None else id

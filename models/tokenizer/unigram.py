@@ -113,9 +113,6 @@ class UgmTokenizer(Tokenizer):
             stop = start
         return ids[::-1]
 
-    def _newline_id(self) -> int | None:
-        return next(iter(self._encode_text("\n")), self.pad_id)
-
 
 def _longest_of(texts: Iterator[str]) -> re.Pattern[str] | None:
     found = sorted(texts, key=len, reverse=True)

@@ -83,6 +83,3 @@ class WpmTokenizer(Tokenizer):
             else:
                 return [] if self.unk_id is None else [self.unk_id]
         return ids
-
-    def _newline_id(self) -> int | None:
-        return self.pad_id
