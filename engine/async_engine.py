@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import RequestError, ServerFault, Unavailable
-from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
 from logitless.engine.sleep import Sleep
 from logitless.engine.stats import Latencies
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
     from logitless.engine.sequence import Sequence as Generation
+
 
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
@@ -465,3 +465,18 @@ def _resolve(future: asyncio.Future[Any], value: object, error: BaseException | 
         future.set_result(value)
     else:
         future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Sizes and file type of the loaded model."""
+
+    n_ctx: int  # tokens of the longest sequence of one slot
+    n_ctx_train: int = 0
+    n_vocab: int = 0
+    n_embd: int = 0
+    n_params: int = 0
+    nbytes: int = 0
+    vocab_type: int = 0
+    ftype: str = ""
+    generates: bool = True  # False: the model only makes embeddings

@@ -11,19 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.fusion.fuse import fuse
 from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes
-from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
-    attention,
-    elementwise,
-    experts,
-    linear,
-    recurrent,
-    sampling,
-    slicing,
-    training,
-)
 from logitless.backends.cpu.lowering.registry import REWRITES
-from logitless.backends.cpu.program import CPUProgram, Part
-from logitless.backends.cpu.threads.phase_timer import PhaseTimer
+from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.host import casts_to_bf16, cores
 from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned

@@ -79,7 +79,7 @@ class Hub:
             return here.path(name)
 
     def block(self, repo: Repo, model: Path | None = None) -> Path | None:
-        """The file with the block that guesses (models/gguf/mtp_file.py), for this model of the repository; None
+        """The file with the MTP head (models/gguf/file.py) for this model of the repository; None
         where it
         has none."""
         here = Cached(self._cache, repo)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from logitless.engine.async_engine import LoadedModel
+from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.finetuning.store import Store
 from logitless.engine.loading.adapters import ScaledAdapters, read_adapters, register_adapters
 from logitless.engine.loading.drafting import (
@@ -27,7 +27,6 @@ from logitless.engine.loading.drafting import (
 from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, weights_nbytes
 from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
 from logitless.engine.loading.placement import placement
-from logitless.engine.model_info import ModelInfo
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper

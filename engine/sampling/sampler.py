@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +13,6 @@ import numpy.typing as npt
 
 from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, Texts, candidates, infill
-from logitless.engine.sampling.mt19937 import Generator, choose_seed
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
 from logitless.engine.sampling.penalties import Dry, Penalties, Vocabulary, find_breakers
 from logitless.graph.ops.sampling import samplers as s
@@ -27,6 +27,7 @@ CODES = dict(
         strict=True,
     )
 )
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's default: a random seed
 
 
 def chain_codes(p: SamplingParams) -> list[int]:
@@ -297,3 +298,38 @@ def split_log_probs(out: F32, n: int) -> tuple[F32, I32, F32]:
     Returns the targets' values (R,), likeliest ids (R, n; -1: none) and their values (R, n).
     """
     return out[:, 0], out[:, 1 : 1 + n].astype(np.int32), out[:, 1 + n :]
+
+
+def choose_seed(seed: int) -> int:
+    """Seed modulo 2³², or a random one for -1 and 4294967295."""
+    seed &= 0xFFFFFFFF
+    return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
+
+
+class Generator:
+    """Words of std::mt19937(seed). `peek` consumes nothing, `advance` consumes words."""
+
+    __slots__ = ("_at", "_source", "_words", "n_used")
+
+    def __init__(self, seed: int) -> None:
+        self._source = np.random.MT19937(0)
+        self._source._legacy_seeding(seed & 0xFFFFFFFF)  # init_genrand, as the C++ standard prescribes
+        self._words: list[int] = []
+        self._at = 0
+        self.n_used = 0
+
+    def peek(self, n: int, skip: int = 0) -> list[int]:
+        """Return the n words after the next `skip` words."""
+        start = self._at + skip
+        while start + n > len(self._words):
+            del self._words[: self._at]
+            start -= self._at
+            self._at = 0
+            self._words += self._source.random_raw(128).tolist()
+        return self._words[start : start + n]
+
+    def advance(self, n: int) -> None:
+        """Consume n words."""
+        self.peek(n)
+        self._at += n
+        self.n_used += n

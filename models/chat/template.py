@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from logitless.models.chat import tool_results
 from logitless.models.chat.builtins import BUILTINS, CHATML
 from logitless.models.chat.jinja import ChatTemplateError, Renderer
 from logitless.models.chat.sandbox import SandboxedRenderer
@@ -100,7 +99,7 @@ class ChatTemplate:
         if not self.caps["supports_tool_calls"]:
             messages = generic.as_text(messages, self.calls.markers)
         elif self._results_within:
-            messages = tool_results.within_turns(messages)
+            messages = within_turns(messages)
         return self._render(self._adapt(messages), variables)
 
     def _probe_formats(self) -> None:
@@ -261,7 +260,7 @@ class _Probe:
     def reads_results_within_turns(self) -> bool:
         """True if the template reads the results of calls from the message that calls."""
         called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        turns = tool_results.within_turns([_user("a"), called, _RESULT])
+        turns = within_turns([_user("a"), called, _RESULT])
         return _RESULT["content"] in self._text(turns, tools=[_TOOL])
 
     def shows_results(self) -> bool:
@@ -321,3 +320,52 @@ def _with_reasoning(message: Message, form: str, thought: str) -> Message:
 
 def _user(content: Any) -> Message:
     return {"role": "user", "content": content}
+
+
+FIELD = "tool_responses"  # of a calling message: the results of its calls (early Gemma 4)
+
+
+def within_turns(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with the results of calls, and the answer after them, in the calling message.
+
+    Text before a call becomes a message of its own, since templates write content after the results.
+    """
+    told: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if message.get("role") != "assistant" or not message.get("tool_calls"):
+            told.append(message)
+            continue
+        turn = {**message, "content": ""}
+        if message.get("content"):
+            told.append({"role": "assistant", "content": message["content"]})
+        results: list[Message] = []
+        while at < len(messages) and messages[at].get("role") == "tool":
+            results.append(_response(messages[at], turn["tool_calls"], len(results)))
+            at += 1
+        if results:
+            turn[FIELD] = results
+            answer = messages[at] if at < len(messages) else {}
+            if answer.get("role") == "assistant" and answer.get("content") and not answer.get("tool_calls"):
+                turn["content"] = answer["content"]
+                at += 1
+        told.append(turn)
+    return told
+
+
+def _response(result: Message, calls: Sequence[Mapping[str, Any]], place: int) -> Message:
+    """A result as the template takes it: JSON as a value, named by the call with its id."""
+    id = result.get("tool_call_id")
+    call = next((call for call in calls if id is not None and call.get("id") == id), None)
+    if call is None and not result.get("name") and place < len(calls):
+        call = calls[place]
+    name = (call["function"].get("name") if call else result.get("name")) or id or "unknown"
+    content: Any = result.get("content") or ""
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    with suppress(ValueError, RecursionError):
+        value = json.loads(content)
+        content = content if value is None else value
+    return {"name": name, "response": content}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.metadata import Metadata
-from logitless.models.gguf.mtp_file import read_block
 from logitless.models.gguf.parse import Part, TensorInfo, close_buffer, read_part
 from logitless.models.hparams.overrides import NONE, Overrides
 
@@ -27,6 +27,7 @@ __all__ = ["GGUFFile", "ModelFileError", "TensorInfo"]
 
 _SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
 _MAX_PARTS = 9999
+_COUNTS = ("block_count", "nextn_predict_layers")
 
 
 class GGUFFile:
@@ -50,7 +51,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path, overrides: Overrides = NONE, *, block: str = "") -> GGUFFile:
-        """Map a model and read its header; `block`: the file of models/gguf/mtp_file.py, for one
+        """Map a model and read its header; `block`: the file of models/gguf/file.py, for one
         that has no block itself. Raises ModelFileError for whatever is wrong with the files, and
         for overrides that do not suit them."""
         path = Path(path)
@@ -170,3 +171,50 @@ def _read_other_part(path: Path, index: int, first: Part) -> Part:
             close_buffer(part.buffer)
             raise ModelFileError(path, f"key {key!r} is not {expected}, so this is no part of {first.path.name}")
     return part
+
+
+def read_block(path: Path, index: int, model: Part) -> tuple[Part, Metadata]:
+    """The MTP head in a file of its own, as part `index` of a model without one.
+
+    llama.cpp's converter writes such files (`mtp-….gguf`) beside the model's; a file with the layers
+    and the head serves as well. Returns the head's tensors alone, and the model's metadata with the
+    keys of the head. ModelFileError: the file is another model's, or has no head.
+    """
+    part = read_part(path, index)
+    try:
+        return _checked(part, model)
+    except BaseException:
+        close_buffer(part.buffer)
+        raise
+
+
+def _checked(part: Part, model: Part) -> tuple[Part, Metadata]:
+    ours, theirs = model.metadata, part.metadata
+    arch = ours.get("general.architecture")
+    for key in ("general.architecture", f"{arch}.embedding_length"):
+        if theirs.get(key) != ours.get(key):
+            raise ModelFileError(part.path, f"key '{key}' is {theirs.get(key)}, the model's is {ours.get(key)}")
+    n_layer = _n_layer(theirs, arch)
+    if n_layer != _n_layer(ours, arch):
+        raise ModelFileError(part.path, f"has a block behind {n_layer} layers, the model has {_n_layer(ours, arch)}")
+    block = f"blk.{n_layer}."
+    tensors = {name: info for name, info in part.tensors.items() if name.startswith(block)}
+    if f"{block}nextn.eh_proj.weight" not in tensors:
+        raise ModelFileError(part.path, "has no block that predicts one token more")
+    if any(name.startswith(block) for name in model.tensors):
+        raise ModelFileError(part.path, f"the model has block {n_layer} itself")
+    return replace(part, tensors=tensors), ours.joined(theirs, _telling(theirs, ours, arch))
+
+
+def _n_layer(metadata: Metadata, arch: object) -> object:
+    n_blocks, n_nextn = (metadata.get(f"{arch}.{key}", 0) for key in _COUNTS)
+    return n_blocks - n_nextn if isinstance(n_blocks, int) and isinstance(n_nextn, int) else None
+
+
+def _telling(theirs: Metadata, ours: Metadata, arch: object) -> Iterator[str]:
+    """Counts, numbers of each block, and what the model's file does not say."""
+    for key in theirs:
+        if key.startswith(f"{arch}."):
+            counts = key.removeprefix(f"{arch}.") in _COUNTS
+            if counts or key not in ours or theirs.length(key) is not None:
+                yield key

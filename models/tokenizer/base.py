@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -15,6 +15,8 @@ _C_SPACES = " \t\n\v\f\r"  # what swallowing special tokens swallow
 # plain numbers: an operation of flags takes a microsecond, as long as all else of a token's piece
 _NORMAL, _BYTE, _SILENT = int(Attr.NORMAL), int(Attr.BYTE), int(Attr.CONTROL | Attr.UNKNOWN)
 _SPECIAL = _SILENT | int(Attr.USER_DEFINED)
+MOST = 50_000  # known words; then it begins anew
+LONGEST = 64  # characters of a known word; longer words hardly come again
 
 
 class Tokenizer(ABC):
@@ -194,3 +196,27 @@ def _without_lone_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+class KnownWords(dict[str, list[int]]):
+    """`words[word]` is `encode(word)`. A text repeats its words, and their merges do not depend on
+    what is around.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = self._encode(word)
+        if len(word) <= LONGEST:
+            if len(self) >= MOST:
+                self.clear()
+            self[word] = ids
+        return ids
+
+
+def gaps(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Positions where a text may be split: before a ▁, except after characters that a token has
+    before an inner ▁."""
+    before_space = set(re.findall("([^▁\0])▁", "\0".join(tokens))) | {"▁"}
+    return re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from logitless.models.tokenizer.base import Tokenizer
+from logitless.models.tokenizer.base import KnownWords, Tokenizer, gaps
 from logitless.models.tokenizer.vocab import Vocab
-from logitless.models.tokenizer.words import KnownWords, gaps
 
 
 class SpmTokenizer(Tokenizer):

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from logitless.models.tokenizer.base import Tokenizer
+from logitless.models.tokenizer.base import KnownWords, Tokenizer, gaps
 from logitless.models.tokenizer.vocab import Attr, Vocab, VocabError
-from logitless.models.tokenizer.words import KnownWords, gaps
 
 _PENALTY = 10.0  # of a character that no token has, below the least likely token
 _MATCHED = int(Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED)

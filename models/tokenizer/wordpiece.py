@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import unicodedata
 
-from logitless.models.tokenizer.base import Tokenizer
+from logitless.models.tokenizer.base import KnownWords, Tokenizer
 from logitless.models.tokenizer.vocab import Vocab
-from logitless.models.tokenizer.words import KnownWords
 
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
 _HAN_RANGES = (  # 0x2B920 is a slip of HF's that llama.cpp shares

@@ -21,9 +21,8 @@ import aiohttp
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from logitless.engine.async_engine import AsyncEngine, LoadedModel
+from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.errors import ExceedsContext
-from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
 from logitless.engine.sequence import Slot
 from logitless.engine.stats import SchedulerStats

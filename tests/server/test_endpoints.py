@@ -11,8 +11,7 @@ import pytest
 import yarl
 from aiohttp import web
 
-from logitless.engine.async_engine import AsyncEngine, LoadedModel
-from logitless.engine.model_info import ModelInfo
+from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.stats import TrainingStats
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig

@@ -14,9 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from logitless.engine.async_engine import AsyncEngine, LoadedModel
+from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.errors import ServerFault, Unavailable
-from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
 from logitless.server.api.context import to_thread
 from logitless.server.app import serve

@@ -52,7 +52,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step."""
     from logitless.engine.loading.memory import cache_ram_bytes
     from logitless.engine.loading.open_model import open_model
-    from logitless.graph.execution.describe import describe
+    from logitless.graph.execution.plan import describe
 
     path = model_path(options, "plan")
     show_compiling()

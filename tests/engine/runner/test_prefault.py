@@ -10,7 +10,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.batch import UBatch
-from logitless.engine.runner import prefault
+from logitless.engine.runner import device_store
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.synthetic.model import synthesize
 
@@ -25,8 +25,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "m.gguf"
     synthesize(path, "tiny", "F32")
     monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
-    monkeypatch.setattr(prefault, "LEAD", 3000 * 4096)  # a page takes 1 KiB in each of four caches
-    monkeypatch.setattr(prefault, "PIECE", 3 << 20)  # more than a large page
+    monkeypatch.setattr(device_store, "LEAD", 3000 * 4096)  # a page takes 1 KiB in each of four caches
+    monkeypatch.setattr(device_store, "PIECE", 3 << 20)  # more than a large page
     engine = ModelRunner(path, RunnerOptions(n_ctx=16 * N_PAGES, n_slots=2, n_ubatch=32))
     engine.load()
     yield engine

@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logitless.engine.sampling import penalties as repetition
-from logitless.engine.sampling.mt19937 import Generator, choose_seed
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, FLOAT_MAX, SamplingParams, chain_from_names
 from logitless.engine.sampling.penalties import Breakers, Dry, Penalties, find_breakers, suffix_lengths
-from logitless.engine.sampling.sampler import RowSampler, chain_codes, split_log_probs, split_probs
+from logitless.engine.sampling.sampler import (
+    Generator,
+    RowSampler,
+    chain_codes,
+    choose_seed,
+    split_log_probs,
+    split_probs,
+)
 from logitless.graph.ops.sampling import samplers as s
 
 

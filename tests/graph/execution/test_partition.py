@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.graph.execution.describe import describe
 from logitless.graph.execution.partition import TRANSFER, partition
+from logitless.graph.execution.plan import describe
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
