@@ -33,6 +33,14 @@ FORWARD = {
 }
 
 
+_OTHER_KINDS = {  # by general.type
+    "adapter": "is a LoRA adapter, not a model: load its base model, and the adapter with --lora",
+    "checkpoint": "is a training checkpoint, not a model: continue from it with --checkpoint-in",
+    "imatrix": "is an importance matrix, not a model",
+    "mmproj": "is the encoder of a multimodal model: load the file of its text model",
+}
+
+
 @dataclass(frozen=True)
 class Model:
     hparams: Hparams
@@ -109,6 +117,8 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
     """Hyper-parameters, checked against tensors and vocabulary; n_vocab is the embedding's
     number of rows. ModelFileError names the key or tensor at fault."""
     embedding = gguf.tensors.get("token_embd.weight")
+    if problem := _OTHER_KINDS.get(str(gguf.metadata.get("general.type"))):
+        raise ModelFileError(gguf.path, problem)
     if "general.architecture" not in gguf.metadata:
         raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
     rows = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0

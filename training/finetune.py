@@ -10,7 +10,7 @@ from typing import Any
 
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
-from logitless.models.chat.template import from_metadata
+from logitless.models.chat.template import of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
@@ -73,7 +73,7 @@ class FineTuning:
             if settings.n_ctx > h.n_ctx_train:
                 raise TrainingError(f"n_ctx {settings.n_ctx} is more than the model's {h.n_ctx_train}")
             self.tokenizer = tokenizer.from_metadata(self.gguf.metadata, path=self.gguf.path)
-            template = from_metadata(self.gguf.metadata, self.tokenizer)
+            template = of_file(self.gguf.metadata, self.tokenizer)
             if isinstance(data, str | Path):
                 name, dataset = Path(data).name, load_dataset(data, self.tokenizer, template, options)
             else:

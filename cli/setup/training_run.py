@@ -130,7 +130,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     from logitless.backends import self_test
     from logitless.engine.loading.open_model import generating_hparams
     from logitless.models import tokenizer
-    from logitless.models.chat.template import from_metadata
+    from logitless.models.chat.template import of_file
     from logitless.models.gguf.file import GGUFFile
     from logitless.training.data.packing import PackedExamples
     from logitless.training.reporting.plot import refusal
@@ -144,7 +144,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = generating_hparams(gguf, model)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
-        template = from_metadata(gguf.metadata, vocabulary)
+        template = of_file(gguf.metadata, vocabulary)
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)
         for line in dataset.losses if isinstance(dataset, PackedExamples) else ():
             print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)

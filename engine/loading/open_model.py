@@ -33,7 +33,7 @@ from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models import tokenizer
-from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata, of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import FILE_TYPES
@@ -232,12 +232,9 @@ def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> C
     if options.chat_template_file:
         source, flag = text_file(options.chat_template_file), "--chat-template-file"
     try:
-        return from_metadata(gguf.metadata, words, source)
+        return of_file(gguf.metadata, words) if source is None else from_metadata({}, words, source)
     except ChatTemplateError as error:
-        if source is not None:
-            raise OptionConflict(f"{flag}: {error}") from None
-        log.warning("the model's chat template is not usable, ChatML stands in: %s", error)
-        return from_metadata({}, words)
+        raise OptionConflict(f"{flag}: {error}") from None
 
 
 def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile, h: Hparams) -> RunnerOptions:

@@ -45,6 +45,7 @@ from logitless.models.adapters.low_rank import LowRank
 from logitless.models.adapters.stacked_lora import Choice, StackedLora
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import KV_TYPES, PagedMemory
+from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
@@ -130,7 +131,9 @@ class ModelRunner:
         self._open(options.devices)
         self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
         self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
-        template = str(self.gguf.metadata.get("tokenizer.chat_template.rerank", ""))
+        template = self.gguf.metadata.get("tokenizer.chat_template.rerank", "")
+        if not isinstance(template, str):
+            raise ModelFileError(path, f"key 'tokenizer.chat_template.rerank' is {template}, which is not a text")
         self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
 
     @property

@@ -95,7 +95,7 @@ class Attention:
 
     enabled: bool = True  # False: no layer attends, or has a feed-forward block (Mamba 2)
     optional: bool = False  # a layer may have no attention, one matrix instead, or nothing at all (Deci)
-    causal: bool = True  # False: bidirectional; the model makes embeddings, not text
+    causal: bool = True  # default; False: bidirectional; the model makes embeddings, not text
     mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
     qk_norm: QKNorm = QKNorm.OPTIONAL
     qk_norm_after_rope: bool = False
@@ -151,6 +151,7 @@ class MTP:
     """Multi-token prediction block (models/architectures/mtp.py)."""
 
     enabled: bool = False  # files may have one
+    known: bool = False  # files may have one that is not run, as in llama.cpp
     layer_norm: bool = False  # its last norm is a LayerNorm
 
 
@@ -168,6 +169,7 @@ class Scales:
 class RankingHead:
     """Classification head of rerankers."""
 
+    enabled: bool = False  # files may have one
     of_mean: bool = False  # its input is the mean over tokens, its activation that of the feed-forward blocks
     softmax: bool = False  # scores are class probabilities
 
@@ -185,6 +187,7 @@ class Architecture:
     mtp: MTP = MTP()
     scales: Scales = Scales()
     ranking: RankingHead = RankingHead()
+    dense_embeddings: bool = False  # embeddings may pass dense layers behind the pooling (sentence-transformers)
     learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE
     per_layer_embeddings: bool = False  # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
     altup: bool = False  # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)

@@ -42,9 +42,9 @@ _SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None
 _ANY_ROUTER_MOE = MoE(Presence.REQUIRED, router=None, normalize=None)
 _SHARED_KEY_MOE = MoE(Presence.REQUIRED, own_width=False)
 _OPTIONAL_MOE = MoE(Presence.OPTIONAL, own_width=False)
-_MTP = MTP(enabled=True)
+_MTP, _UNUSED_MTP = MTP(enabled=True), MTP(known=True)
 _FILE_SCALES = Scales(from_file=True)
-_CLASSES = RankingHead(softmax=True)
+_CLASSES = RankingHead(enabled=True, softmax=True)
 
 _GEMMA = Architecture(ffn=_GELU_GLU, scales=Scales(root_of_embedding=True))
 _GEMMA3 = replace(
@@ -107,10 +107,12 @@ _LFM2 = Architecture(
     norm=Norm(output_name="token_embd_norm"),
     attention=_PER_HEAD,
     states=States(StateKind.SHORT_CONV),
+    dense_embeddings=True,
 )
 _NOMIC = Architecture(
     norm=Norm(layer_norm=True, post_residual=True),
     attention=Attention(causal=False, qk_norm=QKNorm.NONE),
+    ranking=RankingHead(enabled=True),
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -150,11 +152,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5-moe": Architecture(rope=_INTERLEAVED, moe=_MOE),
     "deepseek": Architecture(rope=_INTERLEAVED, moe=MoE(Presence.REQUIRED, normalize=False)),
     "deepseek2": _DEEPSEEK2,
-    "mistral4": replace(_DEEPSEEK2, mtp=MTP()),  # llama.cpp does not know its block either
+    "mistral4": replace(_DEEPSEEK2, mtp=_UNUSED_MTP),
     "minicpm3": Architecture(attention=Attention(mla=True), scales=_FILE_SCALES),
     "plm": Architecture(rope=_INTERLEAVED, attention=Attention(mla=True), ffn=_RELU2_MLP),
     "bailingmoe": Architecture(rope=_INTERLEAVED, moe=MoE(Presence.REQUIRED, normalize=None)),
-    "bailingmoe2": Architecture(attention=_PER_HEAD, moe=replace(_ANY_ROUTER_MOE, shared_width_each=True)),
+    "bailingmoe2": Architecture(
+        attention=_PER_HEAD, moe=replace(_ANY_ROUTER_MOE, shared_width_each=True), mtp=_UNUSED_MTP
+    ),
     "dots1": Architecture(attention=_PER_HEAD, moe=_ANY_ROUTER_MOE),
     "glm4moe": Architecture(norm=_OTHER_FFN_NAME, moe=_SIGMOID_MOE, mtp=_MTP),
     "hy_v3": Architecture(attention=_PER_HEAD, moe=_SIGMOID_MOE, mtp=_MTP),
@@ -170,7 +174,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": Architecture(),
     "exaone": Architecture(),
     "exaone4": replace(_EXAONE4, norm=_POST_ONLY, attention=replace(_EXAONE4.attention, window=0)),
-    "exaone-moe": replace(_EXAONE4, attention=replace(_EXAONE4.attention, window=128), moe=_ANY_ROUTER_MOE),
+    "exaone-moe": replace(
+        _EXAONE4, attention=replace(_EXAONE4.attention, window=128), moe=_ANY_ROUTER_MOE, mtp=_UNUSED_MTP
+    ),
     "afmoe": Architecture(
         norm=_PRE_AND_POST,
         rope=Rope(nope_period=4),
@@ -209,7 +215,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=replace(_GEMMA3N.attention, window_period=REQUIRED_KEY, k_as_v=True),
         moe=MoE(Presence.OPTIONAL, parallel_dense=True),
     ),
-    "gemma-embedding": replace(_GEMMA3, attention=replace(_GEMMA3.attention, causal=False)),
+    "gemma-embedding": replace(_GEMMA3, attention=replace(_GEMMA3.attention, causal=False), dense_embeddings=True),
     "command-r": _COHERE,
     "cohere2": _COHERE2,
     "cohere2moe": replace(
@@ -255,6 +261,6 @@ ARCHITECTURES: dict[str, Architecture] = {
             full_first=True,
         ),
         ffn=_GELU_GLU,
-        ranking=RankingHead(of_mean=True),
+        ranking=RankingHead(enabled=True, of_mean=True),
     ),
 }

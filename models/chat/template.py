@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -15,7 +16,9 @@ from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reason
 from logitless.models.chat.tool_calls.probed.probe import Probe
 from logitless.models.tokenizer import Tokenizer
 
-__all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata"]
+__all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata", "of_file"]
+
+log = logging.getLogger("logitless.chat")
 
 Message = dict[str, Any]
 
@@ -48,6 +51,15 @@ def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str
         tool_use = source_at("tokenizer.chat_template.tool_use")
         source = source_at("tokenizer.chat_template") or CHATML
     return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id), tool_use=tool_use)
+
+
+def of_file(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+    """The template of a GGUF file. ChatML stands in for one that cannot be used, with a line in the log."""
+    try:
+        return from_metadata(metadata, tokenizer)
+    except ChatTemplateError as error:
+        log.warning("the model's chat template is not usable, ChatML stands in: %s", error)
+        return from_metadata({}, tokenizer)
 
 
 class ChatTemplate:

@@ -10,6 +10,7 @@ _STOPPED = {
     "ParserTooComplex": "too complex",
     "LexerTooComplex": "too complex",
 }
+_ONE_OF = "oneOf constraints are not supported"
 
 
 class GrammarError(ValueError):
@@ -31,4 +32,5 @@ def reason(error: str) -> str:
     if first in _STOPPED:
         return _STOPPED[first]
     first = re.sub(r"^at \d+\(\d+\): ", "", first)
-    return first.removeprefix("failed to compile JSON schema: ")
+    first = first.removeprefix("failed to compile JSON schema: ")
+    return "oneOf whose alternatives may overlap cannot be enforced; anyOf can" if first.startswith(_ONE_OF) else first

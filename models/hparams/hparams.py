@@ -71,14 +71,11 @@ class Hparams:
     parallel: bool = False  # attention and FFN read the same residual stream
     recurrent: RecurrentParams | None = None  # recurrent layers
     rotary: bool = True  # layers have RoPE
+    causal: bool = True  # False: attention is bidirectional; the model makes embeddings, not text
 
     @property
     def architecture(self) -> Architecture:
         return ARCHITECTURES[self.arch]
-
-    @property
-    def causal(self) -> bool:
-        return self.architecture.attention.causal
 
     def has_rope(self, layer: int) -> bool:
         period = self.architecture.rope.nope_period
@@ -160,6 +157,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     n_nextn = keys.count_or_none("nextn_predict_layers")
     if n_nextn >= n_blocks:
         raise keys.error("nextn_predict_layers", f"is {n_nextn}, of {n_blocks} blocks")
+    if n_nextn and not (architecture.mtp.enabled or architecture.mtp.known):
+        raise keys.error("nextn_predict_layers", f"is {n_nextn}, but {arch} has no MTP blocks")
     n_layer = n_blocks - n_nextn
     window = 0
     if architecture.attention.window is not None:
@@ -237,6 +236,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         recurrent=read_recurrent(keys, n_layer, n_embd, n_nextn),
         rotary=architecture.rope.enabled
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
+        causal=_causal(keys),
     )
     return _with_scales(h, keys) if architecture.scales.from_file else h
 
@@ -258,6 +258,18 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
         logit_scale=1 / keys.factor("logit_scale", of_logits),
         attention_scale=scale,
     )
+
+
+def _causal(keys: Keys) -> bool:
+    """True if a token attends to earlier ones only. A graph of recurrences, latent keys, sinks or
+    soft-caps is causal, one of BERT is not."""
+    key, architecture = "attention.causal", ARCHITECTURES[keys.arch]
+    attention = architecture.attention
+    causal = keys.flag(key, attention.causal)
+    always = architecture.states.kind or attention.mla or attention.sinks or attention.softcap is not None
+    if (causal and architecture.norm.post_residual) or (not causal and (always or not attention.enabled)):
+        raise keys.error(key, f"is {str(causal).lower()}, which is not supported in {keys.arch}")
+    return causal
 
 
 def _of_several_positions(keys: Keys) -> bool:
@@ -336,8 +348,10 @@ def _window_period(keys: Keys, n_layer: int) -> int:
     """Sliding-window period: `sliding_window_pattern` is the period, or one flag a layer."""
     key = "attention.sliding_window_pattern"
     value = keys.get(key, ARCHITECTURES[keys.arch].attention.window_period)
-    if isinstance(value, np.ndarray) and value.shape == (n_layer,):
-        local = value.astype(bool)
+    if isinstance(value, np.ndarray):
+        if len(value) != n_layer:  # some files leave out MTP blocks
+            keys.check_length(key, value)
+        local = value[:n_layer].astype(bool)
         index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].attention.full_first)
         periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index >= 0))
         value = next(periods, None)

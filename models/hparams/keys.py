@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from logitless.models.errors import ModelFileError
 
@@ -33,10 +34,12 @@ class Keys:
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
+            self.check_length(key, value)
             value = value.flat[0].item()  # a value per layer, all equal
         if value is None:
             raise self.error(key, "is missing")
         if isinstance(value, np.ndarray) and value.size:
+            self.check_length(key, value)
             raise self.error(key, "differs between layers, which is not supported")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(key, "must be one number")
@@ -44,9 +47,19 @@ class Keys:
             raise self.error(key, f"is {value}")
         return value
 
+    def check_length(self, key: str, value: npt.NDArray[Any]) -> None:
+        """ModelFileError: the array has not one value for each block."""
+        n_blocks = self.get("block_count")
+        if not isinstance(n_blocks, int):
+            raise self.error("block_count", "must be one number")
+        if len(value) != n_blocks:
+            raise self.error(key, f"has {len(value)} values, for {n_blocks} blocks")
+
     def count(self, key: str, default: int | None = None) -> int:
         """A count of at least 1."""
-        value = self.number(key, default)
+        return self._size(key, self.number(key, default))
+
+    def _size(self, key: str, value: float) -> int:
         if value != int(value) or not 0 < value < 1 << 31:
             raise self.error(key, f"is {value}, which is not a possible size")
         return int(value)
@@ -57,6 +70,7 @@ class Keys:
         value = self.get(key)
         if not isinstance(value, np.ndarray) or (value == value.flat[:1]).all():
             return ((self.count_or_none if or_none else self.count)(key, default),) * n
+        self.check_length(key, value)
         if value.shape != (n,) or value.dtype.kind not in "iu":
             raise self.error(key, f"must be a number or {n} whole numbers")
         if not ((value >= (0 if or_none else 1)) & (value < 1 << 31)).all():
@@ -67,7 +81,10 @@ class Keys:
         """The count that all layers have in common, but those with 0."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.any():
-            return replace(self, metadata={f"{self.arch}.{key}": value[value != 0]}).count(key)
+            self.check_length(key, value)
+            if len(some := set(value[value != 0].tolist())) > 1:
+                raise self.error(key, "differs between layers, which is not supported")
+            return self._size(key, some.pop())
         return self.count(key)
 
     def count_or_none(self, key: str, default: int | None = 0) -> int:

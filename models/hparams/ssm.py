@@ -117,8 +117,9 @@ def _check_taps(keys: Keys, key: str, n: int) -> None:
 def _without_heads(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     """Flags of the layers with head_count_kv 0."""
     heads = keys.get("attention.head_count_kv")
-    if not isinstance(heads, np.ndarray) or len(heads) < n_layer or heads.dtype.kind not in "iu":
+    if not isinstance(heads, np.ndarray) or heads.dtype.kind not in "iu":
         raise keys.error("attention.head_count_kv", f"is not a number for each of {n_layer} layers")
+    keys.check_length("attention.head_count_kv", heads)
     return tuple((heads[:n_layer] == 0).tolist())
 
 
@@ -127,8 +128,9 @@ def _but_every(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     named = keys.get("attention.recurrent_layers")
     if named is not None:
         key = "attention.recurrent_layers"
-        if not isinstance(named, np.ndarray) or len(named) < n_layer:
+        if not isinstance(named, np.ndarray):
             raise keys.error(key, f"is not a flag for each of {n_layer} layers")
+        keys.check_length(key, named)
         layers = tuple(named[:n_layer].astype(bool).tolist())
     else:
         key, period = "full_attention_interval", keys.count("full_attention_interval", 4)

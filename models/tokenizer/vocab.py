@@ -3,6 +3,7 @@ determines them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -15,6 +16,7 @@ from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenize
 
 SPM, BPE, WPM, UGM = 1, 2, 3, 4  # llama.cpp's vocabulary types
 
+log = logging.getLogger("logitless.tokenizer")
 _KEY = "tokenizer.ggml."
 _MODELS = {"llama": SPM, "gpt2": BPE, "gemma4": BPE, "bert": WPM, "t5": UGM}
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
@@ -203,6 +205,8 @@ def _get(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any
 
 
 def _pre_tokenizer(model: str, name: str) -> PreTokenizer:
+    if not name and model == "gpt2":
+        log.warning("key '%spre' is missing: the default pre-tokenizer may give other tokens than the model's", _KEY)
     name = "gemma4" if model == "gemma4" else name or "default"
     if name not in PRE_TOKENIZERS:
         raise VocabError(f"{_KEY}pre: pre-tokenizer '{name}' is not supported")

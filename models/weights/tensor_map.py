@@ -17,6 +17,8 @@ from logitless.models.hparams.moe import Experts
 from logitless.models.hparams.ssm import RecurrentParams
 
 T = TypeVar("T", bound=np.generic)
+_UNUSED = ("v.", "a.", "mm.", "optimizer.")
+_DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")
 
 
 @dataclass(frozen=True)
@@ -333,13 +335,14 @@ def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
 
 def _head_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     """Tensors of embedding and classification heads."""
-    yield from _norm("cls.norm", h, required=False)
+    if h.architecture.ranking.enabled:
+        yield from _norm("cls.norm", h, required=False)
     n_in = h.n_embd
-    for name in ("cls", "cls.output"):
+    for name in ("cls", "cls.output") if h.architecture.ranking.enabled else ():
         rows = h.n_embd if name == "cls" else _rows(present, name)
         yield from _one(name + ".weight", rows, h.n_embd, required=False)
         yield from _one(name + ".bias", rows, required=False)
-    for name in ("dense_2", "dense_3"):
+    for name in ("dense_2", "dense_3") if h.architecture.dense_embeddings else ():
         rows = _rows(present, name)
         yield from _one(name + ".weight", rows, n_in, required=False)
         yield from _one(name + ".bias", rows, required=False)
@@ -365,9 +368,10 @@ def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
         yield from pair(b + "layer_output_norm", h.n_embd)
 
 
-def is_unused(h: Hparams, name: str) -> bool:
-    """True for tensors that no graph uses: further MTP blocks, K and V of layers with KV
-    sharing."""
-    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_nextn))
+def is_unused(h: Hparams, name: str, *, nextn: bool = False) -> bool:
+    """True for tensors that no graph reads and that change no result: MTP blocks (`nextn`: but the
+    first), K and V of layers with KV sharing, encoders of images and sounds, training state, what
+    old files derived from hyper-parameters."""
+    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(nextn, h.n_nextn))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
-    return name.startswith(blocks) or name.removesuffix(".weight") in shared
+    return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.removesuffix(".weight") in shared

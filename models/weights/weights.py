@@ -24,6 +24,7 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.requantize import REQUANTIZED, requantize, requantized_type
+from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice, is_unused, mtp_tensors, tensor_map
 
 FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
@@ -31,7 +32,6 @@ MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *REQUANTIZED)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 LANES = 16  # outputs that kernels make together, which must not be of two experts
-_DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
 _OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 
 
@@ -111,7 +111,8 @@ class Weights:
 
 def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, TensorSlice]:
     """The file's tensor slices by graph name; `nextn`: with the MTP block. ModelFileError names
-    a tensor that is missing, unknown, or of a wrong shape or type."""
+    a tensor that is missing, of a wrong shape or type, or that no weight of the graph claims
+    (`is_unused` has the exceptions)."""
     declared = dict(tensor_map(h, gguf.tensors))
     if nextn:
         declared |= mtp_tensors(h, gguf.tensors)
@@ -140,12 +141,24 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
         if (part.as_f32 or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
             kind = "small matrix" if part.as_f32 else "vector"
             raise ModelFileError(gguf.path, f"tensor '{info.name}' is a {kind} of type {info.dtype}")
+    found = {name: part for name, part in declared.items() if part.source in gguf.tensors}
+    found = {name: part for name, part in found.items() if _weight_of(name) not in declared.keys() - found.keys()}
+    claimed = {part.source for part in found.values()}
     for name in gguf.tensors:
-        if is_unused(h, name):
-            continue
-        if name.startswith("blk.") and name not in rows_used and not name.endswith(_DERIVED):
+        if name not in claimed and not is_unused(h, name, nextn=nextn):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
-    return {name: part for name, part in declared.items() if part.source in gguf.tensors}
+    for block in (f"blk.{h.n_layer + i}." for i in range(h.n_nextn)):
+        of_block = [name for name in gguf.tensors if name.startswith(block)]
+        if of_block and not any(name.startswith(f"{block}nextn.") for name in of_block):
+            raise ModelFileError(
+                gguf.path, f"tensor {shown(of_block[0])} is of a plain block, where {h.arch} has an MTP block"
+            )
+    return found
+
+
+def _weight_of(name: str) -> str:
+    """The weight whose bias this is; other names as they are."""
+    return name.removesuffix("bias") + "weight" if name.endswith(".bias") else name
 
 
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> Weights:
@@ -172,8 +185,8 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = 
 
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice, state: str = "") -> Tensor:
     """Define a slice as a constant, by its name or `state`. The file's pages leave the process
-    once loaded. Numbers that the graph's type cannot represent are a ModelFileError when they
-    are read."""
+    once loaded. Numbers that are not finite, or that the graph's type cannot represent, are a
+    ModelFileError when they are read."""
     info, plain = gguf.tensors[part.source], part.as_f32 or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
     dtype = "f32" if plain else requantized_type(info.dtype)
@@ -181,6 +194,12 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
         dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
 
     def source() -> Bytes:
+        numbers = loaded()
+        if not is_finite(numbers, dtype):
+            raise ModelFileError(gguf.path, f"tensor {shown(info.name)} has a number that is NaN or infinite")
+        return numbers
+
+    def loaded() -> Bytes:
         if part.transposed:
             return _transposed(info, gguf.bytes_of(info.name), part, dtype)
         raw: Bytes = part.of(gguf.bytes_of(info.name).reshape(-1, row_nbytes)).reshape(-1)

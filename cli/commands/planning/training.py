@@ -51,7 +51,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
     from logitless.engine.loading.open_model import generating_hparams
     from logitless.models import tokenizer
-    from logitless.models.chat.template import from_metadata
+    from logitless.models.chat.template import of_file
     from logitless.models.gguf.file import GGUFFile
     from logitless.training import checkpoint, save
     from logitless.training.reporting import plot, progress
@@ -61,7 +61,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
         h = generating_hparams(gguf, path)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-        template = from_metadata(gguf.metadata, vocabulary)
+        template = of_file(gguf.metadata, vocabulary)
         data = training_run.prepare(o, vocabulary, template) if o.file else None
         trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
         steps = steps_of(trainable, settings)

@@ -34,6 +34,7 @@ def chat_constraint(
     if given is not None and not said:
         bad_request("response_format", "only JSON can be combined with tools")
     functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
+    _check_schemas([f if f.get("strict") is True else {} for f in functions], grammars)  # whatever a format enforces
     made = call_grammar(
         template.calls,
         functions,
@@ -46,7 +47,7 @@ def chat_constraint(
     try:
         return _compiled("tools", made, grammars)
     except InvalidRequest:
-        _name_the_schema(functions, grammars)
+        _check_schemas(functions, grammars)
         raise
 
 
@@ -65,8 +66,9 @@ def _compiled(field: str, made: CallGrammar, grammars: Grammars) -> GrammarConst
     )
 
 
-def _name_the_schema(functions: Sequence[Any], grammars: Grammars) -> None:
-    """400 about the tool whose parameters are no schema, if it is one."""
+def _check_schemas(functions: Sequence[Any], grammars: Grammars) -> None:
+    """400 about the tool whose parameters are no schema, or none that can be enforced where it is strict."""
     for i, function in enumerate(functions):
-        kind = "strict_json_schema" if function.get("strict") is True else "json_schema"
-        grammars.compile(f"tools[{i}].function.parameters", kind, json.dumps(function["parameters"]))
+        if "parameters" in function:
+            kind = "strict_json_schema" if function.get("strict") is True else "json_schema"
+            grammars.compile(f"tools[{i}].function.parameters", kind, json.dumps(function["parameters"]))

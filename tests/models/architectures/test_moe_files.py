@@ -63,6 +63,10 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
         (Spec("mistral3", keys={"attention.temperature_scale": -0.5}), "temperature_scale' is -0.5, which is negative"),
         (replace(GLM, keys={"expert_weights_scale": -1.0}), "key 'glm4moe.expert_weights_scale' is -1"),
         (replace(GLM, keys={"leading_dense_block_count": 1, "expert_feed_forward_length": 64}), "'blk.1.ffn_gate_exps"),
+        (
+            replace(GLM, n_layer=3, keys={"nextn_predict_layers": 1}),
+            "tensor 'blk.2.attn_norm.weight' is of a plain block",
+        ),
         (replace(GLM, keys={"nextn_predict_layers": 2}), "key 'glm4moe.nextn_predict_layers' is 2, of 2 blocks"),
         (
             replace(DEEPSEEK, keys=DEEPSEEK.keys | {"expert_group_count": 3}),
@@ -138,8 +142,8 @@ def test_a_whole_finetune_leaves_heads_alone(tmp_path: Path) -> None:
 def test_blocks_that_predict_more_tokens_at_once_are_left_alone(tmp_path: Path) -> None:
     """Of three blocks the last: the model is that of the first two."""
     weights = []
-    for n_layer, keys in ((2, {}), (3, {"nextn_predict_layers": 1})):
-        write(path := tmp_path / f"{n_layer}.gguf", replace(GLM, n_layer=n_layer, keys=keys))
+    for n_nextn in (0, 1):
+        write(path := tmp_path / f"{n_nextn}.gguf", replace(GLM, n_layer=2, n_nextn=n_nextn))
         with GGUFFile.open(path) as gguf:
             h = hparams_of(gguf)
             assert h.n_layer == 2

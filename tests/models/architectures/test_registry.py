@@ -19,11 +19,12 @@ from logitless.cli.setup.model import model_options
 from logitless.engine.loading.open_model import metadata_overrides
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
-from logitless.models.batch import Batch, PagedMemory
+from logitless.graph.order import toposort
+from logitless.models.batch import Batch, Cached, PagedMemory
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.overrides import NONE, Overrides
-from logitless.models.model import define_model, hparams_of
+from logitless.models.model import Model, define_model, hparams_of
 from tests.helpers.architecture_specs import COHERE_MOE, GPT_OSS, PLAIN, QUANTISED
 from tests.helpers.reference_model import Array, Spec, reference, write
 from tests.helpers.reference_rope import plain, yarn
@@ -32,6 +33,15 @@ N_TOKENS = 40
 
 
 # -- ours
+
+
+def unread(model: Model, memory: PagedMemory) -> set[str]:
+    """Weights that neither logits nor scores nor embeddings read; RoPE's factors are read with the file."""
+    batch = Batch.feeds(2)
+    x = model.hidden(batch, Cached(memory, batch))
+    wanted = [model.head(x), model.projected(x), *([model.scores(x, batch.slot)] if model.ranks else [])]
+    read = {node.name for node in toposort(wanted)}
+    return {name for name in model.weights.tensors if name not in read and not name.startswith("rope_f")}
 
 
 def compute(
@@ -49,6 +59,7 @@ def compute(
             h = hparams_of(gguf)
             model = define_model(session, gguf, h, s.n_ctx)
             memory = PagedMemory.define(session, h, 5, (1, 4), *types, n_states=3)
+            assert not unread(model, memory)
             table = np.array([[3, 0, 2, 1]], np.int32)
             session.write("tables", table)
             rows, start = [], 0

@@ -16,14 +16,21 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.graph.execution.session import Session
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import synthesize
+from logitless.models.tokenizer import from_metadata
+from logitless.training.finetune import FineTuning
+from logitless.training.trainer import Settings
 from tests.helpers.paths import ROOT
 
 Rewrite = Callable[..., Path]
 GONE = object()
+SMALL = RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +160,94 @@ def test_tensors_that_are_not_as_they_must_be(rewrite: Rewrite) -> None:
         ("token_embd.weight", zeros((2, 2, 16), np.float32), "(2, 2, 16), expected (n_vocab, 64)"),
         ("blk.0.attn_norm.bias", zeros(64, np.float32), "unknown"),
         ("blk.0.ffn_gate_inp.weight", zeros((8, 64), np.float32), "unknown"),
+        ("token_embd_norm.weight", zeros(64, np.float32), "unknown"),
+        ("position_embd.weight", zeros((256, 64), np.float32), "unknown"),
+        ("output_norm.bias", zeros(64, np.float32), "unknown"),
+        ("output.scale", zeros(1, np.float32), "unknown"),
+        ("cls.output.weight", zeros((1, 64), np.float32), "unknown"),
+        ("dense_2.weight", zeros((64, 64), np.float32), "unknown"),
+        ("blk.2.nextn.eh_proj.weight", zeros((64, 128), np.float32), "unknown"),
         ("rope_freqs.weight", zeros(9, np.float32), "(9,), expected (8,)"),
     ):
         line = refused(rewrite({"tokenizer.ggml.tokens": GONE}, {name: array}))
         assert f"tensor '{name}'" in line
         assert words in line
+
+
+def test_a_bias_without_its_weight_is_unknown(rewrite: Rewrite) -> None:
+    """Tied embeddings: the output has no weight of its own that the bias could belong to."""
+    tensors = {"output.weight": GONE, "output.bias": np.zeros(512, np.float32)}
+    assert "tensor 'output.bias' is unknown" in refused(rewrite(tensors=tensors))
+
+
+def test_tensors_that_change_no_result_are_passed_over(rewrite: Rewrite) -> None:
+    """Encoders of images and sounds, training state, and what old files derived."""
+    names = ("v.blk.0.attn_q.weight", "mm.0.weight", "optimizer.adam.first_moments", "blk.0.attn_rot_embd.weight")
+    with GGUFFile.open(rewrite(tensors={name: np.ones(8, np.float32) for name in names})) as gguf:
+        assert hparams_of(gguf).n_layer == 2
+
+
+def test_mtp_blocks_where_an_architecture_has_none(rewrite: Rewrite) -> None:
+    assert "key 'llama.nextn_predict_layers' is 1" in refused(rewrite({"nextn_predict_layers": 1}))
+
+
+@pytest.mark.parametrize("key", ["head_count_kv", "head_count", "layer_norm_rms_epsilon"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_arrays_have_one_value_for_each_block(rewrite: Rewrite, key: str, n: int) -> None:
+    value = 1e-5 if "norm" in key else 2
+    line = refused(rewrite({f"attention.{key}": [value] * n}))
+    assert f"key 'llama.attention.{key}' has {n} values, for 2 blocks" in line
+
+
+@pytest.mark.parametrize(("kind", "words"), [("adapter", "is a LoRA adapter"), ("mmproj", "load the file of its text")])
+def test_files_of_other_kinds(tmp_path: Path, kind: str, words: str) -> None:
+    writer = GGUFWriter(path := tmp_path / "other.gguf", "llama")
+    writer.add_string("general.type", kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert words in refused(path)
+
+
+def test_numbers_that_are_not_finite(rewrite: Rewrite) -> None:
+    name = "blk.1.ffn_down.weight"
+    values = np.zeros((64, 96), np.float32)
+    values[-1, -1] = np.nan
+    runner = ModelRunner(rewrite(tensors={name: values}), SMALL)
+    with pytest.raises(ModelFileError, match=f"tensor '{name}' has a number that is NaN or infinite"):
+        runner.load()
+    runner.close()
+
+
+def test_a_missing_pre_tokenizer_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tokens = [chr(c) for c in range(33, 127)]
+    keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": []}
+    for pre, n in (({"tokenizer.ggml.pre": "gpt-2"}, 0), ({}, 1)):
+        from_metadata(keys | pre)
+        assert len(caplog.records) == n
+        assert all("'tokenizer.ggml.pre' is missing" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("value", [3, "{% if"])
+def test_a_chat_template_that_cannot_be_used(
+    rewrite: Rewrite, caplog: pytest.LogCaptureFixture, tmp_path: Path, value: object
+) -> None:
+    """ChatML stands in for it, also where a model is trained."""
+    path = rewrite({"tokenizer.chat_template": value})
+    (tmp_path / "rows.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 4
+    )
+    session = Session([CPUBackend(1)])
+    FineTuning(session, path, tmp_path / "rows.jsonl", settings=Settings(n_ctx=32)).close()
+    session.close()
+    assert [r.message for r in caplog.records if "ChatML stands in" in r.message]
+
+
+def test_a_rerank_template_that_is_no_text(rewrite: Rewrite) -> None:
+    path = rewrite({"tokenizer.chat_template.rerank": 3})
+    with pytest.raises(ModelFileError, match=r"key 'tokenizer\.chat_template\.rerank' is 3, which is not a text"):
+        ModelRunner(path, SMALL)
 
 
 def test_as_many_tokens_as_embeddings(rewrite: Rewrite) -> None:

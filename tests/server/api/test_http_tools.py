@@ -73,6 +73,19 @@ GEMMA4 = (
 )
 
 
+async def test_one_of_is_enforced_or_refused_where_it_is_strict():
+    """Also in formats that write arguments other than as one JSON object."""
+    overlap, apart = [{"type": "integer"}, {"type": "number"}], [{"type": "integer"}, {"type": "string"}]
+    async with chatting(GEMMA4) as server:
+        says(server, "No.")
+        for choices, strict in ((overlap, False), (apart, True), (overlap, True)):
+            parameters = {"type": "object", "properties": {"a": {"oneOf": choices}}}
+            tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": parameters}}
+            status, body = await server.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL, tool]})
+            assert status == (400 if strict and choices is overlap else 200)
+        assert "'tools[1].function.parameters': in the schema at /properties/a: oneOf" in body["error"]["message"]
+
+
 async def test_gemma4_calls_and_results():
     async with chatting(GEMMA4) as server:
         says(server, '<|tool_call>call:add{a:1,b:<|"|>"<|"|>}<tool_call|>')

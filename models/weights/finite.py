@@ -1,0 +1,50 @@
+"""Search for NaN and infinity in the bytes of a weight, at the speed of memory.
+
+Without their sign, the bits of such a number are at least those of infinity: the greatest bit
+patterns, taken as signed and as unsigned integers, tell. In quantised blocks only scales are
+floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.dtype import DTYPES
+
+Bytes = npt.NDArray[np.uint8]
+_PIECE = 1 << 18  # bytes, which stay in a cache for both looks
+# type of floats → its bits as unsigned and as signed integers, and those of infinity
+_BITS: dict[str, tuple[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]], int]] = {
+    "f32": (np.uint32, np.int32, 0x7F800000),
+    "f16": (np.uint16, np.int16, 0x7C00),
+    "bf16": (np.uint16, np.int16, 0x7F80),
+}
+_SCALES = {  # byte offsets of the f16 numbers of a block; mxfp4 has none: its scales are exponents
+    **dict.fromkeys(("q8_0", "q4_0", "q5_0", "iq4_nl"), (0,)),
+    **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
+    "q6_k": (208,),
+    "mxfp4": (),
+}
+
+
+def is_finite(raw: Bytes, dtype: str) -> bool:
+    """True if no number of these contiguous bytes is NaN or infinite."""
+    unsigned, signed, infinity = _BITS[dtype if dtype in _BITS else "f16"]
+    sign = 1 << (8 * unsigned().itemsize - 1)
+    return not any(
+        bits.max() >= infinity or bits.view(unsigned).max() >= sign | infinity for bits in _floats(raw, dtype, signed)
+    )
+
+
+def _floats(raw: Bytes, dtype: str, kind: type[np.signedinteger[Any]]) -> Iterator[npt.NDArray[Any]]:
+    """Bit patterns of the floats, piece by piece."""
+    width = DTYPES[dtype].nbytes
+    step = _PIECE // width * width
+    for start in range(0, len(raw), step):
+        piece = raw[start : start + step]
+        for offset in _SCALES.get(dtype, (0,)):
+            yield np.ndarray(len(piece) // width, kind, piece, offset, width)
