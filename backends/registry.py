@@ -58,6 +58,13 @@ def prefetch_kernels() -> None:
     warmup.begin()
 
 
+def finish_compiling() -> None:
+    """Wait until the CPU kernels are cached whose compilation has begun in the background."""
+    from logitless.backends.cpu.compiler import jit
+
+    jit.finish()
+
+
 def on_compile(report: Callable[[str, int], None] | None) -> None:
     """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait
     behind it.

@@ -74,6 +74,7 @@ COMMANDS = (
         "logitless.cli.flags.model_options",
         "download_model",
     ),
+    Command("warm", "-m FILE [serve's flags of the model]", "Compile what a model needs, for images of containers."),
     Command("devices", "[--json]", "List what can compute."),
     Command(
         "rpc-server",

@@ -478,6 +478,25 @@ PLAN = (
     MODEL_KEYS,
     PLACE,
 )
+WARM = (
+    Group(
+        "Warm",
+        (
+            MODEL,
+            *DOWNLOADS,
+            Flag("--training", "compile what fine-tuning needs, too", common=True),
+            VERBOSE,
+            *LONG,
+        ),
+    ),
+    CONTEXT,
+    Group(CACHE.title, tuple(f for f in CACHE.flags if f.dest != "slot_save_path")),
+    Group("Embeddings", model_flags("embedding pooling rerank")),
+    LORA,
+    SPECULATION,
+    MODEL_KEYS,
+    PLACE,
+)
 DEVICES = (Group("Devices", (JSON, *GENERAL)),)
 SELFTEST = (
     Group(

@@ -63,6 +63,11 @@ def prefetch(names: Iterable[str]) -> None:
     _workers.submit([n for n in dict.fromkeys(names) if n not in _addresses and not _read(n)])
 
 
+def finish() -> None:
+    """Wait for the kernels that `prefetch` has queued."""
+    _workers.wait()
+
+
 def load(names: Iterable[str]) -> None:
     """Load kernels from the cache, or compile and cache them.
 

@@ -72,6 +72,13 @@ class CompileWorkers:
         self._results.pop(name, None)
         return code
 
+    def wait(self) -> None:
+        """Wait for all queued kernels."""
+        with self._lock:
+            waiting = list(self._results.values())
+        for future in waiting:
+            future.result()
+
     def _next(self) -> str | None:
         with self._lock:
             if not self._waiting:
