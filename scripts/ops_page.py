@@ -15,7 +15,7 @@ from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES
 from logitless.graph.testing.conformance import Problem, problems, register_all
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "ops.md"
 HEAD = """# Ops and backends
 
 Written by `scripts/support` from the registries; a test compares. OpenCL and Vulkan share their
