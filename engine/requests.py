@@ -32,10 +32,17 @@ class CompletionRequest:
     return_progress: bool = False
     lora: Lora | None = None  # adapters by id with their scales; None: the server's default scales
     special: bool = False  # show special tokens as text
+    end_text: bool | None = None  # show the text of the token that ends it; None: as `special` says
+    stop_text: bool = False  # the stop string is part of the text
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     verify: bool = False  # end at the first token that differs from the client's draft
     reasoning: ReasoningLimit | None = None
     preserved: frozenset[int] = frozenset()  # special tokens that are shown even if `special` is False
+
+    @property
+    def shows_end(self) -> bool:
+        """True if the token that ends the generation has a text."""
+        return self.special if self.end_text is None else self.end_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class Finished:
     rng_used: tuple[int, int] = (0, 0)  # see SamplingParams
     prediction: tuple[int, int] = (0, 0)  # tokens of the client's draft: accepted, rejected
     prompt_probs: tuple[TokenProb | None, ...] = ()  # one per prompt token if asked for; the first is None
+    stop_token: int | None = None  # of the request's stop_token_ids
 
 
 @dataclass(frozen=True, slots=True)

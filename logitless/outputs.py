@@ -32,6 +32,7 @@ class Completion:
     seconds: float  # of prefill and decode
     seed: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # if asked for; the first token has none
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class ChatCompletion:
     seconds: float
     seed: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # if asked for; the first token has none
 
     @property
     def text(self) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import fields
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, SamplerParams
 from logitless.errors import RequestError
 
-_READ_LATER = ("logit_bias", "json_schema", "logprobs", "adapters", "speculation")  # with the model
+_READ_LATER = ("logit_bias", "json_schema", "guided_json", "logprobs", "adapters", "speculation")  # with the model
 
 
 class SamplingParams(SamplerParams, frozen=True, kw_only=True):
@@ -30,11 +30,24 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     max_tokens: int = -1  # -1: until the model ends it, or the context is full
     stop: str | Sequence[str] = ()  # texts that end it, and are not part of it
     ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()  # tokens that end it, beside the model's end tokens
+    include_stop_str_in_output: bool = False  # what ends it is part of its text
+    min_tokens: int = 0  # tokens before which nothing but max_tokens ends it
     samplers: str | Sequence[str] = DEFAULT_SAMPLERS  # names in order, or llama.cpp's letters
     logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: Sequence[int] | None = None  # None: all
+    bad_words: Sequence[str] = ()  # texts that must not be generated
     grammar: str = ""  # GBNF
     json_schema: Mapping[str, Any] | None = None
+    structured_outputs: Mapping[str, Any] | None = None  # vLLM's: {"choice": ["yes", "no"]}, {"regex": …}, …
+    guided_json: Mapping[str, Any] | str | None = None  # vLLM's older names of the same
+    guided_regex: str | None = None
+    guided_choice: Sequence[str] | None = None
+    guided_grammar: str | None = None
     logprobs: int | None = None  # log-probabilities of the chosen token, and of so many likely ones (1 or more)
+    prompt_logprobs: int | None = None  # of each token of the prompt, and of so many likely ones; -1: all
+    skip_special_tokens: bool = True  # special tokens have no text
+    truncate_prompt_tokens: int | None = None  # keep the last so many tokens of the prompt; -1: what fits
     adapters: Mapping[str, float] | None = None  # LoRA adapters by path or name, with scales; None: the options'
     model: str = ""  # a fine-tuned model by its name (FinetuneJob.model)
     cache_prompt: bool = True  # reuse the prefix cache

@@ -126,6 +126,7 @@ class CompletionResult:
             "seconds": (ended.timings.prompt_ms + ended.timings.predicted_ms) / 1000,
             "seed": ended.seed,
             "logprobs": self._logprobs(self._tokens),
+            "prompt_logprobs": tuple(None if prob is None else self._logprob(prob) for prob in ended.prompt_probs),
         }
 
     def _logprobs(self, tokens: Sequence[Token]) -> tuple[TokenLogprob, ...]:

@@ -138,6 +138,26 @@ def test_logprobs_bias_and_grammar(llm: LLM) -> None:
     assert '"age"' in made
 
 
+def test_fields_of_vllm(llm: LLM) -> None:
+    plain = llm.generate("ROMEO:", SamplingParams(temperature=0, max_tokens=20))
+    last = plain.token_ids[9]
+    n = plain.token_ids.index(last)
+    ended = llm.generate("ROMEO:", SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[last]))
+    assert (ended.token_ids, ended.finish_reason) == (plain.token_ids[: n + 1], "stop")
+    held = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[last], min_tokens=15)
+    assert last not in llm.generate("ROMEO:", held).token_ids[:15]
+    for asked in ({"guided_choice": ["Yea", "Nay"]}, {"structured_outputs": {"choice": ["Yea", "Nay"]}}):
+        assert llm.generate("ROMEO:", SamplingParams(temperature=0, **asked)).text in ("Yea", "Nay")
+    prompt = llm.tokenize("ROMEO:")
+    told = llm.generate("ROMEO:", SamplingParams(max_tokens=1, prompt_logprobs=1)).prompt_logprobs
+    assert told[0] is None
+    assert [t.id for t in told[1:] if t is not None] == prompt[1:]
+    cut = llm.generate("ROMEO:", SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=2))
+    assert cut.text == llm.generate([prompt[-2:]], SamplingParams(temperature=0, max_tokens=4))[0].text
+    allowed = SamplingParams(max_tokens=9, seed=1, allowed_token_ids=plain.token_ids, ignore_eos=True)
+    assert set(llm.generate("ROMEO:", allowed).token_ids) <= set(plain.token_ids)
+
+
 def test_streams_add_up(llm: LLM) -> None:
     chunks = [*llm.stream("ROMEO:", GREEDY)]
     assert "".join(chunk.text for chunk in chunks) == llm.generate("ROMEO:", GREEDY).text

@@ -134,6 +134,10 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
 
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None  # all others have a bias of -∞; None: every token is allowed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # their token ids: a token that completes one has a bias of -∞
+    min_tokens: int = 0  # end tokens and stop_token_ids have a bias of -∞ before so many tokens
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the generation, beside the end tokens
     rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
     n_probs: int = 0
     post_sampling_probs: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, Texts, candidates, infill
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
 from logitless.engine.sampling.penalties import Dry, Penalties, Vocabulary, find_breakers
+from logitless.engine.sampling.token_bans import TokenBans
 from logitless.graph.ops.sampling import samplers as s
 
 I32 = npt.NDArray[np.int32]
@@ -93,6 +94,65 @@ class Words(Vocabulary, Texts, Protocol):
     """Tokenizer, as samplers need it."""
 
     suppressed_ids: tuple[int, ...]
+    eog_ids: frozenset[int]
+
+
+class History:
+    """Tokens so far, as far as the next row's biases and penalties depend on them."""
+
+    __slots__ = ("bans", "dry", "penalties")
+
+    def __init__(self, penalties: Penalties | None, dry: Dry | None, bans: TokenBans | None) -> None:
+        self.penalties, self.dry, self.bans = penalties, dry, bans
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Add the prompt's tokens; bans are about generated ones."""
+        if self.penalties:
+            for token in prompt[-self.penalties.last.maxlen :] if self.penalties.last.maxlen else ():
+                self.penalties.push(token)
+        if self.dry:
+            self.dry.begin(prompt)
+
+    def push(self, token: int) -> None:
+        """Add a generated token."""
+        if self.penalties:
+            self.penalties.push(token)
+        if self.dry:
+            self.dry.push(token)
+        if self.bans:
+            self.bans.push(token)
+
+    def copy(self) -> History:
+        """Independent copy of the state."""
+        return History(
+            self.penalties.copy() if self.penalties else None,
+            self.dry.copy() if self.dry else None,
+            self.bans.copy() if self.bans else None,
+        )
+
+    def after(self, tokens: Iterable[int]) -> History:
+        """The state after further tokens."""
+        other = self.copy()
+        for token in tokens:
+            other.push(token)
+        return other
+
+    def add_to(self, kinds: list[int], ids: list[int], values: list[float]) -> None:
+        """Add the sparse entries of the next row."""
+        if self.bans:
+            banned = self.bans.ids()
+            ids += banned
+            values += [-math.inf] * len(banned)
+            kinds += [s.BIAS_ENTRY] * len(banned)
+        if self.penalties:
+            ids += self.penalties.counts
+            values += self.penalties.counts.values()
+            kinds += [s.PENALTY_ENTRY] * len(self.penalties.counts)
+        if self.dry:
+            entries = self.dry.penalties()
+            ids += entries
+            values += entries.values()
+            kinds += [s.DRY_ENTRY] * len(entries)
 
 
 class RowSampler:
@@ -129,18 +189,24 @@ class RowSampler:
             self._dist.advance(p.rng_used[0])
         if self._xtc:
             self._xtc.advance(p.rng_used[1])
-        self._penalties: Penalties | None = None
-        self._dry: Dry | None = None
         biases = (*p.logit_bias, *((id, -math.inf) for id in vocab.suppressed_ids))
+        if p.allowed_token_ids is not None:
+            allowed = frozenset(p.allowed_token_ids)
+            biases += tuple((id, -math.inf) for id in range(vocab.n_vocab) if id not in allowed)
         self._bias_ids = [id for id, _ in biases]
         self._bias_values = [value for _, value in biases]
         self._bias_kinds = [s.BIAS_ENTRY] * len(biases)
+        penalties, dry, bans = None, None, None
         if s.PENALTIES in codes:
-            self._penalties = Penalties(n_ctx if p.repeat_last_n < 0 else p.repeat_last_n)
+            penalties = Penalties(n_ctx if p.repeat_last_n < 0 else p.repeat_last_n)
         if s.DRY in codes:
             window = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
             breakers = find_breakers(vocab, p.dry_sequence_breakers)
-            self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
+            dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
+        if p.min_tokens > 0 or p.bad_words:
+            ends = {*vocab.eog_ids, *p.stop_token_ids} if p.min_tokens > 0 else ()
+            bans = TokenBans(p.min_tokens, ends, p.bad_words)
+        self._history = History(penalties, dry, bans) if penalties or dry or bans else None
         self._masks = TokenBitmasks(p.grammar) if p.grammar else None
         self.ended = False  # the grammar's text is complete
         self.problem = ""  # why the grammar cannot continue
@@ -159,15 +225,12 @@ class RowSampler:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Add the prompt's tokens to the history."""
-        if self._penalties:
-            for token in prompt[-self._penalties.last.maxlen :] if self._penalties.last.maxlen else ():
-                self._penalties.push(token)
-        if self._dry:
-            self._dry.begin(prompt)
+        if self._history:
+            self._history.begin(prompt)
 
     def feeds(self) -> Row:
         """Row of the next token."""
-        return self._row(0, self._penalties, self._dry, self._masks.rows()[0] if self._masks else None)
+        return self._row(0, self._history, self._masks.rows()[0] if self._masks else None)
 
     def draft_feeds(self, draft: Sequence[int]) -> list[Row]:
         """Rows of the next token and after each draft token, contiguous in one step.
@@ -176,15 +239,12 @@ class RowSampler:
         `stateful` samplers.
         """
         masks = self._masks.rows(draft) if self._masks else [None] * (1 + len(draft))
-        rows = [self._row(0, self._penalties, self._dry, masks[0])]
-        penalties = self._penalties.copy() if self._penalties else None
-        dry = self._dry.copy() if self._dry else None
+        rows = [self._row(0, self._history, masks[0])]
+        history = self._history.copy() if self._history else None
         for i, token in enumerate(draft):
-            if penalties:
-                penalties.push(token)
-            if dry:
-                dry.push(token)
-            rows.append(self._row(i + 1, penalties, dry, masks[i + 1]))
+            if history:
+                history.push(token)
+            rows.append(self._row(i + 1, history, masks[i + 1]))
         return rows
 
     def feeds_after(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
@@ -192,43 +252,26 @@ class RowSampler:
 
         Not for `stateful` samplers.
         """
-        penalties = self._penalties.copy() if self._penalties and draft else self._penalties
-        dry = self._dry.copy() if self._dry and draft else self._dry
-        for token in draft:
-            if penalties:
-                penalties.push(token)
-            if dry:
-                dry.push(token)
-        return self._drawn(self._draw(n_dist, n_xtc), penalties, dry, None)
+        history = self._history.after(draft) if self._history and draft else self._history
+        return self._drawn(self._draw(n_dist, n_xtc), history, None)
 
     def _draw(self, i: int, of_xtc: int | None = None) -> tuple[int, int, int, int]:
         """Unused draw number `i`. `of_xtc`: its number in the XTC generator, if different."""
         low, high = self._dist.peek(2, 2 * i) if self._dist else (0, 0)
         return low, high, self._xtc.peek(1, i if of_xtc is None else of_xtc)[0] if self._xtc else 0, 0
 
-    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None, mask: TokenBitmask | None) -> Row:
+    def _row(self, skip: int, history: History | None, mask: TokenBitmask | None) -> Row:
         draws: tuple[int, ...] = self._draw(skip)
         if self._masks:
             draws = (*self._draw(2 * skip), *self._draw(2 * skip + 1))
-        return self._drawn(draws, penalties, dry, mask)
+        return self._drawn(draws, history, mask)
 
-    def _drawn(
-        self, draws: tuple[int, ...], penalties: Penalties | None, dry: Dry | None, mask: TokenBitmask | None
-    ) -> Row:
+    def _drawn(self, draws: tuple[int, ...], history: History | None, mask: TokenBitmask | None) -> Row:
         vector = self._vector if self._started else self._first
         kinds, ids, values = self._bias_kinds, self._bias_ids, self._bias_values
-        if not (penalties or dry):
-            return Row(vector, self._chain, draws, kinds, ids, values, mask)
-        kinds, ids, values = kinds.copy(), ids.copy(), values.copy()
-        if penalties:
-            ids += penalties.counts
-            values += penalties.counts.values()
-            kinds += [s.PENALTY_ENTRY] * len(penalties.counts)
-        if dry:
-            dry_entries = dry.penalties()
-            ids += dry_entries
-            values += dry_entries.values()
-            kinds += [s.DRY_ENTRY] * len(dry_entries)
+        if history is not None:
+            kinds, ids, values = kinds.copy(), ids.copy(), values.copy()
+            history.add_to(kinds, ids, values)
         return Row(vector, self._chain, draws, kinds, ids, values, mask)
 
     def accept(self, word: int) -> int:
@@ -266,20 +309,16 @@ class RowSampler:
         if self._masks and not self._masks.accept(token):
             self.ended = self._masks.ended
             self.problem = "the other settings rule out every token that the grammar allows"
-        self._remember(token)
+        if self._history:
+            self._history.push(token)
         return token
 
     def force(self, id: int) -> None:
         """Accept a forced token, which was not sampled."""
         if self._masks:
             self._masks.force(id)
-        self._remember(id)
-
-    def _remember(self, token: int) -> None:
-        if self._penalties:
-            self._penalties.push(token)
-        if self._dry:
-            self._dry.push(token)
+        if self._history:
+            self._history.push(id)
 
 
 def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:

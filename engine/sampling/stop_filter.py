@@ -19,15 +19,25 @@ class StopFilter:
     """Text of one generation.
 
     The results of `push` and `finish`, concatenated, are the answer's text. The text has whole
-    characters only, no stop string, and ends before a line with too little indentation
-    (`n_indent`).
+    characters only, no stop string unless `keep_stop`, and ends before a line with too little
+    indentation (`n_indent`). A stop string counts where it ends after the first `min_tokens` tokens.
     """
 
-    __slots__ = ("_detokenizer", "_held", "_indent", "_n_indent", "_plain", "_stop", "ended")
+    __slots__ = ("_detokenizer", "_held", "_indent", "_keep_stop", "_n_indent", "_n_left", "_plain", "_stop", "ended")
 
-    def __init__(self, pieces: Detokenizer, stop: tuple[str, ...] = (), n_indent: int = 0) -> None:
+    def __init__(
+        self,
+        pieces: Detokenizer,
+        stop: tuple[str, ...] = (),
+        n_indent: int = 0,
+        *,
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         self._detokenizer = pieces
         self._stop = tuple(text for text in stop if text)
+        self._keep_stop = keep_stop
+        self._n_left = min_tokens  # tokens whose text ends at no stop string
         self._n_indent = n_indent
         self._plain = not self._stop and n_indent <= 0
         self._held = ""  # buffered text that may become a stop string
@@ -37,30 +47,33 @@ class StopFilter:
     def push(self, id: int) -> tuple[str, str | None]:
         """Detokenize a token; returns (text to send now, stop string that matched or None)."""
         text = self._detokenizer.push(id)
-        if self._plain or self.ended or not text:
+        if self._plain or self.ended:
             return text, None
-        return self._filter(text)
+        early, self._n_left = self._n_left > 0, self._n_left - 1
+        return self._filter(text, early) if text else ("", None)
 
     def finish(self) -> str:
         """Return the buffered text at an end without a stop string."""
         if self.ended:
             return ""
-        text, _ = self._filter(self._detokenizer.flush())
+        text, _ = self._filter(self._detokenizer.flush(), self._n_left > 0)
         if not self.ended:
             text += self._indented(self._held)
         self.ended = True
         return text
 
-    def _filter(self, text: str) -> tuple[str, str | None]:
-        text = self._held + text
+    def _filter(self, text: str, early: bool) -> tuple[str, str | None]:
+        n_held, text = len(self._held), self._held + text
         stop_string: str | None = None
         end = len(text)
-        for stop in self._stop:  # the earliest wins, then the first listed
-            at = text.find(stop, 0, end + len(stop) - 1)
+        for stop in () if early else self._stop:  # the earliest wins, then the first listed
+            at = text.find(stop, max(0, n_held + 1 - len(stop)), end + len(stop) - 1)
             if at >= 0 and (stop_string is None or at < end):
                 stop_string, end = stop, at
         if stop_string is None:
             end -= max((_overlap(text, stop) for stop in self._stop), default=0)
+        elif self._keep_stop:
+            end += len(stop_string)
         self._held = text[end:]
         shown = self._indented(text[:end])
         if self.ended:

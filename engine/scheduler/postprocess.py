@@ -24,6 +24,7 @@ class Stop:
 
     type: str  # "eos" | "limit" | "word"
     word: str = ""
+    token: int | None = None  # of the request's stop_token_ids
     truncated: bool = False
 
 
@@ -177,11 +178,12 @@ class OutputProcessor:
                 prob = _of_chosen(seq, run.result, row, id)
             else:
                 prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
-        is_end = id in self._eog_ids and not request.ignore_eos
-        text, word_found = ("", None) if is_end and not request.special else seq.stop_filter.push(id)
+        is_stop = id in request.sampling.stop_token_ids
+        is_end = is_stop or (id in self._eog_ids and not request.ignore_eos)
+        text, word_found = ("", None) if is_end and not request.shows_end else seq.stop_filter.push(id)
         run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
-            return Stop("eos")
+            return Stop("eos", token=id if is_stop else None)
         return self._stop(seq, text, word_found, now)
 
     def _forced(self, seq: Sequence, id: int, run: _Run) -> Stop | None:
@@ -241,6 +243,7 @@ def finished(seq: Sequence, stop: Stop) -> Finished:
     return Finished(
         stop_type=stop.type,
         stopping_word=stop.word,
+        stop_token=stop.token,
         text=text,
         truncated=stop.truncated or seq.kv.n_dropped > 0,
         has_new_line=seq.has_new_line,

@@ -154,7 +154,9 @@ class Scheduler:
             raise InvalidRequest(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
-        stop_filter = StopFilter(pieces, request.stop, request.n_indent)
+        stop_filter = StopFilter(
+            pieces, request.stop, request.n_indent, keep_stop=request.stop_text, min_tokens=request.sampling.min_tokens
+        )
         choice = self.resolve_lora(request.lora)
         seq = Sequence(self._n_submitted, request, stop_filter, self.cache.prefixes.root_of(choice), choice, client)
         if request.reasoning is not None:

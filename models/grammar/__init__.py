@@ -12,6 +12,6 @@ A tool call is a "lark" grammar of literals and schemas:
 
 from logitless.models.grammar.errors import GrammarError
 from logitless.models.grammar.matcher import Grammar, Matcher
-from logitless.models.grammar.sources import KINDS, in_regex, json_rule, quoted
+from logitless.models.grammar.sources import KINDS, in_regex, json_rule, quoted, regex_rule
 
-__all__ = ["KINDS", "Grammar", "GrammarError", "Matcher", "in_regex", "json_rule", "quoted"]
+__all__ = ["KINDS", "Grammar", "GrammarError", "Matcher", "in_regex", "json_rule", "quoted", "regex_rule"]

@@ -21,9 +21,7 @@ _MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at faul
 def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
     """The Lark source of a grammar, with the rule `start`."""
     if kind == "regex":
-        import llguidance
-
-        return f"start: TEXT\nTEXT: /{llguidance.regex_to_lark(source)}/\n"
+        return f"start: TEXT\nTEXT: {regex_rule(source)}\n"
     if kind in ("json_schema", "strict_json_schema"):
         return f"start: {json_rule(_schema(source), strict=kind == 'strict_json_schema')}\n"
     if kind == "gbnf":
@@ -32,6 +30,13 @@ def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
 
         return to_lark(parse(source, tokenizer))
     return source
+
+
+def regex_rule(source: str) -> str:
+    """Text of a regular expression as a part of a Lark rule."""
+    import llguidance
+
+    return f"/{llguidance.regex_to_lark(source)}/"
 
 
 def quoted(text: str) -> str:

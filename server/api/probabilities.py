@@ -26,13 +26,26 @@ def valid_text(piece: bytes) -> str:
         return piece[: error.start].decode()
 
 
-def entries(probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sampling: bool) -> list[dict[str, Any]]:
+def by_id(prob: TokenProb, top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """vLLM's shape of a prompt's token and the likeliest ones; the rank of one outside them is null."""
+    told: dict[str, Any] = {}
+    ranked = [(id, value, rank) for rank, (id, value) in enumerate(prob.top[:top], 1)]
+    for id, value, rank in [*ranked, (prob.id, prob.value, None)]:
+        text = tokenizer.piece(id).decode("utf-8", "replace")
+        told.setdefault(str(id), {"logprob": shown(value), "rank": rank, "decoded_token": text})
+    return told
+
+
+def entries(
+    probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sampling: bool, *, as_ids: bool = False
+) -> list[dict[str, Any]]:
     """The shape of /completion and of chat: one object per token with its alternatives."""
     name, top_name = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
 
     def entry(id: int, value: float) -> dict[str, Any]:
         piece = tokenizer.piece(id)
-        return {"id": id, "token": valid_text(piece), "bytes": list(piece), name: shown(value)}
+        text = f"token_id:{id}" if as_ids else valid_text(piece)
+        return {"id": id, "token": text, "bytes": list(piece), name: shown(value)}
 
     return [{**entry(p.id, p.value), top_name: [entry(id, value) for id, value in p.top[:top]]} for p in probs]
 
@@ -94,9 +107,10 @@ class LegacyLogprobs:
     characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, top: int, post_sampling: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, top: int, post_sampling: bool, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._top = top
+        self._as_ids = as_ids
         self._post = post_sampling
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -106,9 +120,9 @@ class LegacyLogprobs:
         tokens, values, tops, offsets = self._empty()
         for prob in probs:
             piece = self._tokenizer.piece(prob.id)
-            tokens.append(_name(piece))
+            tokens.append(self._name(prob.id))
             values.append(self._logprob(prob.value))
-            tops.append({_name(self._tokenizer.piece(i)): self._logprob(v) for i, v in prob.top[: self._top]})
+            tops.append({self._name(i): self._logprob(v) for i, v in prob.top[: self._top]})
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(piece))
         return self._arrays(tokens, values, tops, offsets)
@@ -121,12 +135,12 @@ class LegacyLogprobs:
         pieces = [self._tokenizer.piece(id) for id in ids]
         lengths = [len(self._decoder.decode(piece)) for piece in pieces]
         start = len(text) - sum(lengths)
-        for i, piece in enumerate(pieces):
+        for i in range(len(pieces)):
             prob = probs[i] if i < len(probs) else None
-            tokens.append(_name(piece))
+            tokens.append(self._name(ids[i]))
             values.append(None if prob is None else self._logprob(prob.value))
             top = None if prob is None else prob.top[: self._top]
-            tops.append(None if top is None else {_name(self._tokenizer.piece(t)): self._logprob(v) for t, v in top})
+            tops.append(None if top is None else {self._name(t): self._logprob(v) for t, v in top})
             offsets.append(max(0, start))
             start += lengths[i]
         self.skip(text)
@@ -135,6 +149,16 @@ class LegacyLogprobs:
     def skip(self, text: str) -> None:
         """Text that comes before the tokens still to be told."""
         self._offset = len(text)
+
+    def _name(self, id: int) -> str:
+        """A token as OpenAI names it: its text, or its bytes where they are no text."""
+        if self._as_ids:
+            return f"token_id:{id}"
+        piece = self._tokenizer.piece(id)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
     def _logprob(self, value: float) -> float:
         if self._post:
@@ -148,11 +172,3 @@ class LegacyLogprobs:
     @staticmethod
     def _arrays(tokens: list[Any], values: list[Any], tops: list[Any], offsets: list[int]) -> dict[str, Any]:
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
-
-
-def _name(piece: bytes) -> str:
-    """A token as OpenAI names it: its text, or its bytes where they are no text."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -14,7 +14,7 @@ from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
 from logitless.engine.sampling.params import SamplerParams
 from logitless.server.api.context import encode_json, error_object
-from logitless.server.api.probabilities import Shown
+from logitless.server.api.probabilities import Shown, by_id
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.protocol.completions import Job, ReplyOptions
 
@@ -28,6 +28,7 @@ class Result:
 
     __slots__ = (
         "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens", "untold",
+        "untold_ids",
     )  # fmt: skip
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
@@ -38,6 +39,7 @@ class Result:
         self.tokens: list[Token] = []  # not kept for streams
         self.held: list[Token] = []  # streams: told with the text that they are in
         self.untold = ""  # that text, as far as it has come
+        self.untold_ids: list[int] = []  # return_token_ids: told with the next chunk
         self.tail = b""  # the last bytes of the text whose probabilities were told
         self.n_tokens = 0
         self.opened = False
@@ -118,8 +120,9 @@ class Reply:
         """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of
         text only.
         """
-        ended = result.finished.stop_type == "eos" and tokens and tokens[-1].id in self.tokenizer.eog_ids
-        return tokens[:-1] if ended and not result.request.special else tokens
+        done = result.finished
+        ended = done.stop_type == "eos" and tokens and tokens[-1].id in {*self.tokenizer.eog_ids, done.stop_token}
+        return tokens[:-1] if ended and not result.request.shows_end else tokens
 
     # -- as a stream of server-sent events; each method returns the text to send, perhaps none
 
@@ -171,8 +174,19 @@ class Reply:
             "stop_type": done.stop_type,
             "stopping_word": done.stopping_word,
             "tokens_cached": done.n_in_cache,
+            **self.of_prompt(result),
             "timings": timings(done.timings),
         }
+
+    def of_prompt(self, result: Result) -> dict[str, Any]:
+        """vLLM's fields about the prompt, where they are asked for."""
+        told: dict[str, Any] = {}
+        if self.options.prompt_top is not None:
+            probs, top = result.finished.prompt_probs, self.options.prompt_top
+            told["prompt_logprobs"] = [None if p is None else by_id(p, top, self.tokenizer) for p in probs]
+        if self.options.token_ids:
+            told["prompt_token_ids"] = list(result.request.prompt)
+        return told
 
     def usage(self) -> dict[str, Any]:
         """Token counts; a prompt with several results counts once."""
@@ -229,6 +243,9 @@ def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -
     return {
         **{name: getattr(s, name) for name in SAMPLER_FIELDS},
         "seed": s.seed & 0xFFFFFFFF,
+        "min_tokens": s.min_tokens,
+        "stop_token_ids": list(s.stop_token_ids),
+        "include_stop_str_in_output": request.stop_text,
         "stop": list(request.stop),
         "max_tokens": request.n_predict,
         "n_predict": request.n_predict,

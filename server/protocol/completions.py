@@ -34,6 +34,7 @@ class Completion(Generation, frozen=True, kw_only=True):
 
     prompt: Annotated[Any, Param("a text, token ids, both mixed, or an array of these")] = None
     n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
+    add_special_tokens: Annotated[bool, Param("begin the prompt with BOS, where the vocabulary wants it")] = True
 
 
 class OpenAICompletion(Completion, frozen=True, kw_only=True):
@@ -41,7 +42,6 @@ class OpenAICompletion(Completion, frozen=True, kw_only=True):
 
     n_probs: Annotated[int | None, Param("as logprobs, where 0 is none", 0, MAX_TOP)] = None  # type: ignore[assignment]
     logprobs: Annotated[int | None, Param("log-probabilities of so many likely tokens", 0, MAX_TOP)] = None
-    best_of: Annotated[int | None, Param("answers to compute, of which the likeliest n are shown")] = None
     echo: Annotated[bool, Param("begin the text with the prompt")] = False
     suffix: Annotated[str, Param("the text after the gap, for models with infill tokens")] = ""
 
@@ -60,6 +60,9 @@ class ReplyOptions:
     n: int = 1  # results shown per prompt
     best_of: int = 1  # results computed per prompt
     top: int | None = None  # log-probabilities to show beside the chosen token; None: no probabilities at all
+    prompt_top: int | None = None  # vLLM's prompt_logprobs
+    token_ids: bool = False  # vLLM's return_token_ids
+    tokens_as_ids: bool = False  # name tokens token_id:7
     return_tokens: bool = False
     timings_per_token: bool = False
     return_progress: bool = False
@@ -68,6 +71,7 @@ class ReplyOptions:
     sse_ping_interval: int = 30
     prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
     style: Style = field(default_factory=Style)  # chat: what an answer may consist of
+    reasoning: bool = True  # chat: show the reasoning
     user: str = ""  # whom the client asks for; users take turns
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 
@@ -110,7 +114,8 @@ class RequestParser:
         request = self.read(Completion, body)
         _refuse_tools(body)
         prompts, many = self.prompts(body.get("prompt"))
-        return self.job(request, body, [self.tokens(p) for p in prompts], many=many, top=request.n_probs or None)
+        tokens = [self.tokens(prompt, add_special=request.add_special_tokens) for prompt in prompts]
+        return self.job(request, body, tokens, many=many, top=request.n_probs or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
         """POST /v1/completions, with what llama-server refuses: echo, best_of, suffix."""
@@ -121,24 +126,18 @@ class RequestParser:
         top = request.n_probs if request.n_probs is not None else request.logprobs
         if request.n_probs == 0:
             top = None
-        n, echo, suffix = request.n_cmpl, request.echo, request.suffix
-        best_of = n if request.best_of is None else request.best_of
-        limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
-        if best_of > n and request.stream:
-            bad_request("best_of", "cannot be streamed when it is more than n")
+        echo, suffix = request.echo, request.suffix
         if echo and top is not None and request.stream:
             bad_request("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
         prompts, many = self.prompts(body.get("prompt"))
-        tokens = [self.tokens(prompt) for prompt in prompts]
+        tokens = [self.tokens(prompt, add_special=request.add_special_tokens) for prompt in prompts]
         if suffix:
             if echo and top is not None:
                 bad_request("suffix", "cannot be combined with echo and logprobs")
             after = self.encode(suffix)
             tokens = [self._gap(before, after) for before in tokens]
         prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
-        return self.job(
-            request, body, tokens, many=many, top=top, best_of=best_of, prefixes=prefixes, prompt_probs=echo
-        )
+        return self.job(request, body, tokens, many=many, top=top, prefixes=prefixes, prompt_probs=echo)
 
     def job(
         self,
@@ -148,23 +147,28 @@ class RequestParser:
         *,
         many: bool = False,
         top: int | None = None,
-        best_of: int | None = None,
         prefixes: tuple[str, ...] = (),
         prompt_probs: bool = False,
     ) -> Job:
         """The requests for these prompts, with every field that all endpoints share."""
         n = asked.n_cmpl
-        best_of = best_of or n
+        best_of = n if asked.best_of is None else asked.best_of
+        limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
+        if best_of > n and asked.stream:
+            bad_request("best_of", "cannot be streamed when it is more than n")
         if len(prompts) * best_of > MAX_RESULTS:
             bad_request("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
         n_probs = 0 if top is None else max(1, top)
         if best_of > n:
             n_probs = max(1, n_probs)
-        request = replace(self._request(asked, n_probs), prompt_logprobs=top if prompt_probs else None)
+        of_prompt_tokens = [self._prompt_top(asked), top if prompt_probs else None]
+        n_prompt_probs = max((count for count in of_prompt_tokens if count is not None), default=None)
+        request = replace(self._request(asked, n_probs), prompt_logprobs=n_prompt_probs)
         options = replace(self._reply(asked), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
         speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
         requests: list[CompletionRequest] = []
         for prompt in prompts:
+            prompt = self._truncated(prompt, asked)
             of_prompt = replace(request, prompt=prompt, speculation=speculation.after(prompt, self.tokenizer))
             requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
@@ -176,11 +180,14 @@ class RequestParser:
         constraint = parse_constraint(asked, self.grammars)
         if constraint is not None or asked.grammar == "":  # "" takes the server's default away
             sampling = replace_struct(sampling, grammar=constraint)
+        n = asked.n_predict if asked.n_predict >= 0 else config.n_predict
+        if 0 <= n < asked.min_tokens:
+            bad_request("min_tokens", f"must be at most max_tokens, which is {n}")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         return CompletionRequest(
             prompt=(),
             sampling=sampling,
-            n_predict=asked.n_predict if asked.n_predict >= 0 else config.n_predict,
+            n_predict=n,
             stop=tuple(text for text in stop if text) or config.reverse_prompts,
             ignore_eos=asked.ignore_eos,
             cache_prompt=asked.cache_prompt,
@@ -193,7 +200,9 @@ class RequestParser:
             t_max_predict_ms=max(0.0, asked.t_max_predict_ms),
             return_progress=asked.return_progress,
             lora=parse_lora(asked.model, asked.lora, self.adapters),
-            special=config.special,
+            special=config.special or not asked.skip_special_tokens,
+            end_text=config.special or asked.include_stop_str_in_output,
+            stop_text=asked.include_stop_str_in_output,
             preserved=preserved_ids(asked, self.tokenizer),
         )
 
@@ -204,6 +213,9 @@ class RequestParser:
             model=tuned_name(asked.model, self.adapters),
             include_usage=asked.stream_options.include_usage,
             return_tokens=asked.return_tokens,
+            prompt_top=self._prompt_top(asked),
+            token_ids=asked.return_token_ids,
+            tokens_as_ids=asked.return_tokens_as_token_ids,
             timings_per_token=asked.timings_per_token,
             return_progress=asked.return_progress,
             response_fields=tuple(asked.response_fields),
@@ -213,7 +225,30 @@ class RequestParser:
             settings={"backend_sampling": asked.backend_sampling},
         )
 
+    def _prompt_top(self, asked: Generation) -> int | None:
+        """Log-probabilities beside each token of the prompt (`prompt_logprobs`); None: none at all."""
+        n = asked.prompt_logprobs
+        if n is None:
+            return None
+        if asked.stream:
+            bad_request("prompt_logprobs", "cannot be streamed")
+        n = self.tokenizer.n_vocab if n < 0 else min(n, self.tokenizer.n_vocab)
+        if n > MAX_TOP:
+            bad_request("prompt_logprobs", f"at most {MAX_TOP} are possible")
+        return n
+
     # -- prompts
+
+    def _truncated(self, prompt: tuple[int, ...], asked: Generation) -> tuple[int, ...]:
+        """The part of the prompt that `truncate_prompt_tokens` keeps."""
+        n = asked.truncate_prompt_tokens
+        if n is None:
+            return prompt
+        if n == 0:
+            bad_request("truncate_prompt_tokens", "must be -1 or at least 1")
+        if n < 0:
+            n = max(1, self.n_ctx - max(1, asked.n_predict))
+        return prompt[-n:] if asked.truncation_side == "left" else prompt[:n]
 
     def prompts(self, value: object, name: str = "prompt") -> tuple[list[object], bool]:
         """The prompts in the value of the field `name`, and whether it was a list of them."""
@@ -228,7 +263,7 @@ class RequestParser:
             return [value], False
         return value, True
 
-    def tokens(self, prompt: object, name: str = "prompt") -> tuple[int, ...]:
+    def tokens(self, prompt: object, name: str = "prompt", *, add_special: bool = True) -> tuple[int, ...]:
         """The token ids of one prompt, which stands in the field `name`; an empty one becomes the BOS where the
         vocabulary has it."""
         ids: list[int] = []
@@ -237,13 +272,13 @@ class RequestParser:
                 bad_request(name, "multimodal_data needs a model with media, which this is not")
             prompt = as_text(name, prompt.get("prompt_string"))
         if isinstance(prompt, str):
-            ids = self.encode(prompt, add_special=True, parse_special=True)
+            ids = self.encode(prompt, add_special=add_special, parse_special=True)
         elif isinstance(prompt, list) and self._all_known(prompt):
             ids = prompt
         elif isinstance(prompt, list):
             for i, item in enumerate(prompt):
                 if isinstance(item, str):
-                    ids += self.encode(item, add_special=i == 0, parse_special=True)
+                    ids += self.encode(item, add_special=add_special and i == 0, parse_special=True)
                     continue
                 id = as_integer(name, item)
                 if not 0 <= id < self.tokenizer.n_vocab:
@@ -307,9 +342,32 @@ def _refuse_tools(body: Mapping[str, Any]) -> None:
         bad_request("tools", "needs a chat: POST /v1/chat/completions")
 
 
+_REFUSED = {  # fields of other servers that change the output: better refused than ignored
+    "functions": "is not there; tools are",
+    "function_call": "is not there; tool_choice is",
+    "use_beam_search": "beam search is not there; best_of is",
+    "logits_processors": "clients' code does not run here; logit_bias, allowed_token_ids and bad_words are there",
+    "custom_logit_processor": "clients' code does not run here; logit_bias, allowed_token_ids and bad_words are there",
+    "chat_template": "a request brings none of its own: the server has one by --chat-template-file",
+    "guided_whitespace_pattern": "is not there; a guided_regex or guided_grammar says all of the text",
+    "structural_tag": "is not there; guided_grammar is",
+    "repetition_detection": "is not there; dry_multiplier and repeat_penalty are",
+    "stop_regex": "is not there; stop is",
+    "watermarking": "is not there",
+    "watermark": "is not there",
+    "prompt_embeds": "a prompt is text or token ids",
+    "image_data": "needs a model with media, which this is not",
+    "audio": "needs a model with media, which this is not",
+    "logprob_token_ids": "is not there; logprobs and top_logprobs are",
+}
+
+
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """400 for what would change the result and is not there: better than silence."""
-    for name in ("functions", "function_call"):
+    for name, why in _REFUSED.items():
         if body.get(name):
-            bad_request(name, "is not there; tools and tool_choice are")
+            bad_request(name, why)
+    modalities = body.get("modalities")
+    if isinstance(modalities, list) and modalities not in ([], ["text"]):
+        bad_request("modalities", "this model writes text only")
     response_kind(body.get("response_format"))

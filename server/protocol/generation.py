@@ -12,6 +12,7 @@ from logitless.engine.speculation.settings import MAX_DRAFT
 
 Text = str | list[str]
 FORMS = ("text", "json_object", "json_schema", "grammar", "regex")  # of response_format
+_SCHEMA = ("object", "boolean", "string")
 _PREDICTION = {"type": {"enum": ["content"]}, "content": {"type": "string"}}
 
 
@@ -54,6 +55,12 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
         int, _count("most tokens of the answer; -1: until it ends", -1, INT_MAX, "max_completion_tokens", "max_tokens")
     ] = -1
     stop: Annotated[Text, Param("texts that end the answer and are not part of it", most=256)] = ""
+    stop_token_ids: Annotated[Sequence[int], Param("tokens that end the answer, beside end tokens", most=1024)] = ()
+    include_stop_str_in_output: Annotated[bool, Param("what ends the answer is part of its text")] = False
+    min_tokens: Annotated[
+        int,
+        _count("tokens before which no end token or stop ends the answer", 0, INT_MAX, "min_new_tokens"),
+    ] = 0
     ignore_eos: Annotated[bool, Param("go on after end tokens")] = False
     t_max_predict_ms: Annotated[
         float, Param("milliseconds after which the answer ends at a line's end; 0: any", -1, 1e38, hard=True)
@@ -64,9 +71,15 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     logit_bias: Annotated[
         dict[str, Any] | list[Any] | None, Param("[token or text, number or false] pairs, or an object of the same")
     ] = None
+    repetition_penalty: Annotated[
+        float | None, Param("as repeat_penalty, of the whole prompt and answer unless repeat_last_n says less")
+    ] = None
+    allowed_token_ids: Annotated[Sequence[int] | None, Param("tokens that may be sampled; null: all")] = None
+    bad_words: Annotated[Sequence[str], Param("texts that must not be generated", most=1024)] = ()
     post_sampling_probs: Annotated[bool, Param("show probabilities after the sampler chain")] = False
     backend_sampling: Annotated[bool, Param("sample on the device; it always does here")] = True
     n_cmpl: Annotated[int, _count("answers to each prompt", 1, INT_MAX, "n")] = 1
+    best_of: Annotated[int | None, Param("answers to compute, of which the likeliest n are shown")] = None
     # Structured output
     grammar: Annotated[str | None, Param("a GBNF grammar that the answer follows")] = None
     grammar_lazy: Annotated[bool, Param("follow the grammar from the first trigger on")] = False
@@ -74,13 +87,20 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
         Sequence[dict[str, Any]], Param("what starts a lazy grammar: {type, value} or {type, token}", most=256)
     ] = ()
     json_schema: Annotated[
-        Any, Param("a JSON schema that the answer follows"), _says(type=["object", "boolean", "null"])
+        Any, Param("a JSON schema that the answer follows, or its text"), _says(type=[*_SCHEMA, "null"])
     ] = None
     response_format: Annotated[
         Mapping[str, Any],
         Param("{type}: text, json_object, json_schema, grammar or regex, and its source"),
         _says(properties={"type": {"enum": FORMS}}),
     ] = {}
+    guided_json: Annotated[Any, Param("a JSON schema, or its text"), _says(type=[*_SCHEMA, "null"])] = None
+    guided_regex: Annotated[str | None, Param("a regular expression of the whole answer", aliases=("regex",))] = None
+    guided_choice: Annotated[Sequence[str] | None, Param("the answer is one of these", least=1, most=4096)] = None
+    guided_grammar: Annotated[str | None, Param("a grammar in GBNF or Lark", aliases=("ebnf",))] = None
+    structured_outputs: Annotated[
+        Mapping[str, Any] | None, Param("{json}, {regex}, {choice}, {grammar} or {json_object: true}: as guided_…")
+    ] = None
     preserved_tokens: Annotated[Sequence[str], Param("special tokens that are shown as text")] = ()
     # Speculative decoding
     speculative: Annotated[
@@ -99,12 +119,26 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     priority: Annotated[int, Param("lower values are scheduled first", -INT_MAX - 1, INT_MAX, hard=True)] = 0
     n_keep: Annotated[int, _count("context shift: tokens of the prompt that stay; -1: all", -1)] = 0
     n_discard: Annotated[int, _count("context shift: tokens that go; 0: half")] = 0
+    # Prompt
+    truncate_prompt_tokens: Annotated[
+        int | None, _count("keep so many tokens of the prompt; -1: what fits with the answer", -1)
+    ] = None
+    truncation_side: Annotated[
+        str, Param("what truncate_prompt_tokens drops: the first (left) or the last", choices=("left", "right"))
+    ] = "left"
     # Model
     model: Annotated[str, Param("the model's name, or that of an adapter or a fine-tuned model")] = ""
     lora: Annotated[list[LoraScale] | None, Param("adapters by id, with their scales")] = None
     # Reply
     stream: Annotated[bool, Param("answer with server-sent events")] = False
     stream_options: Annotated[StreamOptions, Param("include_usage")] = StreamOptions()
+    skip_special_tokens: Annotated[bool, Param("special tokens have no text")] = True
+    spaces_between_special_tokens: Annotated[bool, Param("accepted without effect")] = True
+    prompt_logprobs: Annotated[
+        int | None, _count("show log-probabilities of the prompt's tokens, and of so many likely ones; -1: all", -1)
+    ] = None
+    return_token_ids: Annotated[bool, Param("show token ids of prompt and answer, as vLLM does")] = False
+    return_tokens_as_token_ids: Annotated[bool, Param("name tokens token_id:7 beside log-probabilities")] = False
     return_tokens: Annotated[bool, Param("show token ids")] = False
     return_progress: Annotated[bool, Param("stream the progress of prefill")] = False
     timings_per_token: Annotated[bool, Param("stream timings with every token")] = False

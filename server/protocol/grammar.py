@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
-from logitless.models.grammar import Grammar, GrammarError
+from logitless.models.grammar import Grammar, GrammarError, in_regex
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fields import article, as_integer, as_text, bad_request
@@ -49,10 +50,11 @@ class Grammars:
 
 def parse_constraint(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
     """The request's constraint, if any; there can only be one."""
-    form = response_kind(asked.response_format) != "text"
-    if bool(asked.grammar) + (asked.json_schema is not None) + form > 1:
-        bad_request("grammar", "only one of grammar, json_schema and response_format can be given")
-    found, triggers = _grammar(asked, grammars), _triggers(asked, grammars.tokenizer)
+    given = [name for name in _SOURCES if _is_given(asked, name)]
+    if len(given) > 1:
+        bad_request(given[1], f"cannot be combined with {given[0]}")
+    found = _SOURCES[given[0]](asked, grammars) if given else None
+    triggers = _triggers(asked, grammars.tokenizer)
     if not asked.grammar_lazy:
         return found
     if not triggers:
@@ -82,16 +84,17 @@ def preserved_ids(asked: Generation, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _grammar(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
-    if asked.grammar:
-        return GrammarConstraint(grammars.compile("grammar", "gbnf", asked.grammar), asked.grammar)
-    if asked.json_schema is not None:
-        return _schema("json_schema", asked.json_schema, False, grammars)
+def _is_given(asked: Generation, name: str) -> bool:
+    value = getattr(asked, name)
+    if name == "response_format":
+        return response_kind(value) != "text"
+    return bool(value) if name in ("grammar", "structured_outputs") else value is not None
+
+
+def _response_format(asked: Generation, grammars: Grammars) -> GrammarConstraint:
     form, kind = asked.response_format, response_kind(asked.response_format)
-    if kind == "text":
-        return None
     if kind == "json_object":
-        schema = form.get("schema")
+        schema = form.get("schema", form.get("value"))  # the latter is TGI's
         return _schema("response_format.schema", {} if schema is None else schema, False, grammars)
     if kind == "json_schema":
         inner = form.get("json_schema")
@@ -100,10 +103,74 @@ def _grammar(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
         if "schema" in form:  # as some clients send it
             return _schema("response_format.schema", form["schema"], False, grammars)
         bad_request("response_format.json_schema.schema", "is required")
-    name = "pattern" if kind == "regex" and form.get("pattern") is not None else kind
-    source = as_text(f"response_format.{name}", form.get(name))
-    compiled = grammars.compile(f"response_format.{name}", "gbnf" if kind == "grammar" else "regex", source)
-    return GrammarConstraint(compiled, source if kind == "grammar" else "")
+    name = next((key for key in ("pattern", "value") if kind == "regex" and form.get(key) is not None), kind)
+    return (_text_grammar if kind == "grammar" else _regex)(f"response_format.{name}", form.get(name), grammars)
+
+
+def _text_grammar(name: str, source: object, grammars: Grammars) -> GrammarConstraint:
+    """A grammar in GBNF, or in Lark where it has none of GBNF's `::=`."""
+    text = as_text(name, source)
+    return GrammarConstraint(grammars.compile(name, "gbnf" if "::=" in text else "lark", text), text)
+
+
+def _regex(name: str, source: object, grammars: Grammars) -> GrammarConstraint:
+    return GrammarConstraint(grammars.compile(name, "regex", as_text(name, source)))
+
+
+def _choice(name: str, texts: object, grammars: Grammars) -> GrammarConstraint:
+    """One of these texts."""
+    if not isinstance(texts, list | tuple) or not texts:
+        bad_request(name, "must be a non-empty array of texts")
+    pattern = "|".join(in_regex(as_text(f"{name}[{i}]", text)) for i, text in enumerate(texts))
+    return GrammarConstraint(grammars.compile(name, "regex", pattern))
+
+
+def _json(name: str, given: object, grammars: Grammars) -> GrammarConstraint:
+    """A schema, or its text."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            bad_request(name, "expected a JSON schema or its text, which must be JSON")
+    return _schema(name, given, False, grammars)
+
+
+_OUTPUTS: dict[str, Callable[[str, Any, Grammars], GrammarConstraint]] = {
+    "json": _json,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _text_grammar,
+    "json_object": lambda name, _, grammars: _schema(name, {}, False, grammars),
+}
+_OUTPUT_OPTIONS = ("disable_additional_properties",)  # objects with properties are closed here
+
+
+def _structured_outputs(asked: Generation, grammars: Grammars) -> GrammarConstraint:
+    """vLLM's object: one of _OUTPUTS."""
+    given = {key: value for key, value in (asked.structured_outputs or {}).items() if value not in (None, False)}
+    for key in given:
+        if key not in (*_OUTPUTS, *_OUTPUT_OPTIONS):
+            bad_request(f"structured_outputs.{key}", f"is not one of {', '.join(_OUTPUTS)}")
+    kinds = [key for key in given if key in _OUTPUTS]
+    if len(kinds) != 1:
+        bad_request("structured_outputs", f"must have one of {', '.join(_OUTPUTS)}")
+    return _OUTPUTS[kinds[0]](f"structured_outputs.{kinds[0]}", given[kinds[0]], grammars)
+
+
+_SOURCES: dict[str, Callable[[Generation, Grammars], GrammarConstraint]] = {  # fields, of which one can be given
+    "grammar": lambda asked, grammars: _gbnf(asked.grammar or "", grammars),
+    "json_schema": lambda asked, grammars: _json("json_schema", asked.json_schema, grammars),
+    "response_format": _response_format,
+    "guided_json": lambda asked, grammars: _json("guided_json", asked.guided_json, grammars),
+    "guided_regex": lambda asked, grammars: _regex("guided_regex", asked.guided_regex, grammars),
+    "guided_choice": lambda asked, grammars: _choice("guided_choice", asked.guided_choice, grammars),
+    "guided_grammar": lambda asked, grammars: _text_grammar("guided_grammar", asked.guided_grammar, grammars),
+    "structured_outputs": _structured_outputs,
+}
+
+
+def _gbnf(source: str, grammars: Grammars) -> GrammarConstraint:
+    return GrammarConstraint(grammars.compile("grammar", "gbnf", source), source)
 
 
 def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> GrammarConstraint:

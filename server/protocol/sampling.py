@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from logitless.engine.sampling.params import FLOAT_MAX, SamplerParams, SamplingParams, chain_from_names
@@ -29,21 +29,52 @@ _TOKEN_ID = re.compile(r"\s*[+-]?\d+")
 def parse_sampling(asked: Generation, defaults: SamplingParams, tokenizer: Tokenizer, n_probs: int) -> SamplingParams:
     """The sampling parameters of a request."""
     numbers = {name: getattr(asked, name) for name in SamplerParams.__struct_fields__}
+    if asked.repetition_penalty is not None:  # vLLM's, which has no window
+        whole = asked.repeat_last_n == defaults.repeat_last_n
+        numbers |= {"repeat_penalty": asked.repetition_penalty, "repeat_last_n": -1 if whole else asked.repeat_last_n}
     if asked.dry_base < 1.0:
         numbers["dry_base"] = defaults.dry_base
     bias = defaults.logit_bias if asked.logit_bias is None else _merged(_logit_bias(asked.logit_bias, tokenizer))
     if asked.ignore_eos:
         bias += tuple((id, -_INF) for id in sorted(tokenizer.eog_ids))
-    if len({id for id, value in bias if value == -_INF}.union(tokenizer.suppressed_ids)) == tokenizer.n_vocab:
-        bad_request("logit_bias", "no token is left")
+    allowed, bad_words = _allowed(asked.allowed_token_ids, tokenizer), _bad_words(asked.bad_words, tokenizer)
+    stop_token_ids = tuple(id for id in asked.stop_token_ids if 0 <= id < tokenizer.n_vocab)
+    banned = {id for id, value in bias if value == -_INF}.union(tokenizer.suppressed_ids)
+    banned |= {word[-1] for word in bad_words}  # at one place or another
+    if asked.min_tokens > 0:
+        banned |= {*tokenizer.eog_ids, *stop_token_ids}
+    if len(banned) == tokenizer.n_vocab if allowed is None else banned.issuperset(allowed):
+        bad_request("logit_bias" if allowed is None else "allowed_token_ids", "no token is left")
     return SamplingParams(
         **{**numbers, "seed": asked.seed & 0xFFFFFFFF},
         samplers=defaults.samplers if asked.samplers is None else _samplers(asked.samplers),
         logit_bias=bias,
+        allowed_token_ids=allowed,
+        bad_words=bad_words,
+        min_tokens=asked.min_tokens,
+        stop_token_ids=stop_token_ids,
         n_probs=n_probs,
         post_sampling_probs=asked.post_sampling_probs,
         grammar=defaults.grammar,
     )
+
+
+def _allowed(ids: Sequence[int] | None, tokenizer: Tokenizer) -> tuple[int, ...] | None:
+    for id in ids or ():
+        if not 0 <= id < tokenizer.n_vocab:
+            bad_request("allowed_token_ids", f"token {id} is outside the vocabulary of {tokenizer.n_vocab}")
+    return None if ids is None else tuple(sorted(set(ids)))
+
+
+def _bad_words(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each text, as it is written at a text's start and after a blank."""
+    words: dict[tuple[int, ...], None] = {}
+    for i, text in enumerate(texts):
+        if not text.strip():
+            bad_request(f"bad_words[{i}]", "must not be empty")
+        for spelled in (text, " " + text.lstrip()):
+            words[tuple(tokenizer.encode(spelled, add_special=False, parse_special=False))] = None
+    return tuple(words)
 
 
 def _merged(pairs: Iterator[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

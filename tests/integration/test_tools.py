@@ -123,6 +123,20 @@ def test_tools_or_a_format(client: openai.OpenAI) -> None:
             assert json.loads(message.content or "")["x"] in (True, False)
 
 
+def test_a_choice_after_reasoning_or_beside_tools(server: Any) -> None:
+    asked: Any = {"messages": ASK, "max_tokens": 60, "temperature": 0, "guided_choice": ["Maybe (yes)", "No/no"]}
+    thinking = {"chat_template_kwargs": {"force_thinking": True}, "reasoning_budget_tokens": 5}
+    for more in ({}, thinking):
+        message = server.post("/v1/chat/completions", {**asked, **more})["choices"][0]["message"]
+        assert message["content"] in asked["guided_choice"]
+        assert bool(message.get("reasoning_content")) == bool(more)
+    for seed in range(3):
+        body = {**asked, "tools": [TOOL], "seed": seed, "temperature": 1, "max_tokens": 400}
+        (choice,) = server.post("/v1/chat/completions", body)["choices"]
+        called = choice["message"].get("tool_calls")
+        assert called if choice["message"]["content"] is None else choice["message"]["content"] in body["guided_choice"]
+
+
 def test_auto_leaves_the_text_alone(client: openai.OpenAI) -> None:
     asked: Any = {"model": "m", "messages": ASK, "max_tokens": 24, "temperature": 0}
     reply = client.chat.completions.create(**asked, tools=[TOOL])
@@ -180,7 +194,7 @@ def test_a_broken_schema_is_refused_where_it_is_strict(client: openai.OpenAI) ->
             model="m",
             messages=ASK,
             tools=[NOW],
-            response_format={"type": "regex", "pattern": "a+"},  # type: ignore[call-overload]
+            response_format={"type": "grammar", "grammar": 'root ::= "a"'},  # type: ignore[call-overload]
         )
 
 

@@ -75,13 +75,13 @@ def call_grammar(
         return CallGrammar(
             "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
         )
-    start = "(calls | answer)" if said and not required else "calls"
-    return CallGrammar("\n".join([*rules, *_start(start, reasoning, thinking)]))
+    starts = ["calls", "answer"] if said and not required else ["calls"]
+    return CallGrammar("\n".join([*rules, *_start(starts, reasoning, thinking)]))
 
 
 def answer_grammar(calls: CallFormat, said: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
     """The grammar of an answer without calls, after optional reasoning."""
-    return CallGrammar("\n".join([*_answer(said, calls), *_start("answer", reasoning, thinking)]))
+    return CallGrammar("\n".join([*_answer(said, calls), *_start(["answer"], reasoning, thinking)]))
 
 
 def _answer(said: str, calls: CallFormat) -> list[str]:
@@ -90,12 +90,16 @@ def _answer(said: str, calls: CallFormat) -> list[str]:
     return [f"answer: {again}{before}said_{after}", f"said_: {said}"] if calls.around else [f"answer: {said}"]
 
 
-def _start(rule: str, reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
+def _start(rules: list[str], reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
+    """One of these rules, after reasoning. Blanks may come after reasoning, and before calls."""
     if reasoning is None:
-        return [f"start: {rule}"]
+        return [f"start: {' | '.join(rules)}"]
     opening, closing = reasoning
-    thought = "rest" if thinking else f"({quoted(opening)} rest)?"
-    return [f"rest[lazy]: /(?s:.*){in_regex(closing)}/", f"start: {thought} /[ \\n]{{0,4}}/ {rule}"]
+    blanks, thought = "/[ \\n]{0,4}/", "rest" if thinking else f"{quoted(opening)} rest"
+    starts = [f"{thought} {blanks} {rule}" for rule in rules]
+    if not thinking:
+        starts += [f"{blanks} {rule}" if rule == "calls" else rule for rule in rules]
+    return [f"rest[lazy]: /(?s:.*){in_regex(closing)}/", f"start: {' | '.join(starts)}"]
 
 
 def _hermes(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:

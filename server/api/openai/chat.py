@@ -22,6 +22,7 @@ class Answers:
 
     def __init__(self, reply: Reply) -> None:
         self._style = reply.options.style
+        self._shows_reasoning = reply.options.reasoning
         self._parsers = [Parser(self._style) for _ in reply.results]
         self._n_tokens = [0] * len(reply.results)
         self._n_reasoning = [0] * len(reply.results)
@@ -43,7 +44,8 @@ class Answers:
         self._n_tokens[i] += not last
         if thought or parser.thinking:
             self._n_reasoning[i] = self._n_tokens[i]
-        return deltas + parser.finish() if last else deltas
+        deltas = deltas + parser.finish() if last else deltas
+        return deltas if self._shows_reasoning else [delta for delta in deltas if not isinstance(delta, Reasoning)]
 
     @property
     def n_reasoning(self) -> int:
@@ -74,7 +76,7 @@ class ChatReply(OpenAIReply):
 
     def opening(self, result: Result) -> str:
         delta = {"role": "assistant", "content": None}
-        role = self.chunk([{"finish_reason": None, "index": result.index, "delta": delta}])
+        role = self.chunk([{"finish_reason": None, "index": result.index, "delta": delta}], **self.of_prompt(result))
         return role + super().opening(result)
 
     def choice(self, result: Result) -> dict[str, Any]:
@@ -93,11 +95,17 @@ class ChatReply(OpenAIReply):
             "finish_reason": "tool_calls" if answer.calls and ended == "stop" else ended,
             "index": result.index,
             "message": message,
+            **self.details(result),
         }
         if self.options.top is not None:
             probs = self._probs(result)
             data["logprobs"] = self.logprobs(result, probs)
         return data
+
+    def whole(self) -> object:
+        told = super().whole()
+        assert isinstance(told, dict)
+        return told | self.of_prompt(self.results[0])
 
     def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
         content = {} if text is None else {"content": text}
@@ -116,7 +124,8 @@ class ChatReply(OpenAIReply):
 
     def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
         post = result.request.sampling.post_sampling_probs
-        return {"content": entries(probs, self.tokenizer, self.options.top or 0, post)}
+        top, as_ids = self.options.top or 0, self.options.tokens_as_ids
+        return {"content": entries(probs, self.tokenizer, top, post, as_ids=as_ids)}
 
 
 def _shape(delta: Delta) -> dict[str, Any]:

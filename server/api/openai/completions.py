@@ -27,7 +27,8 @@ class OpenAIReply(Reply):
         self._tail = f"],{encode_json({**self.common, 'object': self.chunk_kind})[1:]}\n\n"
         wanted = self.results if self.options.top is not None else ()
         self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
-        self._plain = self.options.top is None and not self.options.timings_per_token
+        options = self.options
+        self._plain = options.top is None and not options.timings_per_token and not options.token_ids
 
     def choice(self, result: Result) -> dict[str, Any]:
         """One whole result."""
@@ -83,6 +84,8 @@ class OpenAIReply(Reply):
         if self.options.top is not None:
             result.held.append(token)
             result.untold += token.text
+        if self.options.token_ids:
+            result.untold_ids.append(token.id)
         if not token.text:
             return opening
         extra = {}
@@ -104,7 +107,8 @@ class OpenAIReply(Reply):
         deltas = self.deltas(result, finished.text, last=True)
         if deltas or tokens:
             text += self._told(result, deltas or [self.delta(result, "", None)], tokens)
-        return text + self.chunk([self.delta(result, None, self.finish_reason(result))], **self.last_extra(result))
+        last = self.delta(result, None, self.finish_reason(result)) | self.stop_reason(result) | self._ids(result)
+        return text + self.chunk([last], **self.last_extra(result))
 
     def last_extra(self, result: Result) -> dict[str, Any]:
         """Further fields of a result's last chunk."""
@@ -147,7 +151,26 @@ class OpenAIReply(Reply):
         """Chunks with these parts; the first has the tokens' probabilities."""
         if self.options.top is not None and deltas:
             deltas[0]["logprobs"] = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
+        if deltas:
+            deltas[0] |= self._ids(result)
         return "".join([self.chunk([delta], **extra) for delta in deltas])
+
+    def _ids(self, result: Result) -> dict[str, Any]:
+        """The ids of the tokens since the last chunk, where they are asked for."""
+        ids, result.untold_ids = result.untold_ids, []
+        return {"token_ids": ids} if self.options.token_ids else {}
+
+    def stop_reason(self, result: Result) -> dict[str, Any]:
+        """vLLM's: the token or the text that ended a request with stop_token_ids."""
+        if not result.request.sampling.stop_token_ids:
+            return {}
+        done = result.finished
+        return {"stop_reason": done.stopping_word or done.stop_token}
+
+    def details(self, result: Result) -> dict[str, Any]:
+        """vLLM's fields of a whole choice about its tokens, where they are asked for."""
+        ids = {"token_ids": [token.id for token in result.tokens]} if self.options.token_ids else {}
+        return self.stop_reason(result) | ids
 
 
 class CompletionReply(OpenAIReply):
@@ -176,6 +199,8 @@ class CompletionReply(OpenAIReply):
             "index": result.index,
             "logprobs": logprobs,
             "finish_reason": self.finish_reason(result),
+            **self.details(result),
+            **self.of_prompt(result),
         }
 
     def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
@@ -188,6 +213,13 @@ class CompletionReply(OpenAIReply):
             legacy.skip(result.prefix)
         return legacy.of(probs)
 
+    def opening(self, result: Result) -> str:
+        """The prompt's ids come in the first chunk."""
+        if not self.options.token_ids:
+            return super().opening(result)
+        first = self.delta(result, result.prefix, None) | {"prompt_token_ids": list(result.request.prompt)}
+        return self.chunk([first])
+
     def last_extra(self, result: Result) -> dict[str, Any]:
         extra = super().last_extra(result)
         if len(self.results) == 1 and not self.options.include_usage:  # as llama-server's last chunk
@@ -195,4 +227,5 @@ class CompletionReply(OpenAIReply):
         return extra
 
     def _new_legacy(self, result: Result) -> LegacyLogprobs:
-        return LegacyLogprobs(self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
+        post, as_ids = result.request.sampling.post_sampling_probs, self.options.tokens_as_ids
+        return LegacyLogprobs(self.tokenizer, self.options.top or 0, post, as_ids=as_ids)

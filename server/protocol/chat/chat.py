@@ -47,6 +47,7 @@ class ChatPrompt:
     thinks: bool = True  # the model may reason first, if it can
     limit: ReasoningLimit | None = None
     reasoning_format: str = "auto"
+    include_reasoning: bool = True
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
@@ -80,7 +81,8 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
         )
         for request in job.requests
     ]
-    return Job(tuple(requests), replace(job.options, style=prompt.style, settings=told))
+    options = replace(job.options, style=prompt.style, settings=told, reasoning=prompt.include_reasoning)
+    return Job(tuple(requests), options)
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
@@ -97,6 +99,8 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     if last is not None:
         messages = messages[:-1]
     kwargs = _variables(chat, config.chat_template_kwargs)
+    if chat.documents is not None:
+        kwargs["documents"] = list(chat.documents)
     if tools.tools:
         kwargs["tools"] = list(tools.tools)
         kwargs |= {"tools_required": tools.choice == "required", "parallel_tool_calls": tools.parallel}
@@ -125,6 +129,7 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
         kwargs.get("enable_thinking", True),
         _limit(chat, parser, template, style.primer),
         chat.reasoning_format,
+        chat.include_reasoning,
     )
 
 

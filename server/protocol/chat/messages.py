@@ -67,6 +67,7 @@ class Chat(Struct, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Param("the conversation", least=1)]
     add_generation_prompt: Annotated[bool, Param("begin the assistant's answer")] = True
     continue_final_message: Annotated[bool | None, Param("go on with the assistant's last message")] = None
+    documents: Annotated[Sequence[dict[str, Any]] | None, Param("texts that templates of RAG models show")] = None
     chat_template_kwargs: Annotated[Mapping[str, Any], Param("further variables of the chat template")] = {}
     tools: Annotated[Sequence[Tool], Param("functions that the model may call", most=256)] = ()
     tool_choice: Annotated[
@@ -81,8 +82,16 @@ class Chat(Struct, frozen=True, kw_only=True):
     ] = "auto"
     reasoning_effort: Annotated[str, Param("a variable of the chat template; none: no reasoning")] = ""
     reasoning_budget_tokens: Annotated[
-        int, Param("tokens of reasoning before it is ended; -1: no limit", -1, INT_MAX, hard=True)
+        int,
+        Param(
+            "tokens of reasoning before it is ended; -1: no limit",
+            -1,
+            INT_MAX,
+            hard=True,
+            aliases=("thinking_token_budget",),
+        ),
     ] = -1
+    include_reasoning: Annotated[bool, Param("show the reasoning; false: the answer alone")] = True
     reasoning_control: Annotated[bool, Param("let /v1/chat/completions/control end the reasoning")] = False
 
 

@@ -10,7 +10,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
-from logitless.models.grammar import json_rule
+from logitless.models.grammar import json_rule, regex_rule
 from logitless.models.grammar.triggers import Pattern
 from logitless.server.protocol.chat.tools import NO_PARAMETERS, Tools
 from logitless.server.protocol.fields import bad_request
@@ -32,7 +32,7 @@ def chat_constraint(
         return _compiled("response_format", made, grammars)
     said = _said(given)
     if given is not None and not said:
-        bad_request("response_format", "only JSON can be combined with tools")
+        bad_request("tools", "only JSON, a regular expression or a choice can be combined with tools")
     functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
     _check_schemas([f if f.get("strict") is True else {} for f in functions], grammars)  # whatever a format enforces
     made = call_grammar(
@@ -52,7 +52,9 @@ def chat_constraint(
 
 
 def _said(given: GrammarConstraint | None) -> str:
-    """The Lark of a constraint that asks for JSON."""
+    """The Lark of a constraint that asks for JSON or text of a regular expression."""
+    if given is not None and not given.lazy and given.grammar.kind == "regex":
+        return regex_rule(given.grammar.source)
     if given is None or given.lazy or given.grammar.kind not in ("json_schema", "strict_json_schema"):
         return ""
     return json_rule(json.loads(given.grammar.source), strict=given.grammar.kind == "strict_json_schema")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,8 +26,10 @@ class Texts:
         return ""
 
 
-def decode(texts: list[str], stop: tuple[str, ...] = (), n_indent: int = 0) -> tuple[list[str], str | None]:
-    stop_filter = StopFilter(Texts(texts), stop, n_indent)
+def decode(
+    texts: list[str], stop: tuple[str, ...] = (), n_indent: int = 0, **settings: Any
+) -> tuple[list[str], str | None]:
+    stop_filter = StopFilter(Texts(texts), stop, n_indent, **settings)
     shown: list[str] = []
     for i in range(len(texts)):
         text, word = stop_filter.push(i)
@@ -53,6 +57,33 @@ def decode(texts: list[str], stop: tuple[str, ...] = (), n_indent: int = 0) -> t
 )
 def test_stop_texts(texts: list[str], stop: tuple[str, ...], shown: list[str], word: str | None) -> None:
     assert decode(texts, stop) == (shown, word)
+
+
+@pytest.mark.parametrize(
+    ("texts", "stop", "shown", "word"),
+    [
+        (["hel", "lo ST", "OP rest"], ("STOP",), ["hel", "lo ", "STOP"], "STOP"),
+        (["xab"], ("ab", "abc"), ["xab"], "ab"),
+        (["a S", "T"], ("STOP",), ["a ", "", "ST"], None),
+    ],
+)
+def test_stop_texts_that_are_kept(texts: list[str], stop: tuple[str, ...], shown: list[str], word: str | None) -> None:
+    assert decode(texts, stop, keep_stop=True) == (shown, word)
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown", "word"),
+    [
+        (["xab", "y", "ab"], "xaby", "ab"),  # the first two tokens cannot end it
+        (["x", "ab", "ab"], "xab", "ab"),
+        (["x", "ya", "b"], "xy", "ab"),  # it ends in the third
+        (["xab", "yab"], "xabyab", None),
+        (["xa", "bc", "z", "bcd"], "xabcz", "bcd"),
+    ],
+)
+def test_stop_texts_after_the_first_tokens(texts: list[str], shown: str, word: str | None) -> None:
+    found, stop = decode(texts, ("ab", "bcd"), min_tokens=2)
+    assert ("".join(found), stop) == (shown, word)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,27 @@ async def test_reasoning(server: Running):
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "I should add."
 
 
+async def test_reasoning_that_is_not_shown(server: Running):
+    says(server, f"{THOUGHT}Two.")
+    body: dict[str, Any] = {"messages": ASK, "include_reasoning": False}
+    _, reply = await server.post("/v1/chat/completions", body)
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Two."}
+    deltas = [c["choices"][0]["delta"] for c in (await events(server, "/v1/chat/completions", body))[1:-1]]
+    assert "".join(d.get("content") or "" for d in deltas) == "Two."
+    assert not any("reasoning_content" in d for d in deltas)
+
+
+async def test_documents_are_for_the_template():
+    template = "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}{{ messages[0].content }}"
+    async with chatting(template) as server:
+        said = {"messages": [{"role": "user", "content": "x"}], "documents": [{"title": "a", "text": "b"}]}
+        for body, text in ((said, "[a: b]x"), ({**said, "documents": None}, "x")):
+            assert (await server.post("/apply-template", body))[1]["prompt"] == text
+        for wrong in ("b", ["b"]):
+            status, reply = await server.post("/v1/chat/completions", {**said, "documents": wrong})
+            assert (status, "field 'documents" in reply["error"]["message"]) == (400, True)
+
+
 async def test_reasoning_that_the_prompt_began(server: Running):
     says(server, "I should add.\n</think>\n\nTwo.")
     body = {"messages": ASK, "chat_template_kwargs": {"force_thinking": True}, "verbose": True}
