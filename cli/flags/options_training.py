@@ -63,6 +63,14 @@ DATA = Group(
         Flag("-s --seed", "of everything random; -1 means 0", whole(0, 2**31 - 1, or_minus_one="0"), -1, common=True),
     ),
 )
+_FITTING = Flag(  # a new model has the context that it is trained with; another one has its own
+    "-c --ctx-size --ctx",
+    "tokens of a window (default: as many as the longest .jsonl row has, at least 128; 128 of a text; at most the "
+    "model's)",
+    whole(1, 2**20),
+    common=True,
+)
+FINETUNE_DATA = Group(DATA.title, tuple(_FITTING if f.dest == "ctx_size" else f for f in DATA.flags))
 OPTIMIZER = Group(
     "Optimizer",
     (
@@ -171,7 +179,7 @@ FINETUNE = (
             *LONG,
         ),
     ),
-    DATA,
+    FINETUNE_DATA,
     OPTIMIZER,
     FILES,
     PLACE,

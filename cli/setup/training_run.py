@@ -85,6 +85,21 @@ def settings(o: SimpleNamespace) -> Settings:
     )
 
 
+def set_context(o: SimpleNamespace, h: Hparams, vocabulary: Tokenizer, template: ChatTemplate | None) -> None:
+    """Set `ctx_size` by the data and the model where no flag does. CliError: it is more than the model's."""
+    from logitless.training.data.load import context_of, is_rows, longest_row
+    from logitless.training.errors import TrainingError
+
+    if o.ctx_size is not None and o.ctx_size > h.n_ctx_train:
+        raise CliError(f"--ctx-size {o.ctx_size}: is more than the model's {h.n_ctx_train}")
+    if o.ctx_size is None:
+        try:
+            longest = longest_row(Path(o.file), o.file, vocabulary, template) if o.file and is_rows(o.file) else 0
+        except TrainingError as error:
+            raise CliError(str(error)) from None
+        o.ctx_size = context_of(longest, h.n_ctx_train)
+
+
 def data_options(o: SimpleNamespace) -> DataOptions:
     from logitless.training.data.load import DataOptions
     from logitless.training.data.packing import SampleOptions
@@ -145,6 +160,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         h = generating_hparams(gguf, model)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
         template = of_file(gguf.metadata, vocabulary)
+        set_context(o, h, vocabulary, template)
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)
         for line in dataset.losses if isinstance(dataset, PackedExamples) else ():
             print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)
@@ -229,10 +245,11 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
     COMPILING.end()
     t = trainer.trainable
     bytes_of_optimizer = trainer.steps.optimizer_nbytes
+    devices = ", then ".join(b.name for b in t.session.backends)
     print(
         f"logitless: {t.kind}: {t.n_params} parameters in {len(t.params)} tensors, optimizer {bytes_of_optimizer} "
-        f"bytes; {len(trainer.order)} samples to train on, {len(trainer.validation_indices)} to validate, "
-        f"{trainer.n_steps} steps on {', then '.join(b.name for b in t.session.backends)}",
+        f"bytes; {len(trainer.order)} samples of {o.ctx_size} tokens to train on, "
+        f"{len(trainer.validation_indices)} to validate, {trainer.n_steps} steps on {devices}",
         file=sys.stderr,
     )
     warmup = trainer.settings.schedule.warmup

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.trainer import Settings
 
-AUTO_CONTEXT = 128  # least tokens of a window that follows the data
 RUN_TOKENS = 128  # tokens of a device run of LoRA training, at least one sample
 RUNNING = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
@@ -83,7 +82,7 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
 
-    from logitless.training.data.load import DataOptions, jsonl_dataset, longest_row
+    from logitless.training.data.load import DataOptions, context_of, jsonl_dataset, longest_row
     from logitless.training.data.sampler import Sampler
     from logitless.training.errors import TrainingError
     from logitless.training.schedule import Schedule
@@ -96,7 +95,7 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
             raise TrainingError(f"the file {id} is gone")
     if h.context_length == "auto":
         longest = max(longest_row(store.file_path(id), id, tokenizer, template) for id in files)
-        n_ctx = min(max(AUTO_CONTEXT, -(-(longest - 1) // 16) * 16), n_ctx_train)
+        n_ctx = context_of(longest, n_ctx_train)
     else:
         n_ctx = h.context_length
     options = DataOptions(n_ctx=n_ctx)

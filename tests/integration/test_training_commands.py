@@ -19,15 +19,18 @@ from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.commands.training.finetune import lora_options
 from logitless.cli.flags.flags import UsageError, parse
-from logitless.cli.flags.options_training import FINETUNE
+from logitless.cli.flags.options_training import FINETUNE, TRAIN
 from logitless.cli.main import main
 from logitless.cli.setup import training_run
 from logitless.graph.backend import Backend
 from logitless.graph.ops.training.optimizer import adamw_params
 from logitless.graph.tensor import Tensor
+from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.training.scratch import new_model
+from logitless.training.trainer import Settings
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
 
@@ -51,9 +54,52 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
+def settings_of(words: list[str]) -> Settings:
+    """Settings of a finetune with these flags."""
+    return training_run.settings(parse([f for group in FINETUNE for f in group.flags], ["-c", "8", *words], {}))
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "n_ctx"),
+    [
+        ("a.txt", [], 64),  # the model's
+        ("short.jsonl", [], 64),
+        ("short.jsonl", ["-c", "16"], 16),
+        ("middle.jsonl", ["-m", "wide.gguf"], 304),
+        ("short.jsonl", ["-m", "wide.gguf"], 128),
+        ("long.jsonl", ["-m", "wide.gguf"], 512),
+        ("a.txt", ["-m", "wide.gguf"], 128),
+        (None, ["-m", "wide.gguf"], 128),
+    ],
+)
+def test_the_window_follows_the_data_and_the_model(
+    given: Path, tmp_path: Path, file: str | None, flags: list[str], n_ctx: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are tokens here. A row has a beginning and an end token, and the last one predicts nothing."""
+    new_model(str(tmp_path / "wide.gguf"), None, Shape(32, 2, 4, 2, 48, 0, n_ctx=512), seed=3)
+    for name, n in (("short", 9), ("middle", 300), ("long", 900)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "x" * n}) + "\n" + json.dumps({"text": "y"}) + "\n")
+    (tmp_path / "a.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    o = parse([flag for group in FINETUNE for flag in group.flags], ["-m", str(given / "m.gguf"), *flags], {})
+    o.file = file
+    with GGUFFile.open(o.model) as gguf:
+        words = tokenizer.from_metadata(gguf.metadata)
+        training_run.set_context(o, hparams_of(gguf), words, None)
+    assert o.ctx_size == n_ctx
+
+
+def test_a_window_beyond_the_model_is_refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, model = str(given / "a.txt"), str(given / "m.gguf")
+    for command in (["finetune", "--lora-out", str(tmp_path / "a.gguf")], ["plan", "finetune"]):
+        code, told = run(capsys, *command, "-m", model, "--file", data, "-c", "65")
+        assert (code, told) == (1, "logitless: --ctx-size 65: is more than the model's 64\n")
+
+
 def test_defaults_are_the_old_trainers() -> None:
     """Defaults are those of llama.cpp's trainer, but for threads: all cores."""
     o = parse([flag for group in FINETUNE for flag in group.flags], [], {})
+    o.ctx_size = parse([flag for group in TRAIN for flag in group.flags], [], {}).ctx_size
     wanted = training_run.settings(o)
     assert (wanted.n_ctx, wanted.n_batch, wanted.max_steps, wanted.n_epochs) == (128, 8, 256, 0)
     s, a = wanted.schedule, wanted.optimizer
@@ -69,7 +115,7 @@ def test_defaults_are_the_old_trainers() -> None:
     [("--epochs 2", 0, 2), ("--epochs 2 --adam-iter 256", 256, 2), ("--epochs -1", 256, 0), ("--iterations 7", 7, 0)],
 )
 def test_steps_that_are_asked_for_count_beside_epochs(flags: str, steps: int, epochs: int) -> None:
-    wanted = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], flags.split(), {}))
+    wanted = settings_of(flags.split())
     assert (wanted.max_steps, wanted.n_epochs) == (steps, epochs)
 
 
@@ -79,20 +125,20 @@ def test_steps_that_are_asked_for_count_beside_epochs(flags: str, steps: int, ep
 )
 def test_a_rate_that_halves(flags: str, rates: list[float]) -> None:
     words = ["-lr", "8", *flags.split()]
-    schedule = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], words, {})).schedule
+    schedule = settings_of(words).schedule
     assert [schedule.rate(0, epoch, 5) for epoch in range(5)] == pytest.approx(rates, rel=1e-4)
 
 
 @pytest.mark.parametrize("flags", ["-lr-half 1", "-lr 1 -lr-halvings 2", "-lr 1 -lr-half 1 -lr-min 0.1"])
 def test_halvings_of_nothing_are_refused(flags: str) -> None:
     with pytest.raises(UsageError, match="-lr-half"):
-        training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], flags.split(), {}))
+        settings_of(flags.split())
 
 
 @pytest.mark.parametrize(("flags", "decay"), [("", 0.0), ("--adam-decay 0.3", 0.0), ("-wd 0.3", 0.3)])
 def test_sgd_decays_as_it_is_told_to(flags: str, decay: float) -> None:
     words = ["--optimizer", "sgd", *flags.split()]
-    wanted = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], words, {}))
+    wanted = settings_of(words)
     assert (wanted.optimizer.kind, wanted.optimizer.decay) == ("sgd", decay)
 
 
@@ -304,7 +350,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M -o O --file T --pattern-fn-it out --fn-latest m", "-o: m.gguf is the file of -m, and would"),
         ("synth --shape tiny -o PIPE", "PIPE: is not a regular file"),
         ("finetune -m M --lora-out L --file NONE", "NONE: No such file or directory"),
-        ("finetune -m M --lora-out L --file T -c 100000", "fewer than the 100001 that one sample of 100000 needs"),
+        ("train -o O --file T -c 100000", "fewer than the 100001 that one sample of 100000 needs"),
         ("finetune -m M --lora-out L --file T --plot x.gif", "--plot: 'x.gif' does not end in .svg or .png"),
         ("finetune -m M --lora-out L --file T --lora-r 0", "--lora-r: '0' is not a whole number from 1"),
         ("finetune -m M --lora-out L --only-write-lora", "needs --checkpoint-in FILE"),

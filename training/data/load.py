@@ -24,6 +24,8 @@ from logitless.training.data.packing import (
 from logitless.training.data.tokenize_rows import examples_of
 from logitless.training.errors import TrainingError
 
+LEAST_CONTEXT = 128  # tokens of a window that follows the data
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -42,7 +44,7 @@ class DataOptions:
 def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions) -> Dataset:
     """Samples of a file: rows of .jsonl files, else one text. TrainingError names what is wrong."""
     path = Path(path)
-    if path.suffix.lower() in (".jsonl", ".ndjson"):
+    if is_rows(path):
         return jsonl_dataset(path, str(path), tokenizer, template, o)
     try:
         text = path.read_bytes().decode("utf-8")
@@ -57,6 +59,16 @@ def jsonl_dataset(
     """Packed samples of a JSONL file, read line by line; `name` stands for it in messages."""
     with path.open("rb") as file:
         return packed_rows(read_rows(file, name), name, tokenizer, template, o)
+
+
+def is_rows(path: str | Path) -> bool:
+    """True if the name is that of a file of JSONL rows."""
+    return Path(path).suffix.lower() in (".jsonl", ".ndjson")
+
+
+def context_of(longest: int, n_ctx_train: int) -> int:
+    """Tokens of a window that has room for the longest example: at least 128, at most the model's."""
+    return min(max(LEAST_CONTEXT, -(-(longest - 1) // 16) * 16), n_ctx_train)
 
 
 def longest_row(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> int:

@@ -57,11 +57,12 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     from logitless.training.reporting import plot, progress
     from logitless.training.trainer import steps_of
 
-    settings = training_run.settings(o)
     with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
         h = generating_hparams(gguf, path)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = of_file(gguf.metadata, vocabulary)
+        training_run.set_context(o, h, vocabulary, template)
+        settings = training_run.settings(o)
         data = training_run.prepare(o, vocabulary, template) if o.file else None
         trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
         steps = steps_of(trainable, settings)
