@@ -8,25 +8,15 @@ definition (graph/ops/sampling/samplers.py). Facts: llama.cpp, src/llama-samplin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.ops.sampling.samplers import Candidates
+from logitless.models.tokenizer import Tokenizer
 
 N_CANDIDATES = 128  # likeliest candidates that the device returns; others are ignored
 LEAST = 0.2  # probability below which a token is dropped
-
-
-class Texts(Protocol):
-    """Tokenizer, as the infill sampler needs it."""
-
-    eot_id: int | None
-    eos_id: int | None
-    eog_ids: frozenset[int]
-
-    def piece(self, id: int, *, special: bool = True) -> bytes: ...
 
 
 def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
@@ -38,7 +28,7 @@ def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
     return Candidates(candidate_ids, np.log(p[: len(candidate_ids)]), True, p[: len(candidate_ids)])
 
 
-def infill(c: Candidates, n_left: int, texts: Texts) -> None:
+def infill(c: Candidates, n_left: int, texts: Tokenizer) -> None:
     """Apply the infill sampler to the candidates in place. `n_left`: candidates before truncation.
 
     End tokens win if they have more than a third of an average candidate's share. Otherwise a token

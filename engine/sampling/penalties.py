@@ -9,30 +9,17 @@ import copy
 import functools
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.sampling.params import FLOAT_MAX
+from logitless.models.tokenizer import Tokenizer
 
 MAX_BREAKER_BYTES, MAX_TAIL = 40, 20
 LOG_FLOAT_MAX = 88.7228391
-
-
-class Vocabulary(Protocol):
-    """Tokenizer, as DRY needs it; hashable, for the cache of breakers."""
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes: ...
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
-
-    def __hash__(self) -> int: ...
 
 
 class Penalties:
@@ -76,12 +63,12 @@ class Breakers:
 
 
 @functools.lru_cache(maxsize=4)
-def _texts(vocab: Vocabulary) -> list[bytes]:
+def _texts(vocab: Tokenizer) -> list[bytes]:
     return [vocab.decode([id], special=True) for id in range(vocab.n_vocab)]
 
 
 @functools.lru_cache(maxsize=16)
-def find_breakers(vocab: Vocabulary, texts: tuple[str, ...]) -> Breakers:
+def find_breakers(vocab: Tokenizer, texts: tuple[str, ...]) -> Breakers:
     """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the
     rest).
     """

@@ -6,17 +6,17 @@ import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
-from logitless.engine.sampling.infill_sampler import N_CANDIDATES, Texts, candidates, infill
+from logitless.engine.sampling.infill_sampler import N_CANDIDATES, candidates, infill
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
-from logitless.engine.sampling.penalties import Dry, Penalties, Vocabulary, find_breakers
+from logitless.engine.sampling.penalties import Dry, Penalties, find_breakers
 from logitless.engine.sampling.token_bans import TokenBans
 from logitless.graph.ops.sampling import samplers as s
+from logitless.models.tokenizer import Tokenizer
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -90,13 +90,6 @@ class Row:
     mask: TokenBitmask | None = None  # token bitmask; None: every token is allowed
 
 
-class Words(Vocabulary, Texts, Protocol):
-    """Tokenizer, as samplers need it."""
-
-    suppressed_ids: tuple[int, ...]
-    eog_ids: frozenset[int]
-
-
 class History:
     """Tokens so far, as far as the next row's biases and penalties depend on them."""
 
@@ -162,7 +155,7 @@ class RowSampler:
     suppresses have a bias of -∞, as in llama.cpp.
     """
 
-    def __init__(self, params: SamplingParams, vocab: Words, n_ctx: int) -> None:
+    def __init__(self, params: SamplingParams, vocab: Tokenizer, n_ctx: int) -> None:
         p = self.params = params
         self.seed = choose_seed(p.seed)
         codes = chain_codes(p)

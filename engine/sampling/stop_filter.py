@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-
-class Detokenizer(Protocol):
-    """Incremental detokenizer: ids to text without split characters
-    (models/tokenizer/detokenizer.py).
-    """
-
-    def push(self, id: int, /) -> str: ...
-
-    def flush(self) -> str: ...
+from logitless.models.tokenizer import StreamDecoder
 
 
 class StopFilter:
@@ -27,7 +17,7 @@ class StopFilter:
 
     def __init__(
         self,
-        pieces: Detokenizer,
+        pieces: StreamDecoder,
         stop: tuple[str, ...] = (),
         n_indent: int = 0,
         *,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.sampling.sampler import Row
@@ -18,6 +19,13 @@ from logitless.graph.ops.sampling import samplers as s
 AllocateSlots = Callable[
     [Sequence, int], int
 ]  # KVCacheManager.allocate_slots: allocates token slots for a sequence's next tokens
+
+
+class StepRunner(Protocol):
+    """Model runner of a model that drafts."""
+
+    def step(self, batch: UBatch, /) -> StepResult:
+        """Run one batch."""
 
 
 @dataclass(slots=True)

@@ -12,24 +12,16 @@ from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.manager import NEAR_END
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder
+from logitless.engine.sleep import Sleeper
+from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder, StepRunner
 
 log = logging.getLogger("logitless.speculation")
 PROMPT_CHUNK = 128  # prompt tokens that the draft model prefills in one step, while several sequences draft
 N_ROWS = 4  # state rows of a sequence: two to roll back to, and two that drafts read and write in turn
 
 
-class StepRunner(Protocol):
+class DraftRunner(StepRunner, Sleeper, Protocol):
     """Model runner of the draft model."""
-
-    def step(self, batch: UBatch, /) -> StepResult:
-        """Run one batch."""
-
-    def sleep(self) -> None:
-        """Free all memory."""
-
-    def wake(self) -> None:
-        """Load the model again. The KV cache is empty."""
 
 
 class StateRows:
@@ -102,7 +94,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        engine: StepRunner,
+        engine: DraftRunner,
         *,
         n_blocks: int,
         n_vocab: int,

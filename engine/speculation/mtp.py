@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
 
-from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepResult, UBatch
+from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
-from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder
+from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder, StepRunner
 
 log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
-
-
-class StepRunner(Protocol):
-    """Model runner of the target model."""
-
-    def step(self, batch: UBatch, /) -> StepResult:
-        """Run one batch."""
 
 
 class MTPDrafter:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from logitless.engine.sequence import Sequence
+from logitless.engine.sleep import Sleeper
 from logitless.engine.speculation.client_draft import ClientDrafter
 from logitless.engine.speculation.draft_builder import AllocateSlots
 from logitless.engine.speculation.draft_length import AcceptanceRate, AdaptiveDraftLength
@@ -23,17 +24,11 @@ from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, Speculat
 Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (sequence, most draft tokens)
 
 
-class BatchDrafter(Protocol):
+class BatchDrafter(Sleeper, Protocol):
     """Draft model or MTP head: drafts for a batch of sequences."""
 
     def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots, /) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens); with 0 the model only takes in new tokens."""
-
-    def sleep(self) -> None:
-        """Free all memory."""
-
-    def wake(self) -> None:
-        """Be ready to draft again."""
 
 
 class Speculator:
