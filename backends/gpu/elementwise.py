@@ -8,7 +8,6 @@ from logitless.graph.ops.elementwise import gated
 from logitless.graph.tensor import Tensor
 
 WG = 128
-SIMT_VARIANT, CPU_VARIANT = {"WG": WG}, {"WG": 1}
 FUNCTIONS = """
 FN float sigmoid(float x) { return 1.0f / (1.0f + EXP(-x)); }
 FN float silu_back(float g, float x) { float s = sigmoid(x); return g * s * (1.0f + x * (1.0f - s)); }
@@ -59,8 +58,7 @@ for _name, _formula in UNARY.items():
         [Arg("X", "f32"), Arg("Y", "f32", "w")],
         ["uint n", "float p"],
         f"  FOR_EACH(i, n) {{ float x = X[i]; Y[i] = {_formula}; }}",
-        simt=[SIMT_VARIANT],
-        cpu=[CPU_VARIANT],
+        wg=WG,
         functions=FUNCTIONS,
     )
 for _name, _formula in BINARY.items():
@@ -74,8 +72,7 @@ for _name, _formula in BINARY.items():
         "  } else {\n"
         f"    FOR_EACH(i, n) {{ float a = A[i], b = B[i % period]; Y[i] = {_formula}; }}\n"
         "  }",
-        simt=[SIMT_VARIANT],
-        cpu=[CPU_VARIANT],
+        wg=WG,
         functions=FUNCTIONS,
     )
 # Compared, because `min` may lose what is not a number.
@@ -90,8 +87,7 @@ Kernel(
     b = b > limit ? limit : b < -limit ? -limit : b;
     Y[i] = a * sigmoid(alpha * a) * (1.0f + b);
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
     functions=FUNCTIONS,
 )
 for _name in BROADCAST:
@@ -105,8 +101,7 @@ for _name in BROADCAST:
         "    float a = A[i0 * a0 + i1 * a1 + i2 * a2 + i3 * a3], b = B[i0 * b0 + i1 * b1 + i2 * b2 + i3 * b3];\n"
         f"    Y[i] = {BINARY[_name]};\n"
         "  }",
-        simt=[SIMT_VARIANT],
-        cpu=[CPU_VARIANT],
+        wg=WG,
     )
 Kernel(
     "broadcast_to",
@@ -118,8 +113,7 @@ Kernel(
     uint i1 = r % n1, i0 = r / n1;
     Y[i] = X[i0 * a0 + i1 * a1 + i2 * a2 + i3 * a3];
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
 )
 # Sums over a box of up to 4 axes of x for each element of the result, one after the other.
 Kernel(
@@ -144,8 +138,7 @@ Kernel(
       }
     Y[i] = total;
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
 )
 
 

@@ -13,12 +13,8 @@ from logitless.graph.tensor import Tensor
 WG = 64
 
 
-def _kernel(name: str, args: list[Arg], words: list[str], body: str, functions: str = "") -> None:
-    Kernel(name, args, words, body, simt=[{"WG": WG}], cpu=[{"WG": 1}], functions=functions)
-
-
 # An expert's rank is how many others are before it; of equal ones the first is. NaN is below everything.
-_kernel(
+Kernel(
     "top_experts",
     [Arg("LOGITS", "f32"), Arg("Y", "i32", "w")],
     ["uint n", "uint n_experts", "uint n_top"],
@@ -33,8 +29,9 @@ _kernel(
     if (rank < n_top) Y[row / n_experts * n_top + rank] = INT(i - row);
   }""",
     functions="FN float number(float x) { return ISNAN(x) ? -INF : x; }\n",
+    wg=WG,
 )
-_kernel(
+Kernel(
     "expert_weights",
     [Arg("LOGITS", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_experts", "uint n_top"],
@@ -47,15 +44,17 @@ _kernel(
     for (uint j = 0u; j < n_top; j++) total = total + EXP(LOGITS[row + UINT(IDS[first + j])] - top);
     Y[i] = EXP(LOGITS[row + UINT(IDS[i])] - top) / total;
   }""",
+    wg=WG,
 )
-_kernel(
+Kernel(
     "expert_gather",
     [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_experts", "uint n_top"],
     """
   FOR_EACH(i, n) Y[i] = X[i / n_top * n_experts + UINT(IDS[i])];""",
+    wg=WG,
 )
-_kernel(
+Kernel(
     "expert_scatter",
     [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_experts", "uint n_top"],
@@ -66,9 +65,10 @@ _kernel(
     for (uint j = first; j < first + n_top; j++) x = UINT(IDS[j]) == i % n_experts ? X[j] : x;
     Y[i] = x;
   }""",
+    wg=WG,
 )
 # A thread has an expert: it counts the rows of those before, and then gives its own rows their places, in order.
-_kernel(
+Kernel(
     "expert_order",
     [Arg("IDS", "i32"), Arg("ORDER", "i32", "w")],
     ["uint n_rows", "uint n_experts"],
@@ -93,14 +93,16 @@ _kernel(
 #define IDS_OF_8_ROWS uint ids[8]; /* asked of memory together; none is no expert */ \\
   UNROLL for (uint j = 0u; j < 8u; j++) ids[j] = r + j < n_rows ? UINT(IDS[r + j]) : n_experts;
 """,
+    wg=WG,
 )
-_kernel(
+Kernel(
     "expert_rows",
     [Arg("X", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_k", "uint per_row"],
     "  FOR_EACH(i, n) Y[i] = X[UINT(ORDER[i / n_k]) / per_row * n_k + i % n_k];",
+    wg=WG,
 )
-_kernel(
+Kernel(
     "expert_sum",
     [Arg("X", "f32"), Arg("W", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_n", "uint per_row", "uint n_rows"],
@@ -112,6 +114,7 @@ _kernel(
       total = FMA(W[r], X[UINT(ORDER[n_rows + r]) * n_n + i % n_n], total);
     Y[i] = total;
   }""",
+    wg=WG,
 )
 
 

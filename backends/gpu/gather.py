@@ -12,8 +12,7 @@ Kernel(
     [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_k"],
     "  FOR_EACH(i, n) Y[i] = X[UINT(IDS[i / n_k]) * n_k + i % n_k];",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 # A thread has a column: rows of one id are added in the order of the batch.
 Kernel(
@@ -24,24 +23,21 @@ Kernel(
   FOR_EACH(k, n_k) {
     for (uint r = 0u; r < n_rows; r++) Y[UINT(IDS[r]) * n_k + k] = Y[UINT(IDS[r]) * n_k + k] + X[r * n_k + k];
   }""",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 Kernel(
     "fill",
     [Arg("Y", "u32", "w")],
     ["uint n", "uint value"],
     "  FOR_EACH(i, n) Y[i] = value;",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 Kernel(
     "pad_rows",
     [Arg("X", "f32"), Arg("Y", "f32", "w")],
     ["uint n", "uint before", "uint inside"],
     "  FOR_EACH(i, n) { if (i >= before && i - before < inside) Y[i] = X[i - before]; else Y[i] = 0.0f; }",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 
 

@@ -55,8 +55,7 @@ Kernel(
     }}
     BARRIER();
   }}""",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
     soft=[{"WG": 16}],
     local=SUMS,
     functions=FUNCTIONS,
@@ -87,8 +86,7 @@ Kernel(
     for (uint i = LID; i < n; i += WG) Y[row * n + i] = k * (G[row * n + i] - X[row * n + i] * slope);
     BARRIER();
   }""",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
     local=[("float", "sums", "64"), ("float", "products", "64")],
 )
 

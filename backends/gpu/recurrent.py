@@ -14,8 +14,7 @@ Kernel(
     [Arg("START", "i32"), Arg("Y", "i32", "w")],
     ["uint n", "uint length"],
     "  FOR_EACH(t, n) Y[t] = START[t] == INT(t % length) ? 0 : -1;",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
 )
 # Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's first row here.
 SEEN = """
@@ -47,8 +46,7 @@ Kernel(
         S[(UINT(END[t]) * (size - 1u) + j) * n_columns + c] = SEEN(d);
       }
   }""",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
     functions=SEEN,
 )
 # A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in the group's memory.
@@ -129,8 +127,7 @@ Kernel(
       BARRIER();
     }
   }""",
-    simt=[{"WG": 128}],
-    cpu=[{"WG": 1}],
+    wg=128,
     local=[
         ("float", "s", str(SIZE * COLUMNS)),
         ("float", "keys", str(SIZE)),

@@ -18,8 +18,7 @@ for _dtype in ("i32", "f32"):
     Y[2u * t * half_n + j] = COS(angle) * magnitude;
     Y[(2u * t + 1u) * half_n + j] = SIN(angle) * magnitude;
   }""",
-        simt=[{"WG": 64}],
-        cpu=[{"WG": 1}],
+        wg=64,
     )
 # A pair of elements at a time: the first 2 · half_n of each head are turned, the rest are copied.
 Kernel(
@@ -41,8 +40,7 @@ Kernel(
       if (2u * p + 1u < size) Y[at + 1u] = X[at + 1u];
     }
   }""",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 
 

@@ -26,16 +26,14 @@ for _name, _type, _how in (("move", "u32", "Y[to] = X[from]"), ("move_add", "f32
     uint from = x_at + i0 * a0 + i1 * a1 + i2 * a2 + i3 * a3, to = y_at + i0 * b0 + i1 * b1 + i2 * b2 + i3 * b3;
     {_how};
   }}""",
-        simt=[{"WG": WG}],
-        cpu=[{"WG": 1}],
+        wg=WG,
     )
 Kernel(
     "causal_mask",
     [Arg("X", "f32"), Arg("Y", "f32", "w")],
     ["uint n", "uint rows", "uint columns", "uint past", "float fill"],
     "  FOR_EACH(i, n) Y[i] = i % columns > i / columns % rows + past ? fill : X[i];",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
 )
 
 # Cells of a cache of f32: cell c of a page is its last axis (keys) or the one before (values).
@@ -49,8 +47,7 @@ Kernel(
     uint at = (cell / 16u * heads + h) * size * 16u + (keys != 0u ? d * 16u + c : c * size + d);
     Y[at] = 0.0f;
   }""",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
 )
 
 

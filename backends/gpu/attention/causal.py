@@ -15,7 +15,7 @@ from logitless.graph.tensor import Tensor
 
 WORDS = ["uint n_heads", "uint n_kv", "uint size", "uint length", "uint window", "float factor", "float cap"]
 MAX_SIZE = 256
-VARIANTS = {"simt": [{"WG": 64, "MAX_SIZE": MAX_SIZE}], "cpu": [{"WG": 1, "MAX_SIZE": MAX_SIZE}]}
+CONSTANTS = {"MAX_SIZE": MAX_SIZE}
 SCORES = """
 #define TILE 64u
 FN float capped(float s, float cap) { return cap != 0.0f ? cap * TANH(s / cap) : s; }
@@ -104,8 +104,8 @@ Kernel(
     BARRIER();
   }}
   for (uint d = LID; d < size; d += WG) Y[mine + d] = sums[d] / total;""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=64,
+    constants=CONSTANTS,
     local=[("float", "scores", "64"), ("float", "sums", "MAX_SIZE")],
     functions=FUNCTIONS,
 )
@@ -149,8 +149,8 @@ Kernel(
     uint at = (t * n_heads + h) * 3u;
     S[at] = top; S[at + 1u] = total; S[at + 2u] = product;
   }}""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=64,
+    constants=CONSTANTS,
     local=[("float", "scores", "64"), ("float", "gradients", "64"), ("float", "sums", "MAX_SIZE")],
     functions=FUNCTIONS,
 )
@@ -190,8 +190,8 @@ Kernel(
     }
   }
   for (uint d = LID; d < size; d += WG) { DK[mine + d] = of_key[d]; DV[mine + d] = of_value[d]; }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=64,
+    constants=CONSTANTS,
     local=[
         ("float", "weights", "64"),
         ("float", "gradients", "64"),

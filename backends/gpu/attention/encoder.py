@@ -19,7 +19,6 @@ from logitless.backends.gpu.norm import row_groups
 from logitless.graph.tensor import Tensor
 
 WG = 64
-SIMT_VARIANT, CPU_VARIANT = {"WG": WG}, {"WG": 1}
 
 # A thread has a row of a head, and takes its window's keys in order with an online softmax.
 Kernel(
@@ -46,8 +45,7 @@ Kernel(
     }
     for (uint d = 0u; d < size; d++) Y[i * size + d] = Y[i * size + d] / (last > first ? total : 1.0f);
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
 )
 Kernel(
     "mean_rows",
@@ -60,8 +58,7 @@ Kernel(
     for (uint j = first; j < first + count; j++) total = total + X[j * n_k + k];
     Y[i] = total / FLOAT(count);
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
 )
 Kernel(
     "layer_norm",
@@ -91,8 +88,7 @@ Kernel(
     for (uint i = LID; i < n; i += WG) Y[row * n + i] = (X[row * n + i] - mean) * k * W[i] + B[i];
     BARRIER();
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
     local=[("float", "sums", "64")],
 )
 Kernel(
@@ -105,8 +101,7 @@ Kernel(
     for (uint i = 1u; i < n; i++) if (X[row * n + i] > X[row * n + best]) best = i;
     Y[row] = INT(best);
   }""",
-    simt=[SIMT_VARIANT],
-    cpu=[CPU_VARIANT],
+    wg=WG,
 )
 for _name, _from, _to, _formula in (
     ("f32_f32", "f32", "f32", "Y[i] = X[i];"),
@@ -118,8 +113,7 @@ for _name, _from, _to, _formula in (
         [Arg("X", _from), Arg("Y", _to, "w")],
         ["uint n"],
         f"  FOR_EACH(i, n) {{ {_formula} }}",
-        simt=[SIMT_VARIANT],
-        cpu=[CPU_VARIANT],
+        wg=WG,
     )
 for _dtype in layout.PACKINGS:
     Kernel(
@@ -127,8 +121,7 @@ for _dtype in layout.PACKINGS:
         [*unpack.args(_dtype), Arg("Y", "f32", "w")],
         ["uint n", "uint n_k"],
         "  FOR_EACH(i, n) { uint row = i / n_k, k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
-        simt=[SIMT_VARIANT],
-        cpu=[CPU_VARIANT],
+        wg=WG,
         functions=unpack.element(_dtype),
     )
 

@@ -59,8 +59,7 @@ def _load(name: str, dtype: str) -> None:
     uint d = i % size;
     Y[i] = {value};
   }}""",
-        simt=[{"WG": 64}],
-        cpu=[{"WG": 1}],
+        wg=64,
     )
 
 
@@ -99,8 +98,7 @@ def _store(name: str, dtype: str) -> None:
         [Arg("C", ELEMENT[dtype], "rw"), *scales, Arg("X", "f32"), Arg("CELLS", "i32")],
         ["uint n", "uint n_heads", "uint size", "uint page"],
         body,
-        simt=[{"WG": 64}],
-        cpu=[{"WG": 1}],
+        wg=64,
     )
 
 
@@ -137,8 +135,7 @@ for _dtype, _put in (("f32", "b[i] = (v)"), ("f16", "STORE16(b, i, TO_F16(v))"))
             [Arg("C", ELEMENT[_dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32"), Arg("A", "f32"), *_values],
             ["uint n", "uint n_heads", "uint size", "uint page", "uint half_n", "uint interleaved", "float direction"],
             TURN_AND_STORE.replace("VALUES", VALUES if _both else ""),
-            simt=[{"WG": 64}],
-            cpu=[{"WG": 1}],
+            wg=64,
             functions=f"#define PUT(b, i, v) {_put}\n",
         )
 # Pairs are copied in order; a thread has the same words of all of them.
@@ -150,8 +147,7 @@ Kernel(
   FOR_EACH(i, n) {
     for (uint p = 0u; p < n_pairs; p++) C[UINT(PAIRS[2u * p + 1u]) * n + i] = C[UINT(PAIRS[2u * p]) * n + i];
   }""",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 
 

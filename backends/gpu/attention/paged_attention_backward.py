@@ -7,7 +7,7 @@ for the page in the block tables of all tokens, and adds the tokens' contributio
 
 from __future__ import annotations
 
-from logitless.backends.gpu.attention.causal import MAX_SIZE, SCORES, STATISTICS, VARIANTS
+from logitless.backends.gpu.attention.causal import CONSTANTS, MAX_SIZE, SCORES, STATISTICS
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -83,8 +83,8 @@ for _dtype, _element in TYPES.items():
     uint at = (t * n_heads + h) * 3u;
     S[at] = top; S[at + 1u] = total; S[at + 2u] = product;
   }""".replace("STATISTICS", STATISTICS),
-        simt=VARIANTS["simt"],
-        cpu=VARIANTS["cpu"],
+        wg=64,
+        constants=CONSTANTS,
         local=[("float", "scores", "64"), ("float", "gradients", "64"), ("float", "sums", "MAX_SIZE")],
         functions=_functions(_dtype),
     )
@@ -121,8 +121,7 @@ for _dtype, _element in TYPES.items():
       }
     }
   }""",
-        simt=[{"WG": 64}],
-        cpu=[{"WG": 1}],
+        wg=64,
         local=[("float", "weights", "16"), ("float", "gradients", "16")],
         functions=_functions(_dtype),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from logitless.backends.gpu.language import prelude
@@ -15,6 +16,7 @@ LANES = 16
 CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
 GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
 GL_SIZES = {"u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
+NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 KERNELS: dict[str, Kernel] = {}
 
 
@@ -58,7 +60,8 @@ class Kernel:
     """A kernel: arguments, body and variants. Registers itself in `KERNELS`.
 
     `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's
-    memory. `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device
+    memory. A kernel has `wg` threads a group on a GPU and one on a CPU, with these constants;
+    otherwise `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device
     classes: dicts of the constants, `WG` (threads a group) among them. `functions` is code before
     the kernel: device functions and macros. `extensions`: GLSL extensions beside the usual ones.
     `special`: specialisation constants, which the Vulkan device sets, with valid values.
@@ -71,14 +74,18 @@ class Kernel:
         words: Sequence[str],
         body: str,
         *,
-        simt: Sequence[Mapping[str, int]],
-        cpu: Sequence[Mapping[str, int]],
+        wg: int = 0,
+        constants: Mapping[str, int] = NO_CONSTANTS,
+        simt: Sequence[Mapping[str, int]] = (),
+        cpu: Sequence[Mapping[str, int]] = (),
         soft: Sequence[Mapping[str, int]] = (),
         local: Sequence[tuple[str, str, str]] = (),
         functions: str = "",
         extensions: Sequence[str] = (),
         special: Mapping[str, int] | None = None,
     ) -> None:
+        if wg:
+            simt, cpu = [{"WG": wg, **constants}], [{"WG": 1, **constants}]
         self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
         self.extensions, self.special = tuple(extensions), dict(special or {})
         self.choices = tuple(a for a in args if a.of > 1)

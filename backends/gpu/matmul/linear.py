@@ -76,8 +76,7 @@ for _dtype in layout.PACKINGS:
         [Arg("IDS", "i32"), *unpack.args(_dtype), Arg("Y", "f32", "w")],
         ["uint n", "uint n_k"],
         "  FOR_EACH(i, n) { uint row = UINT(IDS[i / n_k]), k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
-        simt=[{"WG": 64}],
-        cpu=[{"WG": 1}],
+        wg=64,
         functions=unpack.element(_dtype),
     )
 

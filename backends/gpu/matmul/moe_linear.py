@@ -125,8 +125,7 @@ for _dtype in layout.PACKINGS:
     }
     Y[i] = total;
   }""",
-        simt=[{"WG": WG}],
-        cpu=[{"WG": 1}],
+        wg=WG,
         functions=EXPERT + unpack.element(_dtype),
     )
 # With weights that are no constants: element (n, k) of an expert's is n · wn + k · wk behind its first.
@@ -141,8 +140,7 @@ Kernel(
     for (uint k = 0u; k < n_k; k++) total = FMA(X[place * n_k + k], W[at + k * wk], total);
     Y[i] = total;
   }""",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
     functions=EXPERT,
 )
 # An expert's rows begin where a bisection finds its first place.
@@ -162,8 +160,7 @@ Kernel(
       total = FMA(A[place * n_m + row % n_m], B[place * n_k + i % n_k], total);
     Y[i] = total;
   }""",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    wg=WG,
     functions=EXPERT,
 )
 

@@ -300,8 +300,7 @@ Kernel(
     int row = ROW[r];
     S[i] = w == 0u ? (row >= 0 ? MASKED : row == -2 ? LATE : 0u) : row >= 0 ? MASK[UINT(row) * n_words + w - 1u] : 0u;
   }""",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
     functions=MASKS,
 )
 

@@ -7,7 +7,6 @@ from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lowe
 from logitless.graph.tensor import Tensor
 
 WG = 64
-VARIANTS = {"simt": [{"WG": WG}], "cpu": [{"WG": 1}]}
 SIZES = ["uint n", "uint h", "uint w", "uint c", "uint out_h", "uint out_w"]
 PATCH = [*SIZES, "uint size_h", "uint size_w", "uint stride", "uint padding"]
 
@@ -25,8 +24,7 @@ Kernel(
     bool inside = y >= padding && y < h + padding && x >= padding && x < w + padding;
     Y[i] = inside ? X[((image * h + (inside ? y - padding : 0u)) * w + (inside ? x - padding : 0u)) * c + k] : 0.0f;
   }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=WG,
 )
 Kernel(
     "patches_back",
@@ -44,8 +42,7 @@ Kernel(
     }
     Y[i] = total;
   }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=WG,
 )
 Kernel(
     "max_pool",
@@ -60,8 +57,7 @@ Kernel(
       best = max(best, X[((image * h + oy * size + dy) * w + ox * size + dx) * c + k]);
     Y[i] = best;
   }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=WG,
 )
 Kernel(
     "max_pool_back",
@@ -83,8 +79,7 @@ Kernel(
     }
     Y[i] = g;
   }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=WG,
 )
 
 

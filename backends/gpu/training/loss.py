@@ -7,7 +7,6 @@ from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, rows_of
 from logitless.backends.gpu.norm import row_groups
 from logitless.graph.tensor import Tensor
 
-VARIANTS = {"simt": [{"WG": 64}], "cpu": [{"WG": 1}]}
 LOCAL = [("float", "parts", "64")]
 
 
@@ -73,8 +72,7 @@ for _name, (_args, _body) in BODIES.items():
         _args,
         ["uint n", "uint rows"],
         f"  for (uint row = GX; row < rows; row += NGX) {{\n    uint at = row * n;{_body}\n    BARRIER();\n  }}",
-        simt=VARIANTS["simt"],
-        cpu=VARIANTS["cpu"],
+        wg=64,
         local=LOCAL,
     )
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, n_elements
 from logitless.backends.gpu.norm import row_groups
-from logitless.backends.gpu.training.loss import LOCAL, VARIANTS, row_sum
+from logitless.backends.gpu.training.loss import LOCAL, row_sum
 from logitless.graph.ops.training import optimizer
 from logitless.graph.tensor import Tensor
 
 WG = 128
-EACH = {"simt": [{"WG": WG}], "cpu": [{"WG": 1}]}
 COLUMNS = ("RATE", "BETA_1", "BETA_2", "REST_1", "REST_2", "EPS", "DECAY", "CORRECTION_1", "CORRECTION_2")
 NAMES = "".join(f"#define {name} P[{getattr(optimizer, name)}]\n" for name in COLUMNS)
 
@@ -28,8 +27,7 @@ Kernel(
     V[i] = v;
     W[i] = W[i] * keep - RATE * (m * CORRECTION_1) / (sqrt(v * CORRECTION_2) + EPS);
   }""",
-    simt=EACH["simt"],
-    cpu=EACH["cpu"],
+    wg=WG,
     functions=NAMES,
 )
 Kernel(
@@ -39,16 +37,14 @@ Kernel(
     """
   float keep = decays != 0u ? 1.0f - P[0] * P[1] : 1.0f;
   FOR_EACH(i, n) W[i] = W[i] * keep - P[0] * (G[i] * F[0]);""",
-    simt=EACH["simt"],
-    cpu=EACH["cpu"],
+    wg=WG,
 )
 Kernel(
     "accumulate",
     [Arg("Y", "f32", "rw"), Arg("X", "f32")],
     ["uint n"],
     "  FOR_EACH(i, n) Y[i] = Y[i] + X[i];",
-    simt=EACH["simt"],
-    cpu=EACH["cpu"],
+    wg=WG,
 )
 # Row `row` of n elements, the last one shorter: its sum of squares, or its sum, at element `first + row` of the result.
 for _name, _term in (("square_sums", "X[at + i] * X[at + i]"), ("sums", "X[at + i]")):
@@ -59,8 +55,7 @@ for _name, _term in (("square_sums", "X[at + i] * X[at + i]"), ("sums", "X[at + 
         "  for (uint row = GX; row < rows; row += NGX) {\n"
         f"    uint at = row * chunk, n = min(chunk, n_all - at);{row_sum('total', _term)}\n"
         "    if (LID == 0u) Y[first + row] = total;\n    BARRIER();\n  }",
-        simt=VARIANTS["simt"],
-        cpu=VARIANTS["cpu"],
+        wg=64,
         local=LOCAL,
     )
 Kernel(
@@ -68,8 +63,7 @@ Kernel(
     [Arg("X", "f32"), Arg("Y", "f32", "w")],
     ["uint n"],
     f"    uint at = 0u;{row_sum('total', 'X[at + i]')}\n    if (LID == 0u) Y[0] = sqrt(total);",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    wg=64,
     local=LOCAL,
 )
 Kernel(
@@ -77,8 +71,7 @@ Kernel(
     [Arg("X", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
     ["uint n"],
     "  FOR_EACH(i, n) Y[i] = B[i] > 0.0f && X[i] > B[i] ? B[i] / X[i] : 1.0f;",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
+    wg=64,
 )
 
 
