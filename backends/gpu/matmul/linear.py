@@ -25,31 +25,6 @@ def _float_step(dtype: str) -> str:
       UNROLL for (uint m = 0u; m < MT; m++) acc[m] = FMA(v, LSPLAT(X[xr[m] + b]), acc[m]);"""
 
 
-def _block_step(dtype: str) -> str:
-    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
-    lines = [unpack.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
-    halves = 2 if dtype == "q6_k" else 1
-    minimum = unpack.has_minimum(dtype)
-    for half in range(halves):
-        lines.append(
-            "UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = even[m]; xs[m] = 0.0f; }"
-        )
-        for j in range(half * 8 // halves, (half + 1) * 8 // halves):
-            values = " ".join(f"LF v{t} = {unpack.quant(dtype, j, t)};" for t in range(4))
-            xs = " ".join(f"float x{t} = X[xr[m] + b * 32u + {4 * j + t}u];" for t in range(4))
-            steps = " ".join(
-                f"{side}[m] = FMA(v{t}, LSPLAT(x{t}), {side}[m]);" for t, side in enumerate(("even", "odd") * 2)
-            )
-            total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
-            lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
-        scale, low = ("d", "low") if half == 0 else ("d1", "low1")
-        low_term = f"acc[m] = FMA({low}, LSPLAT(xs[m]), acc[m]);" if minimum else ""
-        lines.append(
-            f"UNROLL for (uint m = 0u; m < MT; m++) {{ acc[m] = FMA(even[m] + odd[m], {scale}, acc[m]); {low_term} }}"
-        )
-    return "\n      ".join(lines)
-
-
 def n_blocks(dtype: str) -> str:
     """Code that declares the number of steps over k."""
     return f"  uint n_blocks = {'n_k' if dtype in unpack.FLOATS else 'n_k / 32u'};"
@@ -57,7 +32,9 @@ def n_blocks(dtype: str) -> str:
 
 def step(dtype: str) -> str:
     """One step over k, for `split_k.frame`."""
-    return _float_step(dtype) if dtype in unpack.FLOATS else _block_step(dtype)
+    if dtype in unpack.FLOATS:
+        return _float_step(dtype)
+    return unpack.block_step(dtype, lambda i: f"X[xr[m] + b * 32u + {i}u]", "acc[m]", "even[m]")
 
 
 for _dtype in layout.PACKINGS:

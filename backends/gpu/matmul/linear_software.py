@@ -116,27 +116,8 @@ def _floats(dtype: str) -> str:
 
 
 def _blocks(dtype: str) -> str:
-    """Blocks of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
-    lines = [unpack.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
-    halves = 2 if dtype == "q6_k" else 1
-    minimum = unpack.has_minimum(dtype)
-    for half in range(halves):
-        lines.append(
-            "UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = LSPLAT(0.0f); xs[m] = 0.0f; }"
-        )
-        for j in range(half * 8 // halves, (half + 1) * 8 // halves):
-            values = " ".join(f"LF v{t} = {unpack.quant(dtype, j, t)};" for t in range(4))
-            xs = " ".join(f"float x{t} = FROM_LANE(xv[m * 4u + {j // 2}u], {4 * (j % 2) + t}u);" for t in range(4))
-            steps = " ".join(f"{s}[m] = FMA(v{t}, LSPLAT(x{t}), {s}[m]);" for t, s in enumerate(("even", "odd") * 2))
-            total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
-            lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
-        scale, low = ("d", "low") if half == 0 else ("d1", "low1")
-        low_term = f"acc[m * R + r] = FMA({low}, LSPLAT(xs[m]), acc[m * R + r]);" if minimum else ""
-        lines.append(
-            "UNROLL for (uint m = 0u; m < MT; m++) { "
-            f"acc[m * R + r] = FMA(even[m] + odd[m], {scale}, acc[m * R + r]); {low_term} }}"
-        )
-    body = "\n      ".join(lines)
+    x = "FROM_LANE(xv[m * 4u + {}u], {}u)"
+    body = unpack.block_step(dtype, lambda i: x.format(i // 8, i % 8), "acc[m * R + r]", "LSPLAT(0.0f)")
     return f"""
   uint n_blocks = n_k / 32u;
   for (uint b = 0u; b < n_blocks; b++) {{

@@ -9,6 +9,8 @@ in a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from logitless.backends.gpu.language.dialect import Arg
 from logitless.backends.gpu.lowering import At
 from logitless.backends.gpu.matmul import layout
@@ -172,3 +174,31 @@ def element(dtype: str) -> str:
         steps.append(f"q -= {OFFSET[dtype]};")
     steps.append("y = FMA(d, FLOAT(q), low); }")
     return " ".join(steps) + "\n"
+
+
+def block_step(dtype: str, x: Callable[[int], str], acc: str, zero: str) -> str:
+    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum.
+
+    `x(i)`: element i of row m's activations; `acc`: its sums; `zero`: no partial sum.
+    """
+    lines = [load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
+    halves = 2 if dtype == "q6_k" else 1
+    minimum = has_minimum(dtype)
+    for half in range(halves):
+        lines.append(
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ even[m] = LSPLAT(0.0f); odd[m] = {zero}; xs[m] = 0.0f; }}"
+        )
+        for j in range(half * 8 // halves, (half + 1) * 8 // halves):
+            values = " ".join(f"LF v{t} = {quant(dtype, j, t)};" for t in range(4))
+            xs = " ".join(f"float x{t} = {x(4 * j + t)};" for t in range(4))
+            steps = " ".join(
+                f"{side}[m] = FMA(v{t}, LSPLAT(x{t}), {side}[m]);" for t, side in enumerate(("even", "odd") * 2)
+            )
+            total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
+            lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
+        scale, low = ("d", "low") if half == 0 else ("d1", "low1")
+        low_term = f"{acc} = FMA({low}, LSPLAT(xs[m]), {acc});" if minimum else ""
+        lines.append(
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ {acc} = FMA(even[m] + odd[m], {scale}, {acc}); {low_term} }}"
+        )
+    return "\n      ".join(lines)
