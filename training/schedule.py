@@ -8,6 +8,13 @@ from typing import Any
 
 from logitless.training.errors import TrainingError
 
+MOST_WARMUP = 100  # steps
+
+
+def default_warmup(n_steps: int) -> int:
+    """Warm-up steps of a run of so many: a tenth, at most 100."""
+    return min(MOST_WARMUP, n_steps // 10)
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

@@ -267,9 +267,9 @@ class Steps:
 
     def step(self, batches: Sequence[Sequence[Sample]], n: int, rate: float) -> Slices[tuple[list[BatchResult], float]]:
         """Optimizer step n (from 1) over all micro-batches, in slices: their results, and the
-        gradient norm."""
+        gradient norm. A run whose steps may have several accumulates the gradients of all steps."""
         total = sum(float(w.weights.sum()) for samples in batches for w in samples) or 1.0
-        if len(batches) == 1 and self.on_gradients is None:
+        if len(batches) == 1 and not self._totals and self.on_gradients is None:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
             *outputs, norm = yield from self._run("step", self._step, feeds, self._n_outputs, norm=True)
             return [self._result(batches[0], outputs)], float(norm)

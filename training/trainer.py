@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
-from logitless.training.data.sampler import Sampler, validation
+from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 from logitless.training.reporting.results import Result
@@ -22,12 +23,13 @@ from logitless.training.trainable import Trainable
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run. A logical batch is `n_batch` samples times `grad_acc` micro-batches.
-    0 or less means no limit."""
+    """Settings of one run. A logical batch is `n_batch` samples times `grad_acc` micro-batches, or
+    `n_examples` examples in at most so many windows. 0 or less means no limit."""
 
     n_ctx: int = 128
     n_batch: int = 8
     grad_acc: int = 1
+    n_examples: int = 0  # of an optimizer step, with an ExampleSampler
     n_epochs: float = 0
     max_steps: int = 256
     save_every: int = 0  # optimizer steps
@@ -45,7 +47,8 @@ class Settings:
 
     @property
     def n_logical(self) -> int:
-        return self.n_batch * self.grad_acc
+        """Samples or examples of an optimizer step."""
+        return self.n_examples or self.n_batch * self.grad_acc
 
 
 def steps_of(
@@ -74,7 +77,7 @@ class Counters:
     """Exact counts of steps, samples, tokens and epochs done."""
 
     iterations: int = 0  # optimizer steps
-    samples: int = 0  # packed ones
+    samples: int = 0  # or examples
     tokens: int = 0
     epochs: int = 0
 
@@ -146,6 +149,12 @@ class Control:
     cancel: bool = False
 
 
+def n_steps_of(order: Sampler | ExampleSampler, s: Settings) -> int:
+    """Optimizer steps of a whole run."""
+    by_epochs = order.n_batches(s.n_epochs, s.n_logical) if s.n_epochs > 0 else 0
+    return min(n for n in (by_epochs, s.max_steps) if n > 0)
+
+
 class Trainer:
     """One training run: optimizer steps, validation, events. Everything that its future depends on
     is in `state()`.
@@ -170,7 +179,7 @@ class Trainer:
         self,
         trainable: Trainable,
         settings: Settings,
-        order: Sampler,
+        order: Sampler | ExampleSampler,
         validation_indices: I32,
         *,
         stopping: Stopping | None = None,
@@ -191,10 +200,7 @@ class Trainer:
     @property
     def n_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        s = self.settings
-        by_epochs = math.ceil(s.n_epochs * len(self.order) / s.n_logical) if s.n_epochs > 0 else 0
-        limits = [n for n in (by_epochs, s.max_steps) if n > 0]
-        return min(limits)
+        return n_steps_of(self.order, self.settings)
 
     def work(self) -> Generator[Event, None, None]:
         """Run to the end, one event at a time; closing the generator ends the run between two
@@ -247,12 +253,13 @@ class Trainer:
         s, c, n_samples = self.settings, self.counters, len(self.order)
         if c.samples // n_samples != max(0, c.samples - s.n_logical) // n_samples:
             self.epoch_result = Result()
-        batches = [self.order.take(s.n_batch) for _ in range(s.grad_acc)]
+        n_items, windows = self.order.size(s.n_logical), self.order.take(s.n_logical)
+        batches = [windows[i : i + s.n_batch] for i in range(0, len(windows), s.n_batch)]
         results, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate)
         n_data, n_correct = sum(r.n_data for r in results), sum(r.n_correct for r in results)
         loss = math.fsum(r.total for r in results) / max(1, n_data)
         c.iterations += 1
-        c.samples += s.n_logical
+        c.samples += n_items
         c.tokens += n_data
         c.epochs = c.samples // n_samples
         self.just_initialized = False
@@ -268,7 +275,7 @@ class Trainer:
             norm,
             control.rate,
             control.rate / s.schedule.alpha,
-            s.n_logical * s.n_ctx,
+            len(windows) * s.n_ctx,
             self.epoch_result,
         )
 
@@ -285,8 +292,9 @@ class Trainer:
         if not len(self.validation_indices):
             return
         result = Result()
-        n, done = len(self.validation_indices), 0
-        for samples in validation(self.order.dataset, self.validation_indices, self.settings.n_batch):
+        n, windows = self.order.validation(self.validation_indices)
+        done = 0
+        while samples := list(islice(windows, self.settings.n_batch)):
             outputs = yield from self.steps.evaluation(samples)
             result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)
             done += len(samples)

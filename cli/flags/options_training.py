@@ -102,7 +102,7 @@ OPTIMIZER = Group(
         Flag("-decay-epochs --decay-epochs", "epochs in which it gets there; 0: all", number(0), 0.0, "X"),
         Flag("-lr-half --learning-rate-half", "halve the rate of -lr in so many epochs", number(1e-3), None, "X"),
         Flag("-lr-halvings --learning-rate-halvings", "halvings at most of -lr-half; 0: any", whole(0, 64), 0),
-        Flag("--warmup", "steps in which the rate rises", whole(0), 100),
+        Flag("--warmup", "steps in which the rate rises (default: a tenth of the steps, at most 100)", whole(0)),
         Flag("--cos-decay-steps", "steps of the cosine", whole(1), 1000),
         Flag("--cos-decay-min", "factor at its end", number(0, 1), 0.1, "X"),
         Flag("--cos-decay-restart", "factor between the lengths of its periods", number(1), 1.1, "X"),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -52,7 +53,7 @@ def settings(o: SimpleNamespace) -> Settings:
     schedule = Schedule(
         alpha=o.adam_alpha if old else o.learning_rate,
         kind="cosine" if old else "halving" if lr_min > 0 else "constant",
-        warmup=o.warmup if old else 0,
+        warmup=(o.warmup or 0) if old else 0,  # the default follows the steps, see make_trainer
         cos_decay_steps=o.cos_decay_steps,
         cos_decay_min=o.cos_decay_min,
         cos_decay_restart=o.cos_decay_restart,
@@ -87,14 +88,15 @@ def settings(o: SimpleNamespace) -> Settings:
 
 def set_context(o: SimpleNamespace, h: Hparams, vocabulary: Tokenizer, template: ChatTemplate | None) -> None:
     """Set `ctx_size` by the data and the model where no flag does. CliError: it is more than the model's."""
-    from logitless.training.data.load import context_of, is_rows, longest_row
+    from logitless.training.data.load import context_of, is_rows, row_lengths
     from logitless.training.errors import TrainingError
 
     if o.ctx_size is not None and o.ctx_size > h.n_ctx_train:
         raise CliError(f"--ctx-size {o.ctx_size}: is more than the model's {h.n_ctx_train}")
     if o.ctx_size is None:
         try:
-            longest = longest_row(Path(o.file), o.file, vocabulary, template) if o.file and is_rows(o.file) else 0
+            rows = o.file and is_rows(o.file)
+            longest = int(row_lengths(Path(o.file), o.file, vocabulary, template).max(initial=0)) if rows else 0
         except TrainingError as error:
             raise CliError(str(error)) from None
         o.ctx_size = context_of(longest, h.n_ctx_train)
@@ -216,10 +218,13 @@ def make_trainer(
     o: SimpleNamespace, trainable: Trainable, run_settings: Settings, dataset: Dataset, indices: tuple[I32, I32]
 ) -> Trainer:
     from logitless.training.data.sampler import Sampler
-    from logitless.training.schedule import Stopping
-    from logitless.training.trainer import Trainer
+    from logitless.training.schedule import Stopping, default_warmup
+    from logitless.training.trainer import Trainer, n_steps_of
 
     order = Sampler(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
+    if o.warmup is None and o.learning_rate is None:
+        warmup = default_warmup(n_steps_of(order, run_settings))
+        run_settings = replace(run_settings, schedule=replace(run_settings.schedule, warmup=warmup))
     stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
     return Trainer(trainable, run_settings, order, indices[1], stopping=stopping)
 

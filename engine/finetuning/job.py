@@ -1,56 +1,40 @@
-"""Fine-tuning job: hyperparameters, status changes, and the data and settings of its training."""
+"""Fine-tuning job: status changes, and the data and settings of its training."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from logitless.engine.finetuning.hyperparameters import Hyperparameters, resolved, told
 from logitless.engine.finetuning.store import Row, Store
 
 if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
-    from logitless.training.data.packing import PackedExamples
-    from logitless.training.data.sampler import Sampler
+    from logitless.training.data.packing import Examples
+    from logitless.training.data.sampler import ExampleSampler
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.trainer import Settings
 
-RUN_TOKENS = 128  # tokens of a device run of LoRA training, at least one sample
+RUN_TOKENS = 128  # tokens of a device run, at least one window: requests wait for it
+SPREAD = 1.25  # tokens of a window for a whole batch, times those of an average one
 RUNNING = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
-    """Hyperparameters of a job: OpenAI's names, and further ones.
-
-    `learning_rate_multiplier` scales the base rate: 1e-3 for LoRA, 1e-5 for a full finetune
-    (`full`), as in llama-finetune. `context_length` "auto" is the longest example's, at least 128
-    and at most the model's; `warmup_steps` "auto" is a tenth of the steps, at most 100.
-    """
-
-    n_epochs: int = 3
-    batch_size: int = 4
-    learning_rate_multiplier: float = 1.0
-    context_length: int | Literal["auto"] = "auto"
-    lora_r: int = 8
-    lora_alpha: float = 0.0
-    warmup_steps: int | Literal["auto"] = "auto"
-    full: bool = False
-
-
-@dataclass(frozen=True)
 class Prepared:
-    """Tokenized data and settings of a job; nothing of `hyperparameters` is "auto". `warnings`: what
+    """Tokenized data and settings of a job. `choices`: a line about each "auto"; `warnings`: what
     is not learned as it was given."""
 
     hyperparameters: Hyperparameters
     settings: Settings
-    order: Sampler
+    order: ExampleSampler
     validation: I32
+    choices: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -69,66 +53,71 @@ def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> 
     return job
 
 
-def _windows_of_run(batch: int, length: int) -> int:
-    """Samples of a device run: a batch is split into runs of few tokens, because requests wait for
-    them.
+def _windows(dataset: Examples, n_train: int, batch_size: int) -> tuple[Examples, int, int]:
+    """(dataset with its windows' length, windows of a device run, device runs of a step at most).
 
-    Full finetunes are not split: accumulated gradients would need memory of their own.
+    A batch of few tokens gets shorter windows than the context, because padding costs as much as
+    tokens do.
     """
-    return next(n for n in range(max(1, min(batch, RUN_TOKENS // length)), 0, -1) if batch % n == 0)
+    sizes = sorted(dataset.sizes[:n_train].tolist(), reverse=True)
+    typical = math.ceil(SPREAD * batch_size * sum(sizes) / n_train)
+    most = min(sum(sizes[:batch_size]), typical)
+    dataset = dataset.in_windows(min(dataset.n_tokens, -(-max(dataset.longest, most) // 16) * 16))
+    n_windows = dataset.most_windows(batch_size)
+    n_batch = min(n_windows, max(1, RUN_TOKENS // dataset.n_tokens))
+    return dataset, n_batch, math.ceil(n_windows / n_batch)
 
 
 def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx_train: int) -> Prepared:
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
 
-    from logitless.training.data.load import DataOptions, context_of, jsonl_dataset, longest_row
-    from logitless.training.data.sampler import Sampler
+    from logitless.training.data.load import jsonl_examples, row_lengths
+    from logitless.training.data.sampler import ExampleSampler
     from logitless.training.errors import TrainingError
     from logitless.training.schedule import Schedule
     from logitless.training.trainer import Settings
 
-    h = Hyperparameters(**job["hyperparameters"])
+    asked: Row = job["hyperparameters"]
+    warnings: list[str] = []
     files = [id for id in (job["training_file"], job["validation_file"]) if id]
     for id in files:
         if not store.file_path(id).exists():
             raise TrainingError(f"the file {id} is gone")
-    if h.context_length == "auto":
-        longest = max(longest_row(store.file_path(id), id, tokenizer, template) for id in files)
-        n_ctx = context_of(longest, n_ctx_train)
-    else:
-        n_ctx = h.context_length
-    options = DataOptions(n_ctx=n_ctx)
-    warnings: list[str] = []
+    lengths = [row_lengths(store.file_path(id), id, tokenizer, template) for id in files]
+    if not len(lengths[0]):
+        raise TrainingError(f"{files[0]}: has no token to learn")
+    h = resolved(asked, lengths[0], max(int(n.max(initial=0)) for n in lengths), n_ctx_train)
 
-    def rows(id: str) -> PackedExamples:
-        found = jsonl_dataset(store.file_path(id), id, tokenizer, template, options)
+    def rows(id: str) -> Examples:
+        found = jsonl_examples(store.file_path(id), id, tokenizer, template, h.context_length)
         warnings.extend(f"{id}: {line}" for line in found.losses)
         return found
 
     dataset = rows(job["training_file"])
     n_train = len(dataset)
-    validation = np.arange(0, dtype=np.int32)
     if job["validation_file"]:
         dataset = dataset.joined(rows(job["validation_file"]))
-        validation = np.arange(n_train, len(dataset), dtype=np.int32)
-    n_steps = math.ceil(h.n_epochs * n_train / h.batch_size)
-    warmup = min(100, n_steps // 10) if h.warmup_steps == "auto" else h.warmup_steps
-    if warmup >= n_steps:
-        warnings.append(f"warmup_steps of {warmup}: the {n_steps} steps of the job never reach the learning rate")
-    at_once = h.batch_size if h.full else _windows_of_run(h.batch_size, n_ctx)
+    dataset, n_batch, n_runs = _windows(dataset, n_train, min(h.batch_size, n_train))
+    order = ExampleSampler(dataset, np.arange(n_train, dtype=np.int32), job["training_file"], job["seed"])
+    n_steps = order.n_batches(h.n_epochs, h.batch_size)
+    if h.warmup_steps >= n_steps:
+        warnings.append(
+            f"warmup_steps of {h.warmup_steps}: the {n_steps} steps of the job never reach the learning rate"
+        )
     settings = Settings(
-        n_ctx=n_ctx,
-        n_batch=at_once,
-        grad_acc=h.batch_size // at_once,
+        n_ctx=dataset.n_tokens,
+        n_batch=n_batch,
+        grad_acc=n_runs,
+        n_examples=h.batch_size,
         n_epochs=h.n_epochs,
         max_steps=0,
         schedule=Schedule(
             alpha=(1e-5 if h.full else 1e-3) * h.learning_rate_multiplier,
-            warmup=warmup,
+            warmup=h.warmup_steps,
             cos_decay_steps=max(1, n_steps),
         ),
     )
-    order = Sampler(dataset, np.arange(n_train, dtype=np.int32), job["training_file"], job["seed"])
-    h = replace(h, context_length=n_ctx, warmup_steps=warmup)
-    return Prepared(h, settings, order, validation, tuple(warnings))
+    validation = np.arange(n_train, len(dataset), dtype=np.int32)
+    choices = told(asked, h, n_train, float(lengths[0].mean()))
+    return Prepared(h, settings, order, validation, choices, tuple(warnings))

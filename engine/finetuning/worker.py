@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logitless.engine.engine_task import EngineTask
-from logitless.engine.finetuning.job import ENDED, RUNNING, Hyperparameters, Prepared, prepare, set_status
+from logitless.engine.finetuning.job import ENDED, RUNNING, Prepared, prepare, set_status
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
@@ -261,7 +261,7 @@ class FineTuningWorker:
         from logitless.training.trainable import LoraOptions, full, lora
         from logitless.training.trainer import Trainer
 
-        h: Hyperparameters = prepared.hyperparameters
+        h = prepared.hyperparameters
         prefix = f"job.{job['id']}"
         engine = self.engine
         if h.full:
@@ -281,6 +281,8 @@ class FineTuningWorker:
             self._keeper.forget_events(job["id"], done)
             message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
             self._keeper.add_event(job["id"], message)
+            if prepared.choices and not done:
+                self._keeper.add_event(job["id"], prepared.choices)
             for line in () if done else prepared.warnings:
                 self._keeper.add_event(job["id"], line, level="warn")
             values = asdict(h)

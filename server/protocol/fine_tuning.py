@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
-from logitless.engine.finetuning.job import Hyperparameters
+from logitless.engine.finetuning.hyperparameters import AUTOMATIC, DEFAULTS
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import bad_request, read
@@ -24,14 +23,14 @@ def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
 
 
 class HyperparametersBody(Struct, frozen=True, kw_only=True):
-    """`hyperparameters`; "auto" means the default, or follows the data."""
+    """`hyperparameters`; "auto", the default, is chosen from the data."""
 
-    n_epochs: Annotated[int, _count("passes over the data", 1000)]
-    batch_size: Annotated[int, _count("sequences of a step", 1024)]
+    n_epochs: Annotated[int, _count("passes over the examples", 1000)]
+    batch_size: Annotated[int, _count("examples of a step", 1024)]
     learning_rate_multiplier: Annotated[
         float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
     ]
-    context_length: Annotated[int, _count("tokens of a sequence", 1 << 16, 2)]
+    context_length: Annotated[int, _count("tokens of an example at most", 1 << 16, 2)]
     lora_r: Annotated[int, _count("rank of the adapter", 1024)]
     lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
     warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
@@ -102,8 +101,8 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
         "training_file": asked.training_file,
         "validation_file": asked.validation_file or None,
         "result_files": [],
-        "hyperparameters": asdict(h),
-        "method": {"type": "supervised", "supervised": {"hyperparameters": asdict(h)}},
+        "hyperparameters": h,
+        "method": {"type": "supervised", "supervised": {"hyperparameters": h}},
         "metadata": dict(asked.metadata) or None,
         "integrations": [],
         "seed": asked.seed,
@@ -113,7 +112,7 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
     }
 
 
-def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameters:
+def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> dict[str, Any]:
     unknown = set(raw) - set(HyperparametersBody.__struct_fields__)
     if unknown:
         bad_request(f"hyperparameters.{min(unknown)}", "is not known")
@@ -122,8 +121,8 @@ def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameter
         for name in ("lora_r", "lora_alpha"):
             if raw.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
-    automatic = {name: "auto" for name in ("context_length", "warmup_steps") if given.get(name) is None}
-    defaults = {**asdict(Hyperparameters()), "context_length": 2, "warmup_steps": 0}  # replaced by `automatic`
+    automatic = [name for name in AUTOMATIC if given.get(name) is None]
+    defaults = {**DEFAULTS, **dict.fromkeys(automatic, 1)}  # the numbers are replaced below
     most = min(n_ctx_train, 1 << 16)
     asked = read(HyperparametersBody, given, defaults=defaults, within="hyperparameters.", context_length=most)
-    return Hyperparameters(**{**asdict_struct(asked), **automatic})
+    return {**asdict_struct(asked), **dict.fromkeys(automatic, "auto")}

@@ -97,13 +97,13 @@ def test_a_window_beyond_the_model_is_refused(given: Path, tmp_path: Path, capsy
 
 
 def test_defaults_are_the_old_trainers() -> None:
-    """Defaults are those of llama.cpp's trainer, but for threads: all cores."""
+    """Defaults are those of llama.cpp's trainer, but for threads (all cores) and the warm-up (a share of the steps)."""
     o = parse([flag for group in FINETUNE for flag in group.flags], [], {})
     o.ctx_size = parse([flag for group in TRAIN for flag in group.flags], [], {}).ctx_size
     wanted = training_run.settings(o)
     assert (wanted.n_ctx, wanted.n_batch, wanted.max_steps, wanted.n_epochs) == (128, 8, 256, 0)
     s, a = wanted.schedule, wanted.optimizer
-    assert (s.alpha, s.warmup, s.cos_decay_steps, s.cos_decay_min, s.cos_decay_restart) == (1e-3, 100, 1000, 0.1, 1.1)
+    assert (s.alpha, s.warmup, s.cos_decay_steps, s.cos_decay_min, s.cos_decay_restart) == (1e-3, 0, 1000, 0.1, 1.1)
     assert (a.beta1, a.beta2, a.eps, a.decay, a.decay_min_ndim, a.gclip) == (0.9, 0.999, 1e-8, 0.1, 2, 1.0)
     assert (lora_options(o).rank, o.save_every, o.val_split) == (4, 10, 0.05)
     library = adamw_params(1, 1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.0)
@@ -194,6 +194,23 @@ def test_from_scratch_then_an_adapter_then_merged(
     with GGUFFile.open(merged) as gguf:
         assert gguf.metadata["general.architecture"] == "llama"
         assert len(gguf.tensors) == 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "warmup"),
+    [("--iterations 3", 0), ("--iterations 20", 2), ("--epochs 20", 19), ("--iterations 3 --warmup 2", 2),
+     ("--iterations 20 --warmup 0", 0), ("--iterations 20 -lr 1e-3", 0)],
+)  # fmt: skip
+def test_warm_up_is_a_share_of_the_steps(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, warmup: int
+) -> None:
+    """20 epochs of 38 windows, 4 a step."""
+    one = f"finetune -m {given}/m.gguf --file {given}/a.txt -c 8 -b 4 -t 1 --stride 24 -val-split 0 {flags}".split()
+    code, told = run(capsys, *one, "--lora-out", str(tmp_path / "a.gguf"), "--checkpoint-out", str(tmp_path / "c.gguf"))
+    assert code == 0, told
+    with GGUFFile.open(tmp_path / "c.gguf") as gguf:
+        assert json.loads(gguf.metadata["training.settings"])["schedule"]["warmup"] == warmup
+    assert "never reach" not in told
 
 
 def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

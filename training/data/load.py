@@ -15,13 +15,14 @@ from logitless.models.tokenizer import Tokenizer
 from logitless.training.data.dataset_rows import DatasetRow, parse_row, read_rows
 from logitless.training.data.packing import (
     Dataset,
+    Examples,
     PackedExamples,
     SampleOptions,
     StridedSamples,
     TextSamples,
     find_samples,
 )
-from logitless.training.data.tokenize_rows import examples_of
+from logitless.training.data.tokenize_rows import I32, examples_of
 from logitless.training.errors import TrainingError
 
 LEAST_CONTEXT = 128  # tokens of a window that follows the data
@@ -67,15 +68,23 @@ def is_rows(path: str | Path) -> bool:
 
 
 def context_of(longest: int, n_ctx_train: int) -> int:
-    """Tokens of a window that has room for the longest example: at least 128, at most the model's."""
-    return min(max(LEAST_CONTEXT, -(-(longest - 1) // 16) * 16), n_ctx_train)
+    """Tokens of a window that has room for the longest of `row_lengths`: at least 128, at most the
+    model's."""
+    return min(max(LEAST_CONTEXT, -(-longest // 16) * 16), n_ctx_train)
 
 
-def longest_row(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> int:
-    """Tokens of a JSONL file's longest example; errors as `jsonl_dataset`."""
+def jsonl_examples(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx: int) -> Examples:
+    """Examples of a JSONL file, to be packed batch by batch; errors as `jsonl_dataset`."""
+    with path.open("rb") as file:
+        return Examples(examples_of(read_rows(file, name), tokenizer, template, name), n_ctx, name=name)
+
+
+def row_lengths(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> I32:
+    """Tokens of each example of a JSONL file that has one to learn, without the last, which is a
+    label alone; errors as `jsonl_dataset`."""
     with path.open("rb") as file:
         examples = examples_of(read_rows(file, name), tokenizer, template, name)
-        return max((len(example.tokens) for example in examples), default=0)
+        return np.array([len(example.tokens) - 1 for example in examples if example.learn[1:].any()], np.int32)
 
 
 def rows_dataset(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -74,24 +74,19 @@ class StridedSamples:
         return Sample(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
 
 
-class PackedExamples:
-    """Packed samples: several examples in T tokens where they fit, in their order; longer ones are
-    cut.
+class _Pieces:
+    """Tokenized examples, in pieces of at most T tokens and a label.
 
-    The sequences of a sample do not see each other, so a packed example has the loss that it has
-    alone. The dataset takes five bytes a token; an example is kept only until it is packed.
+    Memory: five bytes a token; an example is kept only until its tokens are stored.
     """
 
-    def __init__(
-        self, examples: Iterable[Example], n_tokens: int, *, pack: bool = True, name: str = "the data"
-    ) -> None:
+    def __init__(self, examples: Iterable[Example], n_tokens: int, name: str) -> None:
         self.n_tokens = n_tokens
-        tokens, learn = array("i"), bytearray()  # of all sequences
-        bounds, rows = array("q", [0]), array("q")  # start of each sequence; first sequence of each sample
-        room = 0
+        tokens, learn = array("i"), bytearray()  # of all pieces
+        bounds, rows = array("q", [0]), array("q", [0])  # start of each piece; first piece of each example
         self.n_examples = self.n_cut = self.n_dropped = self.n_beyond = self.n_longest = 0
         for example in examples:
-            n_kept, self.n_examples = len(bounds), self.n_examples + 1
+            self.n_examples += 1
             beyond = len(example.tokens) - (n_tokens + 1)
             self.n_cut, self.n_beyond = self.n_cut + (beyond > 0), self.n_beyond + max(0, beyond)
             self.n_longest = max(self.n_longest, len(example.tokens))
@@ -99,18 +94,15 @@ class PackedExamples:
                 piece, learned = example.tokens[a : a + n_tokens + 1], example.learn[a : a + n_tokens + 1]
                 if len(piece) < 2 or not learned[1:].any():
                     continue
-                n = len(piece) - 1
-                if n > room or not pack:
-                    rows.append(len(bounds) - 1)
-                    room = n_tokens
-                room -= n
                 tokens.frombytes(piece.tobytes())
                 learn += learned.tobytes()
                 bounds.append(len(tokens))
-            self.n_dropped += len(bounds) == n_kept
-        if not rows:
+            if len(bounds) - 1 > rows[-1]:
+                rows.append(len(bounds) - 1)
+            else:
+                self.n_dropped += 1
+        if len(rows) == 1:
             raise TrainingError(f"{name}: has no token to learn")
-        rows.append(len(bounds) - 1)
         self._tokens, self._learn = np.frombuffer(tokens, np.int32), np.frombuffer(learn, np.bool_)
         self._bounds, self._rows = np.frombuffer(bounds, np.int64), np.frombuffer(rows, np.int64)
 
@@ -140,7 +132,7 @@ class PackedExamples:
     def ends(self) -> I32:
         return self.begins + self.sizes
 
-    def joined(self, other: PackedExamples) -> PackedExamples:
+    def joined(self, other: Self) -> Self:
         """These samples, then the other dataset's."""
         both = copy(self)
         both._tokens = np.concatenate([self._tokens, other._tokens])
@@ -152,11 +144,19 @@ class PackedExamples:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def sample(self, i: int, rng: np.random.Generator) -> Sample:
+    @property
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each piece without its last, which is a label alone."""
+        return np.diff(self._bounds) - 1
+
+    def _window(self, pieces: Iterable[int]) -> Sample:
+        """These pieces one after another. They do not see each other, so each has the loss that it
+        has alone."""
         tokens, labels = np.zeros(self.n_tokens, np.int32), np.zeros(self.n_tokens, np.int32)
         weights = np.zeros(self.n_tokens, np.float32)
         starts, at = [], 0
-        for a, b in pairwise(self._bounds[self._rows[i] : self._rows[i + 1] + 1].tolist()):
+        for i in pieces:
+            a, b = int(self._bounds[i]), int(self._bounds[i + 1])
             n = b - a - 1
             tokens[at : at + n], labels[at : at + n] = self._tokens[a : b - 1], self._tokens[a + 1 : b]
             weights[at : at + n] = self._learn[a + 1 : b]
@@ -165,6 +165,73 @@ class PackedExamples:
         if at < self.n_tokens:
             starts.append(at)  # padding is its own sequence
         return Sample(tokens, labels, weights, tuple(starts))
+
+
+class PackedExamples(_Pieces):
+    """Samples of T tokens, with several examples where they fit, in their order."""
+
+    def __init__(
+        self, examples: Iterable[Example], n_tokens: int, *, pack: bool = True, name: str = "the data"
+    ) -> None:
+        super().__init__(examples, n_tokens, name)
+        rows, room = array("q"), 0
+        for i, n in enumerate(self._lengths.tolist()):
+            if n > room or not pack:
+                rows.append(i)
+                room = n_tokens
+            room -= n
+        rows.append(len(self._bounds) - 1)
+        self._rows = np.frombuffer(rows, np.int64)
+
+    def sample(self, i: int, rng: np.random.Generator) -> Sample:
+        return self._window(range(int(self._rows[i]), int(self._rows[i + 1])))
+
+
+class Examples(_Pieces):
+    """Examples by index, which are packed into windows of T tokens batch by batch."""
+
+    def __init__(self, examples: Iterable[Example], n_tokens: int, *, name: str = "the data") -> None:
+        super().__init__(examples, n_tokens, name)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece."""
+        return int(self._lengths.max())
+
+    def in_windows(self, n_tokens: int) -> Examples:
+        """The same pieces for windows of another length, at least the longest piece's."""
+        other = copy(self)
+        other.n_tokens = n_tokens
+        return other
+
+    def pack(self, indices: I32) -> list[list[int]]:
+        """Pieces of each window for a batch of examples: the longest piece first, each into the
+        fullest window that has room for it."""
+        pieces = [i for k in indices.tolist() for i in range(int(self._rows[k]), int(self._rows[k + 1]))]
+        lengths = self._lengths
+        windows: list[list[int]] = []
+        rooms: list[tuple[int, int]] = []  # (free tokens, window), sorted
+        for i in sorted(pieces, key=lambda i: -int(lengths[i])):
+            n = int(lengths[i])
+            at = bisect_left(rooms, (n, -1))
+            room, w = rooms.pop(at) if at < len(rooms) else (self.n_tokens, len(windows))
+            if w == len(windows):
+                windows.append([])
+            windows[w].append(i)
+            if room > n:
+                insort(rooms, (room - n, w))
+        return windows
+
+    def window(self, pieces: Iterable[int]) -> Sample:
+        """One window of `pack`."""
+        return self._window(pieces)
+
+    def most_windows(self, n: int) -> int:
+        """A bound: no batch of n examples takes more windows."""
+        sizes = np.sort(self.sizes)[::-1][:n]
+        most = int(sizes.sum(dtype=np.int64))
+        pieces = int(np.sort(np.diff(self._rows))[::-1][:n].sum())
+        return 1 if most <= self.n_tokens else min(pieces, 2 * most // self.n_tokens + 1)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
-"""Sampler: the order of windows, shuffled anew each epoch, resumed exactly from three numbers and a
+"""Order of samples or examples, shuffled anew each epoch, resumed exactly from three numbers and a
 state."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from logitless.training.data.packing import Dataset, Sample
+from logitless.training.data.packing import Dataset, Examples, Sample
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 
@@ -55,12 +57,12 @@ def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I3
 
 
 @dataclass
-class Sampler:
-    """Endless samples of a dataset's training part, reshuffled each epoch. `state` and `restore`
+class _Order(ABC):
+    """Endless order of a dataset's training part, reshuffled each epoch. `state` and `restore`
     resume it elsewhere. Each epoch shuffles the original order, so it depends on the generator's
     state alone."""
 
-    dataset: Dataset
+    dataset: Any  # of samples or examples
     indices: I32  # into the dataset
     name: str  # of the file
     seed: int = 0
@@ -81,20 +83,30 @@ class Sampler:
         self._begun = dict(self._rng.bit_generator.state)
         self._order = self._rng.permutation(self.indices) if self.shuffle else self.indices
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def take(self, n: int) -> list[Sample]:
-        """The next n samples; a batch may span two epochs."""
-        return [self._take() for _ in range(n)]
-
-    def _take(self) -> Sample:
+    def _end_epoch(self) -> None:
+        """Begin the next epoch if this one is over."""
         if self.next == len(self._order):
             self.epoch, self.next = self.epoch + 1, 0
             self._shuffle()
-        at = self.next
-        self.next += 1
-        return self.dataset.sample(int(self._order[at]), np.random.default_rng([self.seed, 3, self.epoch, at]))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @abstractmethod
+    def n_batches(self, n_epochs: float, n: int) -> int:
+        """Batches of n in so many epochs."""
+
+    @abstractmethod
+    def size(self, n: int) -> int:
+        """Samples or examples in the next batch of n."""
+
+    @abstractmethod
+    def take(self, n: int) -> list[Sample]:
+        """Windows of the next batch of n."""
+
+    @abstractmethod
+    def validation(self, indices: I32) -> tuple[int, Iterator[Sample]]:
+        """Number of windows that hold these samples or examples, and the windows, always the same."""
 
     @property
     def hash(self) -> int:
@@ -120,8 +132,50 @@ class Sampler:
         return True
 
 
-def validation(dataset: Dataset, indices: I32, n_batch: int) -> Iterator[list[Sample]]:
-    """Validation samples in batches of n, always the same."""
-    rng = np.random.default_rng(0)
-    for a in range(0, len(indices), n_batch):
-        yield [dataset.sample(int(i), rng) for i in indices[a : a + n_batch]]
+class Sampler(_Order):
+    """Order of samples. A batch may span two epochs."""
+
+    dataset: Dataset
+
+    def n_batches(self, n_epochs: float, n: int) -> int:
+        return math.ceil(n_epochs * len(self) / n)
+
+    def size(self, n: int) -> int:
+        return n
+
+    def take(self, n: int) -> list[Sample]:
+        return [self._take() for _ in range(n)]
+
+    def _take(self) -> Sample:
+        self._end_epoch()
+        at = self.next
+        self.next += 1
+        return self.dataset.sample(int(self._order[at]), np.random.default_rng([self.seed, 3, self.epoch, at]))
+
+    def validation(self, indices: I32) -> tuple[int, Iterator[Sample]]:
+        rng = np.random.default_rng(0)
+        return len(indices), (self.dataset.sample(int(i), rng) for i in indices)
+
+
+class ExampleSampler(_Order):
+    """Order of examples. A batch is packed into windows, and ends with its epoch."""
+
+    dataset: Examples
+
+    def n_batches(self, n_epochs: float, n: int) -> int:
+        whole, part = divmod(n_epochs, 1)
+        return int(whole) * math.ceil(len(self) / n) + math.ceil(part * len(self) / n)
+
+    def size(self, n: int) -> int:
+        left = len(self) - self.next
+        return min(n, left or len(self))
+
+    def take(self, n: int) -> list[Sample]:
+        self._end_epoch()
+        drawn = self._order[self.next : self.next + n]
+        self.next += len(drawn)
+        return [self.dataset.window(pieces) for pieces in self.dataset.pack(drawn)]
+
+    def validation(self, indices: I32) -> tuple[int, Iterator[Sample]]:
+        windows = self.dataset.pack(indices)
+        return len(windows), map(self.dataset.window, windows)

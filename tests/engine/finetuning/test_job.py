@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.finetuning.hyperparameters import resolved
 from logitless.engine.finetuning.job import Prepared, prepare
 from logitless.engine.finetuning.store import Row, Store
 from logitless.models import tokenizer
@@ -42,7 +45,8 @@ def prepared(folder: Path, vocabulary: Tokenizer, rows: list[dict[str, str]], **
 def test_the_context_follows_the_data_and_the_model(tmp_path: Path, vocabulary: Tokenizer, n: int, n_ctx: int) -> None:
     """A row of n bytes has n + 2 tokens, of which the last is a label alone."""
     found = prepared(tmp_path, vocabulary, [{"text": "a"}, {"text": "b" * n}], context_length="auto")
-    assert found.hyperparameters.context_length == found.settings.n_ctx == n_ctx
+    assert found.hyperparameters.context_length == n_ctx
+    assert min(n + 1, n_ctx) <= found.settings.n_ctx <= n_ctx  # windows are shorter where a batch has fewer tokens
     assert [line.partition(": ")[2] for line in found.warnings] == (
         []
         if n < n_ctx
@@ -53,6 +57,75 @@ def test_the_context_follows_the_data_and_the_model(tmp_path: Path, vocabulary: 
     )
 
 
+@pytest.mark.parametrize(
+    ("n", "n_epochs", "batch_size", "n_steps"),
+    [(20, 1, 4, 5), (5, 3, 4, 6), (7, 2, 7, 2), (3, 4, 100, 4), (9, 1, 1, 9)],
+)
+def test_batches_and_epochs_count_examples(
+    tmp_path: Path, vocabulary: Tokenizer, n: int, n_epochs: int, batch_size: int, n_steps: int
+) -> None:
+    """However many of them a window holds: each epoch has every example once, and its last batch is the rest."""
+    rows = [{"text": f"row {i:02}"} for i in range(n)]
+    found = prepared(tmp_path, vocabulary, rows, n_epochs=n_epochs, batch_size=batch_size)
+    order, settings = found.order, found.settings
+    assert order.n_batches(settings.n_epochs, settings.n_logical) == n_steps
+    seen: list[list[str]] = []
+    for _ in range(n_steps):
+        windows = order.take(settings.n_logical)
+        assert len(windows) <= settings.n_batch * settings.grad_acc
+        texts = [b"".join(map(vocabulary.piece, w.tokens[w.tokens > 2].tolist())).decode() for w in windows]
+        seen.append(sorted(re.findall(r"row \d\d", "".join(texts))))
+    assert [len(batch) for batch in seen[: n_steps // n_epochs]][:-1] == [batch_size] * (n_steps // n_epochs - 1)
+    assert sorted(text for batch in seen for text in batch) == sorted([row["text"] for row in rows] * n_epochs)
+
+
+@pytest.mark.parametrize(
+    ("n", "length", "n_epochs", "batch_size"),
+    [(1, 20, 25, 1), (5, 20, 20, 2), (20, 20, 5, 2), (500, 20, 3, 23), (500, 400, 3, 1), (9000, 2, 2, 162)],
+)
+def test_auto_looks_at_the_number_of_examples_and_their_lengths(
+    n: int, length: int, n_epochs: int, batch_size: int
+) -> None:
+    """OpenAI's epochs: 100 examples seen at least, if 25 epochs reach that, and 25,000 at most unless there are more.
+    A batch has 95 % of 512 tokens; a run of fewer than 50 such batches has smaller ones."""
+    h = resolved({}, np.full(n, length + 1, np.int32), length + 1, N_CTX_TRAIN)
+    assert (h.n_epochs, h.batch_size) == (n_epochs, batch_size)
+    tokens = batch_size * (length + 1)
+    assert h.learning_rate_multiplier == pytest.approx(min(2, max(0.5, (tokens / 512) ** 0.5)), abs=0.005)
+    assert h.warmup_steps == min(100, n_epochs * -(-n // batch_size) // 10)
+
+
+def test_what_auto_chose_is_told_and_what_was_asked_stays(tmp_path: Path, vocabulary: Tokenizer) -> None:
+    rows = [{"text": "a" * 9}] * 40
+    found = prepared(tmp_path, vocabulary, rows, n_epochs=2, batch_size=8, learning_rate_multiplier=3)
+    assert found.choices == (
+        "Hyperparameters chosen from 40 examples of 10 tokens on average: context_length=128, warmup_steps=1"
+    )
+    asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 3, "context_length": 64, "warmup_steps": 0}
+    assert prepared(tmp_path, vocabulary, rows, **asked).choices == ""
+
+
+def test_a_job_shows_auto_until_it_runs(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    shown = job_of(store, [{"text": "a"}], batch_size=3, n_epochs="auto")["hyperparameters"]
+    store.close()
+    assert {k: v for k, v in shown.items() if v == "auto"} == dict.fromkeys(
+        ("n_epochs", "learning_rate_multiplier", "context_length", "warmup_steps"), "auto"
+    )
+    assert (shown["batch_size"], shown["lora_r"]) == (3, 8)
+
+
+def test_windows_of_a_batch_hold_its_examples_alone(tmp_path: Path, vocabulary: Tokenizer) -> None:
+    """Long and short ones, those longer than the context too: no window is longer than it, few have much room."""
+    rows = [{"text": "x" * n} for n in (300, 5, 90, 40, 7, 120, 64, 3)]
+    found = prepared(tmp_path, vocabulary, rows, n_epochs=1, batch_size=8, context_length=100)
+    windows = found.order.take(8)
+    assert found.settings.n_ctx <= 112
+    assert len(windows) <= found.settings.n_batch * found.settings.grad_acc
+    assert sum(int(w.weights.sum()) for w in windows) == sum(len(row["text"]) + 1 for row in rows)
+    assert len(windows) == -(-sum(len(row["text"]) + 1 for row in rows) // found.settings.n_ctx)
+
+
 def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(InvalidRequest, match=r"hyperparameters\.context_length.*512"):
@@ -61,11 +134,13 @@ def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
     store.close()
 
 
-def test_warm_up_can_be_none_and_one_that_never_ends_is_told(tmp_path: Path, vocabulary: Tokenizer) -> None:
+def test_warm_up_is_a_tenth_can_be_none_and_one_that_never_ends_is_told(tmp_path: Path, vocabulary: Tokenizer) -> None:
     rows = [{"text": "a" * 100}] * 40
     for asked, warmup in (("auto", 3), (0, 0), (7, 7), (30, 30)):
-        found = prepared(tmp_path, vocabulary, rows, warmup_steps=asked)
+        found = prepared(tmp_path, vocabulary, rows, n_epochs=3, batch_size=4, warmup_steps=asked)
         assert found.settings.schedule.warmup == found.hyperparameters.warmup_steps == warmup
         assert list(found.warnings) == (
             [] if warmup < 30 else ["warmup_steps of 30: the 30 steps of the job never reach the learning rate"]
         )
+    few = prepared(tmp_path, vocabulary, rows[:5], n_epochs=3, batch_size=4)
+    assert few.settings.schedule.rate(0) == few.settings.schedule.alpha

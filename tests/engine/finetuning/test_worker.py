@@ -302,10 +302,11 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
 
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
 def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(
-    engine: ModelRunner, tmp_path: Path, full: bool
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
-    """Requests' steps run in between, and it is paused whatever it is doing. A batch is two device runs for an adapter:
-    what it goes on from must not be the middle of them."""
+    """Requests' steps run in between, and it is paused whatever it is doing. A batch is several device runs: what it
+    goes on from must not be the middle of them."""
+    monkeypatch.setitem(HYPERPARAMETERS, "batch_size", 8)
     whole = Job(tmp_path / "whole", engine, full=full)
     whole.finish(math.inf)
     job = Job(tmp_path / "parts", engine, full=full)

@@ -1,0 +1,87 @@
+"""Hyperparameters of a job: OpenAI's names and further ones; "auto" is chosen from the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from logitless.training.schedule import default_warmup
+
+if TYPE_CHECKING:
+    from logitless.training.data.tokenize_rows import I32
+
+BATCH_TOKENS = 512  # tokens of a step, about: fewer leave the device idle, more learn less from the same data
+FILLED = 0.95  # part of a batch's windows that its examples fill, so that few batches need one more
+MIN_STEPS = 50  # steps of a run that batch_size "auto" leaves, if there are so many examples
+MOST_EXAMPLES = 256  # of a batch with batch_size "auto"
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Hyperparameters of a job that runs.
+
+    Batches and epochs count examples. `learning_rate_multiplier` scales the base rate: 1e-3 for
+    LoRA, 1e-5 for a full finetune (`full`), as in llama-finetune.
+    """
+
+    n_epochs: int
+    batch_size: int
+    learning_rate_multiplier: float
+    context_length: int
+    warmup_steps: int
+    lora_r: int = 8
+    lora_alpha: float = 0.0
+    full: bool = False
+
+
+AUTOMATIC = ("n_epochs", "batch_size", "learning_rate_multiplier", "context_length", "warmup_steps")
+DEFAULTS = {**dict.fromkeys(AUTOMATIC, "auto"), "lora_r": 8, "lora_alpha": 0.0, "full": False}
+
+
+def resolved(asked: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: int) -> Hyperparameters:
+    """Hyperparameters of a job, with a number for each "auto".
+
+    `lengths` (examples,): tokens of the training examples without their last, which is a label
+    alone; `longest`: the greatest of all examples, those that validate too. As OpenAI does it, few
+    examples are seen more often and many in larger batches; here a batch has also the tokens that
+    fill a device run.
+    """
+    from logitless.training.data.load import context_of
+
+    values = {**DEFAULTS, **asked}
+
+    def auto(name: str, value: float) -> None:
+        if values[name] == "auto":
+            values[name] = value
+
+    n, mean = len(lengths), float(lengths.mean())
+    auto("context_length", context_of(longest, n_ctx_train))
+    auto("n_epochs", _epochs(n))
+    auto("batch_size", _batch(n, mean, values["n_epochs"]))
+    batch_tokens = min(values["batch_size"], n) * mean
+    auto("learning_rate_multiplier", round(min(2.0, max(0.5, math.sqrt(batch_tokens / BATCH_TOKENS))), 2))
+    auto("warmup_steps", default_warmup(values["n_epochs"] * math.ceil(n / values["batch_size"])))
+    return Hyperparameters(**values)
+
+
+def _epochs(n: int) -> int:
+    """3, but more for fewer than 34 examples (at most 25) and fewer for more than 8,333."""
+    if 3 * n < 100:
+        return min(25, 100 // n)
+    return max(1, min(3, 25_000 // n))
+
+
+def _batch(n: int, mean: float, n_epochs: int) -> int:
+    """0.2 % of the examples, or so many as fill a step; fewer if the run had too few steps."""
+    filling = max(round(0.002 * n), int(FILLED * BATCH_TOKENS / mean))
+    return max(1, min(filling, MOST_EXAMPLES, n_epochs * n // MIN_STEPS, n))
+
+
+def told(asked: Mapping[str, Any], found: Hyperparameters, n: int, mean: float) -> str:
+    """Line about the choices for "auto"; "": there was none."""
+    chosen = [f"{k}={v:g}" for k, v in asdict(found).items() if {**DEFAULTS, **asked}[k] == "auto"]
+    if not chosen:
+        return ""
+    return f"Hyperparameters chosen from {n} examples of {mean:.0f} tokens on average: {', '.join(chosen)}"
