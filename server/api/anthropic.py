@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiohttp import web
@@ -20,6 +19,7 @@ from logitless.server.middleware import Handler
 from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.anthropic import chat_body
+from logitless.server.protocol.dialects.translate import whole_members
 
 _STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
 
@@ -188,8 +188,5 @@ def _content(block: Block) -> dict[str, Any]:
     elif block.kind == REASONING:
         content["thinking"] = block.text
     else:
-        try:
-            content["input"] = json.loads(block.text)
-        except ValueError:  # cut short: what is there, as text
-            content["input"] = {"_raw": block.text}
+        content["input"] = whole_members(block.text)
     return content

@@ -4,6 +4,7 @@ tell it so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,17 +16,27 @@ BEGIN, MORE, END = "begin", "more", "end"
 
 @dataclass(slots=True)
 class Block:
-    """One block; `id` and `name` are a call's."""
+    """One block; `id` and `name` are a call's. `cut`: it ended before it was whole."""
 
     kind: str
     index: int
     id: str = ""
     name: str = ""
     text: str = ""
+    cut: bool = False
 
 
 Step = tuple[str, Block, str]
 """(BEGIN, MORE or END, the block, the text that MORE adds)."""
+
+
+def is_json(text: str) -> bool:
+    """True if a call's arguments are whole."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 @dataclass(slots=True)
@@ -50,12 +61,14 @@ class Blocks:
             steps.append((MORE, block, delta.text))
         return steps
 
-    def finish(self) -> list[Step]:
-        """The end of the last block."""
+    def finish(self, *, cut: bool = False) -> list[Step]:
+        """The end of the last block. `cut`: the generation had to end here, whatever it was writing."""
         if not self._open:
             return []
         self._open = False
-        return [(END, self.blocks[-1], "")]
+        block = self.blocks[-1]
+        block.cut = not is_json(block.text) if block.kind == CALL else cut
+        return [(END, block, "")]
 
     def _begin(self, block: Block) -> list[Step]:
         steps = self.finish()

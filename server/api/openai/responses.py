@@ -143,6 +143,7 @@ class ResponsesReply(Reply):
     def whole(self) -> object:
         result = self.chosen()[0]
         self._blocks.add(self._answers.parts(result))
+        self._blocks.finish(cut=result.finished.stop_type == "limit")
         return self._final(result)
 
     def token(self, result: Result, token: Token) -> str:
@@ -156,7 +157,8 @@ class ResponsesReply(Reply):
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished
         text = self._start(result)
-        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True)) + self._blocks.finish()
+        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
+        steps += self._blocks.finish(cut=finished.stop_type == "limit")
         text += self._told(steps)
         final = self._final(result)
         return text + self._event(f"response.{final['status']}", response=final)
@@ -195,7 +197,7 @@ class ResponsesReply(Reply):
         response = {
             **self._response("incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self._item(block, "completed") for block in self._blocks.blocks],
+            "output": [self._item(block, _status(block)) for block in self._blocks.blocks],
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
@@ -234,7 +236,7 @@ class ResponsesReply(Reply):
 
     def _step(self, step: str, block: Block, text: str) -> str:
         at: dict[str, Any] = {"output_index": block.index}
-        item = self._item(block, "in_progress" if step == BEGIN else "completed")
+        item = self._item(block, "in_progress" if step == BEGIN else _status(block))
         inner = at | {"item_id": item["id"]} | ({} if block.kind == CALL else {"content_index": 0})
         if step == BEGIN:
             begun = self._event("response.output_item.added", **at, item=item)
@@ -252,6 +254,11 @@ class ResponsesReply(Reply):
         if block.kind == TEXT:
             ended += self._event("response.content_part.done", **inner, part=_part(block, block.text))
         return ended + self._event("response.output_item.done", **at, item=item)
+
+
+def _status(block: Block) -> str:
+    """The status of an item that has ended."""
+    return "incomplete" if block.cut else "completed"
 
 
 def _part(block: Block, text: str) -> dict[str, Any]:

@@ -4,13 +4,14 @@ field.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.server.protocol.dialects.translate import Translated, tools_of
+from logitless.server.protocol.dialects.translate import Translated, tools_of, whole_members
 from logitless.server.protocol.fields import article, as_text, bad_request
 
 _STATEFUL = ("conversation", "background", "prompt")
@@ -119,6 +120,8 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
                 if not isinstance(value, str):
                     bad_request(f"input[{i}].{key}", f"expected a string, got {article(value)}")
             call["name"] = full_name(item.get("namespace"), item["name"])
+            if item.get("status") == "incomplete":
+                call["arguments"] = json.dumps(whole_members(item["arguments"]), ensure_ascii=False)
             called = {"id": item["call_id"], "type": "function", "function": call}
             _assistant(messages).setdefault("tool_calls", []).append(called)
         elif kind == "function_call_output":

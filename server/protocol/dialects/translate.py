@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +41,45 @@ class Translated:
             if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
                 return self.names[ours] + name[len(ours) :]
         return name
+
+
+_OPENING, _COLON, _NEXT = re.compile(r"\s*\{\s*"), re.compile(r"\s*:\s*"), re.compile(r"\s*(,|\}|\Z)\s*")
+
+
+def whole_members(text: str) -> dict[str, Any]:
+    """The members of a JSON object whose text may be cut short anywhere; a cut one is left out."""
+    members: dict[str, Any] = {}
+    found = _OPENING.match(text)
+    while found is not None:
+        try:
+            key, at = _JSON.raw_decode(text, found.end())
+            colon = _COLON.match(text, at)
+            if colon is None or not isinstance(key, str):
+                break
+            value, at = _JSON.raw_decode(text, colon.end())
+        except (ValueError, RecursionError):
+            break
+        found = _NEXT.match(text, at)
+        if found is None or (not found[1] and type(value) in (int, float)):  # more digits may have been to come
+            break
+        members[key] = value
+        if found[1] != ",":
+            break
+    return members
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # what a reply can hold
 
 
 def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, Mapping[str, Any]]]:

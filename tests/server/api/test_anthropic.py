@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import anthropic
 import pytest
 
 from logitless.server.protocol import fields
+from logitless.server.protocol.dialects.translate import whole_members
 from tests.helpers.chat_fakes import THOUGHT, named_events, prompt, says
 from tests.helpers.http_fakes import N_CTX, Running
 
@@ -49,6 +51,43 @@ async def test_a_message(server: Running, client: anthropic.AsyncAnthropic):
 async def test_the_most_tokens_by_default(server: Running):
     await server.post("/v1/messages", {"messages": ASK})
     assert server.scheduler.requests[-1].n_predict == 4096
+
+
+MANY = '{"a": [1, {"b": 2}], "n": -12.5, "t": true, "s": "x\\"}", "z": null}'
+
+
+@pytest.mark.parametrize("n", range(30, 38 + len(MANY)))
+async def test_a_cut_call_has_only_members_that_were_written(server: Running, n: int):
+    whole = json.loads(MANY)
+    text = f'<tool_call>\n{{"name": "add", "arguments": {MANY}}}\n</tool_call>'
+    says(server, text)
+    _, reply = await server.post("/v1/messages", {"messages": ASK, "tools": [TOOL], "max_tokens": n})
+    assert reply["stop_reason"] == "max_tokens"
+    for block in reply["content"]:
+        if block["type"] == "tool_use":
+            assert list(block["input"].items()) == list(whole.items())[: len(block["input"])]
+            written = text[:n].partition('"arguments": ')[2]
+            assert len(block["input"]) == sum(f'"{name}": ' in written and _ended(written, name) for name in whole)
+
+
+def _ended(written: str, name: str) -> bool:
+    """Whether the member's value is whole in what was written, read by eye."""
+    return written[written.index(f'"{name}": ') :].startswith(
+        {"a": '"a": [1, {"b": 2}]', "n": '"n": -12.5,', "t": '"t": true', "s": '"s": "x\\"}"', "z": '"z": null'}[name]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("", {}), ("{", {}), ("[1]", {}), ("{}", {}), ("null", {}), ('{"a"', {}), ('{"a":', {}), ('{"a":1', {}),
+        ('{"a":1,', {"a": 1}), ('{"a":1}', {"a": 1}), ('{ "a" : [1 , 2] , "b"', {"a": [1, 2]}), ('{"a":"x', {}),
+        ('{"a":"x"', {"a": "x"}), ('{"a":tru', {}), ('{"a":NaN,"b":1}', {}), ('{"a":1e999}', {}), ('{5:1}', {}),
+        ('{"a":1 "b":2}', {}), ('{"a":' + "[" * 5000, {}), ('{"a":{"b":1', {}), (' {"a":false', {"a": False}),
+    ],
+)  # fmt: skip
+def test_whole_members(text: str, members: dict[str, Any]):
+    assert whole_members(text) == members
 
 
 TEXTS = ["Two.", f"{THOUGHT}Two.", f"{THOUGHT}Adding.\n{CALL}\n{CALL}", CALL, ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -57,6 +58,36 @@ async def test_tokens_of_reasoning_are_counted(server: Running):
             told = [event async for event in stream][-1].response  # type: ignore[union-attr]
         for usage in (whole.usage, told.usage):
             assert usage.output_tokens_details.reasoning_tokens == expected  # type: ignore[union-attr]
+
+
+TWO_CALLS = f"{THOUGHT}Adding.\n{CALL}\n{CALL.replace('1', '12')}"
+
+
+@pytest.mark.parametrize("n", range(1, len(TWO_CALLS.encode()) + 2, 5))
+async def test_an_item_that_is_cut_is_incomplete(server: Running, n: int):
+    """In the response, in the stream, and in what is stored; the conversation goes on from it."""
+    says(server, TWO_CALLS)
+    asked: Any = {"input": "1 + 1?", "tools": [TOOL], "max_output_tokens": n}
+    _, whole = await server.post("/v1/responses", asked)
+    assert whole["status"] == ("incomplete" if n <= len(TWO_CALLS.encode()) else "completed")
+    statuses = [item["status"] for item in whole["output"]]
+    last = whole["output"][-1]
+    ended = whole["status"] == "completed" or (last["type"] == "function_call" and last["arguments"].endswith("}"))
+    assert statuses == ["completed"] * (len(statuses) - 1) + ["completed" if ended else "incomplete"]
+    for item in whole["output"]:
+        if item["type"] == "function_call" and item["status"] == "completed":
+            assert json.loads(item["arguments"])["a"][1] == "é"
+    data = await named_events(server, "/v1/responses", asked)
+    told = data[-1]["response"]
+    assert data[-1]["type"] == f"response.{whole['status']}"
+    done = [event["item"] for event in data if event["type"] == "response.output_item.done"]
+    assert done == told["output"]
+    assert [item["status"] for item in told["output"]] == statuses
+    _, kept = await server.get(f"/v1/responses/{told['id']}")
+    assert kept["output"] == told["output"]
+    says(server, "Go on.")
+    status, _ = await server.post("/v1/responses", {"input": "x", "previous_response_id": told["id"], "tools": [TOOL]})
+    assert status == 200
 
 
 @pytest.mark.parametrize("text", ["Two.", f"{THOUGHT}Two.", f"{THOUGHT}Adding.\n{CALL}\n{CALL}", CALL, ""])
