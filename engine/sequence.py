@@ -200,7 +200,7 @@ class Sequence:
 class Slot:
     """The place of one running sequence. It keeps the last one: its cached tokens, and its state for /slots."""
 
-    __slots__ = ("cached", "choice", "id", "last_used", "n_computable", "n_ctx", "sequence")
+    __slots__ = ("cached", "choice", "id", "last_used", "n_computable", "n_ctx", "salt", "sequence")
 
     def __init__(self, id: int, n_ctx: int, *, shifts: bool = False) -> None:
         """`shifts`: a full context is shifted before its last cell is used."""
@@ -210,7 +210,13 @@ class Slot:
         self.sequence: Sequence | None = None  # the running one, else the last one
         self.cached: list[int] = []  # tokens of the last one that were in the cache at its end
         self.choice = BASE  # weights and adapters that computed them
+        self.salt = ""  # cache salt of the last one
         self.last_used = 0  # grows with use
+
+    def is_of(self, owner: str | None) -> bool:
+        """True if what the slot holds is this owner's, by the cache salt. None: anybody's."""
+        salts = (self.salt,) if self.sequence is None else (self.salt, self.sequence.request.cache_salt)
+        return owner is None or all(salt.partition("/")[0] == owner for salt in salts)
 
     @property
     def is_processing(self) -> bool:

@@ -334,7 +334,7 @@ class Router:
     async def _resume_job(self, request: web.Request) -> web.StreamResponse:
         """Pass the request to the server of the job's model, which is started if need be."""
         job = self._desk.store.get("jobs", request.match_info["id"])
-        if job is None:
+        if job is None or not request[CLIENT].may_see(job):
             return await fine_tuning.job(request)
         return await self._to(request, job["model"], b"")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,21 @@ class Client:
     owner: str = ""  # of files, jobs and slot files that it makes: a digest of the key; "" without keys
     sees_all: bool = True  # there is nobody else, or it is the admin
     is_admin: bool = True  # it has the admin key, or there are no keys at all
-    salt: str = ""  # of cached prefixes: keys that differ share none
+    salt: str = ""  # owner of its cached prefixes; "": they are shared with everybody
 
     def may_see(self, row: Mapping[str, Any]) -> bool:
         """True for what this key made, and for what was made without keys."""
         return self.sees_all or row.get("owner", "") in ("", self.owner)
+
+    def cache_salt(self, named: str, shared: Collection[str]) -> str:
+        """The salt of a request that names one. Names in `shared` are the same for all keys."""
+        owner = "" if named in shared else self.salt
+        return f"{owner}/{named}" if owner or named else ""
+
+    @property
+    def slots(self) -> str | None:
+        """The owner of the slots that it may see; None: all of them."""
+        return None if self.sees_all else self.salt
 
     def headers(self) -> dict[str, str]:
         """Headers by which a router passes it on."""

@@ -40,6 +40,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""  # more of them; read again when it changes
     cache_isolation: str = "auto"  # whether keys share no cached prefixes: "on", "off", "auto": with several keys
+    cache_shared: tuple[str, ...] = ()  # names of cache salts that all keys share
     admin_api_key: str = ""  # what changes of the server need, where it is set
     api_prefix: str = ""
     tls: SSLContext | None = None  # the key and certificate of HTTPS

@@ -27,7 +27,16 @@ _SOURCES = ("model", "hf_repo", "hf_file", "model_url")
 _OWN = frozenset(  # flags of the router that children do not inherit
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
-        *("reuse_port", "cors_origins", "allowed_hosts", "ui", "models_dir", "models_max", "models_preset"),
+        *(
+            "reuse_port",
+            "cors_origins",
+            "allowed_hosts",
+            "cache_isolation",
+            "ui",
+            "models_dir",
+            "models_max",
+            "models_preset",
+        ),
         *("models_autoload", "alias", "path", "data_dir", "list_devices", "log_disable", "demo", *_SOURCES),
         *("help", "help_all", "version"),
     )

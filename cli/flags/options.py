@@ -191,6 +191,23 @@ SERVING = Group(
             "FILE",
         ),
         Flag(
+            "--cache-isolation",
+            "whether keys share no cached prefixes and slots: on, off, auto (with several keys)",
+            choice("on", "off", "auto"),
+            "auto",
+            "MODE",
+            env="LOGITLESS_CACHE_ISOLATION",
+        ),
+        Flag(
+            "--cache-shared",
+            "values of cache_salt that all keys share, separated by commas",
+            words,
+            None,
+            "NAMES",
+            env="LOGITLESS_CACHE_SHARED",
+            many=True,
+        ),
+        Flag(
             "--ssl-key-file",
             "private key of HTTPS, PEM",
             file_name,

@@ -78,6 +78,8 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
         "api_keys": tuple(options.api_key),
         "api_key_file": api_key_file(options.api_key_file),
         "admin_api_key": options.admin_api_key or "",
+        "cache_isolation": options.cache_isolation,
+        "cache_shared": tuple(options.cache_shared),
         "api_prefix": api_prefix(options.api_prefix),
         "tls": tls.context(options),
         "reuse_port": reuse_port(options),

@@ -163,14 +163,17 @@ class Store:
         finally:
             part.unlink(missing_ok=True)
 
-    def add_file(self, content: bytes, filename: str, purpose: str) -> Row:
+    def add_file(self, content: bytes, filename: str, purpose: str, owner: str = "") -> Row:
         """Store a small file from memory."""
         with self.incoming() as part:
             part.write_bytes(content)
-            return self.keep_file(part, filename, purpose)
+            return self.keep_file(part, filename, purpose, owner)
 
-    def keep_file(self, part: Path, filename: str, purpose: str) -> Row:
-        """Store the file at an `incoming` path; it is flushed to disk before its row is written."""
+    def keep_file(self, part: Path, filename: str, purpose: str, owner: str = "") -> Row:
+        """Store the file at an `incoming` path; it is flushed to disk before its row is written.
+
+        `owner`: who may see it; "": everybody.
+        """
         row: Row = {
             "id": new_id("file"),
             "object": "file",
@@ -181,6 +184,7 @@ class Store:
             "purpose": purpose,
             "status": "processed",
             "status_details": None,
+            "owner": owner,
         }
         path = self.file_path(row["id"])
         settle(part, path)

@@ -388,7 +388,9 @@ class FineTuningWorker:
         columns = ("step", "train_loss", "train_mean_token_accuracy", "full_valid_loss")
         for m in events:
             lines.append(",".join("" if m.get(name) is None else str(m[name]) for name in columns))
-        results = self._keeper.add_file("\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results")
+        results = self._keeper.add_file(
+            "\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", "")
+        )
         job = self._keeper.get("jobs", job["id"]) or job
         self._update(
             job,

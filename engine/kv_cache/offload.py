@@ -168,7 +168,7 @@ class Offload:
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
         """Export a slot: (longest resumable prefix of `tokens`, blocks, auxiliary state)."""
-        root, owner = self.prefixes.root_of(choice), 1 << slot.id
+        root, owner = self.prefixes.root_of(choice, slot.salt), 1 << slot.id
         cached = self._known(root, tokens, len(tokens))
         cached, n_tokens = self._reached(cached, *self._end(root, cached, tokens))
         others: list[Bytes] = []
@@ -215,13 +215,21 @@ class Offload:
         last = self.prefixes.node_of(match.block) if match.n_more else None
         return (None, 0) if last is None else (CachedBlock(last.tokens, b"", last), match.n_more)
 
-    def copy_in(self, tokens: list[int], blocks: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
+    def copy_in(
+        self,
+        tokens: list[int],
+        blocks: list[Bytes],
+        others: list[Bytes],
+        slot: Slot,
+        choice: Choice,
+        salt: str = "",
+    ) -> bool:
         """Import what `copy_out` returned; False without any change if there are too few free
         blocks.
         """
         prefixes, owner = self.prefixes, 1 << slot.id
         n_full = len(tokens) // BLOCK_SIZE
-        node = prefixes.root_of(choice)
+        node = prefixes.root_of(choice, salt)
         references: list[int] = []  # referenced, so that allocation evicts none of them
         path: list[Node] = []
         try:
@@ -256,7 +264,7 @@ class Offload:
 
     def share(self, source: Slot, slot: Slot) -> None:
         """Add another slot as an owner of a slot's cached blocks."""
-        tokens, root, owner = source.cached, self.prefixes.root_of(source.choice), 1 << slot.id
+        tokens, root, owner = source.cached, self.prefixes.root_of(source.choice, source.salt), 1 << slot.id
         cached = self._known(root, tokens, len(tokens))
         end, _ = self._end(root, cached, tokens)
         for block in cached if end is None else [*cached, end]:

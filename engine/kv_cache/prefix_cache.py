@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from hashlib import blake2b
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -124,11 +125,13 @@ class PrefixCache:
         """Number of free and idle blocks."""
         return len(self.pool.free) + len(self.idle)
 
-    def root_of(self, choice: Hashable) -> Node:
-        """Root of the prefixes that were computed with these weights and adapters."""
-        root = self._roots.get(choice)
+    def root_of(self, choice: Hashable, salt: str = "") -> Node:
+        """Root of the prefixes that were computed with these weights and adapters for requests of this
+        cache salt."""
+        name = (choice, salt) if salt else choice
+        root = self._roots.get(name)
         if root is None:
-            root = self._roots[choice] = Node(None, (), -1, repr(choice).encode())
+            root = self._roots[name] = Node(None, (), -1, blake2b(repr(name).encode(), digest_size=16).digest())
         return root
 
     @property

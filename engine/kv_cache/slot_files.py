@@ -68,6 +68,8 @@ class SlotState:
     blocks: list[npt.NDArray[np.uint8]]
     adapters: AdapterNames = ()
     beside: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    salt: str = ""  # of its requests, behind the owner
+    owner: str = ""  # of the file; "": everybody
 
 
 def file_name(name: str) -> str:
@@ -126,8 +128,24 @@ def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotStat
         raise ServerFault(f"cannot read slot file '{name}': {reason}") from None
 
 
+def owner_of(folder: Path, name: str) -> str | None:
+    """The owner in a slot file's header; "" for a file that is none; None: there is no such file."""
+    try:
+        handle = os.open(folder / file_name(name), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(handle, "rb") as file:
+            start = file.read(len(MAGIC) + 8)
+            n_header = struct.unpack_from("<I", start, len(MAGIC) + 4)[0]
+            header = json.loads(file.read(min(n_header, MAX_HEADER)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, struct.error, RecursionError):
+        return ""
+    return str(header.get("owner", "")) if isinstance(header, dict) else ""
+
+
 def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
-    header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens)}).encode()
+    more = {name: text for name, text in (("salt", state.salt), ("owner", state.owner)) if text}
+    header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens), **more}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
     yield np.array(state.tokens, "<i4").tobytes()
     yield from (block.data for block in (*state.blocks, *state.beside))
@@ -143,7 +161,7 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
     if version != VERSION:
         raise InvalidRequest(f"slot file '{name}' has version {version}, this server reads {VERSION}")
     raw = file.read(min(n_header, MAX_HEADER))
-    n_tokens, adapters = _check_header(raw, n_header, name, kind)
+    n_tokens, adapters, salt = _check_header(raw, n_header, name, kind)
     sizes = [kind.page_nbytes] * n_blocks_for(n_tokens)
     n_blocks = len(sizes)
     sizes += [kind.beside_nbytes] * kind.n_beside(n_tokens)
@@ -163,11 +181,11 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
         blocks.append(block)
     if file.read(DIGEST) != digest.digest():
         raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
-    return SlotState(np.frombuffer(tokens, "<i4").tolist(), blocks[:n_blocks], adapters, blocks[n_blocks:])
+    return SlotState(np.frombuffer(tokens, "<i4").tolist(), blocks[:n_blocks], adapters, blocks[n_blocks:], salt)
 
 
-def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:
-    """Number of tokens and adapters of a header.
+def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames, str]:
+    """Number of tokens, adapters and cache salt of a header.
 
     Raises InvalidRequest if the cache kind differs.
     """
@@ -188,7 +206,7 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tupl
     n_tokens, adapters = header.get("n_tokens"), _adapters(header.get("adapters"))
     if type(n_tokens) is not int or not 0 <= n_tokens <= MAX_TOKENS or adapters is None:
         raise InvalidRequest(f"slot file '{name}' is damaged: its header cannot be read")
-    return n_tokens, adapters
+    return n_tokens, adapters, str(header.get("salt", ""))
 
 
 def _adapters(listed: object) -> AdapterNames | None:

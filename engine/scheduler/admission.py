@@ -61,7 +61,7 @@ class Admission:
         """The slot that the request names, else the one of the most similar prompt, else the least recently used."""
         if seq.request.id_slot >= 0:
             return free[seq.request.id_slot]
-        similarity = ((common_prefix(seq.tokens, slot.cached), -slot.last_used, id) for id, slot in free.items())
+        similarity = ((_n_common(seq, slot), -slot.last_used, id) for id, slot in free.items())
         n_common, _, similar = max(similarity)
         if n_common > self.slot_prompt_similarity * seq.n_prompt > 0:
             return free[similar]
@@ -156,8 +156,13 @@ def _known_limit(seq: Sequence, slot: Slot) -> int:
     if not seq.request.cache_prompt:
         return 0
     if seq.request.id_slot >= 0:
-        return min(limit, common_prefix(seq.tokens, slot.cached))
+        return min(limit, _n_common(seq, slot))
     return limit
+
+
+def _n_common(seq: Sequence, slot: Slot) -> int:
+    """Leading tokens that are the slot's last ones, too, if their cache may be shared."""
+    return common_prefix(seq.tokens, slot.cached) if slot.salt == seq.request.cache_salt else 0
 
 
 def _n_missing(seq: Sequence) -> int:

@@ -104,7 +104,7 @@ class RunningSet:
         self.on_release(seq)
         kv = seq.kv
         n_valid = seq.n_computed if kv.copy is None and not kv.n_dropped else kv.n_committed
-        slot.cached, slot.choice = seq.tokens[:n_valid], seq.choice
+        slot.cached, slot.choice, slot.salt = seq.tokens[:n_valid], seq.choice, seq.request.cache_salt
         (self._kv.preempt if pause else self._kv.free)(seq, slot)
         self.n_released += 1
         seq.started, seq.n_computed = False, 0

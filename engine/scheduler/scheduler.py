@@ -158,7 +158,8 @@ class Scheduler:
             pieces, request.stop, request.n_indent, keep_stop=request.stop_text, min_tokens=request.sampling.min_tokens
         )
         choice = self.resolve_lora(request.lora)
-        seq = Sequence(self._n_submitted, request, stop_filter, self.cache.prefixes.root_of(choice), choice, client)
+        root = self.cache.prefixes.root_of(choice, request.cache_salt)
+        seq = Sequence(self._n_submitted, request, stop_filter, root, choice, client)
         if request.reasoning is not None:
             seq.reasoning = ReasoningBudget(request.reasoning, self.vocab.piece)
         self._n_submitted += 1

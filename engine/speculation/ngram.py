@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from logitless.engine.speculation.settings import NgramSizes
 
@@ -216,10 +217,14 @@ class ModTable:
 
 
 class ModDrafter:
-    """Drafter of one sequence: adds its tokens to the table and drafts as far as the table leads."""
+    """Drafter of one sequence: adds its tokens to the table and drafts as far as the table leads.
 
-    def __init__(self, table: ModTable, n_min: int, n_max: int) -> None:
+    Sequences with different salts find nothing of each other.
+    """
+
+    def __init__(self, table: ModTable, n_min: int, n_max: int, salt: str = "") -> None:
         self._table = table
+        self._salt = int.from_bytes(blake2b(salt.encode(), digest_size=8).digest()) if salt else 0
         self._n_min, self._n_max = min(n_min, n_max), n_max
         self._done = 0  # tokens added to the table so far
         self._hash = 0  # hash of the n_match tokens before that position
@@ -231,13 +236,13 @@ class ModDrafter:
         if self._done == 0:
             self._hash, self._done = table.hash_of(tokens[:n]), n
         for end in range(self._done, len(tokens)):
-            table.put(self._hash, tokens[end])
+            table.put(self._hash ^ self._salt, tokens[end])
             self._hash = table.roll(self._hash, tokens[end - n], tokens[end])
         self._done = len(tokens)
         draft: list[int] = []
         window = list(tokens[-n:])
         h = self._hash
-        while len(draft) < min(n_most, self._n_max) and (token := table.get(h)) >= 0:
+        while len(draft) < min(n_most, self._n_max) and (token := table.get(h ^ self._salt)) >= 0:
             h = table.roll(h, window[len(draft)], token)
             draft.append(token)
             window.append(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from logitless.engine.requests import CompletionRequest
 from logitless.engine.sequence import Sequence
 from logitless.engine.sleep import Sleeper
 from logitless.engine.speculation.client_draft import ClientDrafter
@@ -19,7 +20,7 @@ from logitless.engine.speculation.ngram import (
     ModTable,
     SimpleDrafter,
 )
-from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationSettings
 
 Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (sequence, most draft tokens)
 
@@ -60,7 +61,7 @@ class Speculator:
         client = None
         if params.draft:
             client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
-        others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
+        others = [self._make(kind, seq.request) for kind in params.kinds if kind not in MODELS]
         model = next((kind for kind in params.kinds if kind in self.models), "")
         # Draft models sample without the token bitmask, so a grammar may reject their drafts.
         acceptance = AcceptanceRate(self._draft_length.acceptance if self._draft_length is not None else None)
@@ -116,8 +117,8 @@ class Speculator:
         if self._draft_length is not None:
             self._draft_length.observe(seconds, counts=counts)
 
-    def _make(self, kind: str, params: SpeculationParams) -> Drafter:
-        s, n_max = self.settings, params.n_max
+    def _make(self, kind: str, request: CompletionRequest) -> Drafter:
+        s, n_max = self.settings, request.speculation.n_max
         if kind == "ngram-simple":
             return SimpleDrafter(s.simple, n_max)
         if kind == "ngram-map-k":
@@ -127,7 +128,8 @@ class Speculator:
         if kind == "ngram-cache":
             return CacheDrafter(s.cache_n_max if n_max is None else n_max)
         assert kind == "ngram-mod", kind
-        return ModDrafter(self._table, s.mod_n_min, s.mod_n_max if n_max is None else n_max)
+        n_max = s.mod_n_max if n_max is None else n_max
+        return ModDrafter(self._table, s.mod_n_min, n_max, request.cache_salt)
 
 
 def _drafts_of(seq: Sequence) -> Drafts:

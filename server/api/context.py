@@ -50,7 +50,7 @@ class Context:
         self._parser: RequestParser | None = None
         self.sessions = Sessions()
         self.stored = StoredResponses()
-        self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
+        self.running: dict[str, tuple[str, Stream]] = {}  # (key, job that generates) by the id of its reply
 
     @property
     def served(self) -> LoadedModel:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Annotated
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from logitless.server.api.llamacpp.verify import VerifyReply
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
+from logitless.server.clients import CLIENT
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.fields import bad_request, read
@@ -80,7 +82,8 @@ async def verify(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     parser = context.parser
     id = await context.parsed(request, lambda body: slot_to_continue(body, context.config))
-    known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id))
+    owner = request[CLIENT].slots
+    known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id, owner))
     job = await context.parsed(request, lambda body: parse_verify(body, parser, known))
     return await run(request, context, job, VerifyReply(job, context.served, context.config))
 
@@ -92,18 +95,26 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     if job.options.stream and CONVERSATION in request.headers:
         return await _resumable(request, context, job, reply)
     if job.options.stream:
-        async with await context.service.submit(job.requests, client_of(request, job)) as stream:
-            return await send(request, context, _told(context, stream, reply), reply.options.sse_ping_interval)
+        async with await _submit(request, context, job) as stream:
+            told = _told(context, client_key(request), stream, reply)
+            return await send(request, context, told, reply.options.sse_ping_interval)
     await collect(request, context, job, reply)
     if reply.is_large:
         return await to_thread(lambda: json_response(reply.whole()))
     return json_response(reply.whole())
 
 
+async def _submit(request: web.Request, context: Context, job: Job) -> Stream:
+    """Submit the job's requests for the client, with its cache salt."""
+    client, shared = request[CLIENT], context.config.cache_shared
+    requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in job.requests]
+    return await context.service.submit(requests, client_of(request, job))
+
+
 async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
     """Have the job done and give its results to the reply."""
-    async with await context.service.submit(job.requests, client_of(request, job)) as stream:
-        context.running[reply.id] = stream
+    async with await _submit(request, context, job) as stream:
+        context.running[reply.id] = client_key(request), stream
         try:
             async for index, event in stream:
                 reply.add(index, event)
@@ -118,19 +129,19 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
     place = client_key(request), id
     session = context.sessions.open(place)
     try:
-        stream = await context.service.submit(job.requests, client_of(request, job))
+        stream = await _submit(request, context, job)
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)
         raise
 
-    session.begin(stream, _told(context, stream, reply), reply.options.sse_ping_interval)
+    session.begin(stream, _told(context, place[0], stream, reply), reply.options.sse_ping_interval)
     return await send(request, context, session.read(0), -1)
 
 
-async def _told(context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def _told(context: Context, key: str, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a stream."""
-    context.running[reply.id] = stream
+    context.running[reply.id] = key, stream
     try:
         while events := await stream.batch():
             text = "".join([_event_text(reply, index, event) for index, event in events])
@@ -227,7 +238,7 @@ async def control(request: web.Request) -> web.Response:
     id = await context.parsed(request, lambda body: read(ControlBody, body).id)
     if not id:
         bad_request("id", "must not be empty")
-    stream = context.running.get(id)
-    if stream is None:
+    key, stream = context.running.get(id, ("", None))
+    if stream is None or key != client_key(request):
         raise NotFound(f"no completion with id {id[:64]!r} is running")
     return json_response({"id": id, "success": await context.service.end_reasoning(stream)})

@@ -23,6 +23,7 @@ from logitless.server.protocol.lora import parse_lora, tuned_name
 from logitless.server.protocol.sampling import parse_sampling
 from logitless.server.protocol.speculation import parse_speculation
 
+MAX_SALT = 256  # characters of cache_salt
 MAX_TOP = 1024  # log-probabilities beside the chosen token
 MAX_BEST_OF = 20
 MAX_RESULTS = 2048  # of one HTTP request
@@ -184,6 +185,8 @@ class RequestParser:
         if 0 <= n < asked.min_tokens:
             bad_request("min_tokens", f"must be at most max_tokens, which is {n}")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+        if len(asked.cache_salt) > MAX_SALT:
+            bad_request("cache_salt", f"must have at most {MAX_SALT} characters")
         return CompletionRequest(
             prompt=(),
             sampling=sampling,
@@ -191,6 +194,7 @@ class RequestParser:
             stop=tuple(text for text in stop if text) or config.reverse_prompts,
             ignore_eos=asked.ignore_eos,
             cache_prompt=asked.cache_prompt,
+            cache_salt=asked.cache_salt,
             n_cache_reuse=asked.n_cache_reuse,
             id_slot=asked.id_slot,
             priority=asked.priority,

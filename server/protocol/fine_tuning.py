@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,14 +64,22 @@ class JobBody(Struct, frozen=True, kw_only=True):
     metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
 
 
-def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n_ctx_train: int) -> Row:
-    """The row of a job. InvalidRequest names the field that is wrong."""
+def new_job(
+    body: Mapping[str, Any],
+    store: Store,
+    base: str,
+    names: set[str],
+    n_ctx_train: int,
+    may_see: Callable[[Row], bool] = lambda _: True,
+) -> Row:
+    """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files that count."""
     asked = read(JobBody, body)
     model, suffix = asked.model, asked.suffix
     if model not in names:
         bad_request("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
     for name, file in (("training_file", asked.training_file), ("validation_file", asked.validation_file)):
         row = store.get("files", file) if file else None
+        row = row if row is not None and may_see(row) else None
         if row is None and (file or name == "training_file"):
             bad_request(name, f"there is no file {file[:100]!r}")
         if row is not None and row["purpose"] != "fine-tune":

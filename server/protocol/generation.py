@@ -114,6 +114,7 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     ] = {}
     # Cache and scheduling
     cache_prompt: Annotated[bool, Param("reuse cached tokens of the prompt")] = True
+    cache_salt: Annotated[str, Param("prompts share cached tokens with those of equal salt only")] = ""
     n_cache_reuse: Annotated[int, _count("fewest cached tokens worth moving to another position; 0: never")] = 0
     id_slot: Annotated[int, _count("slot; -1: any", -1)] = -1
     priority: Annotated[int, Param("lower values are scheduled first", -INT_MAX - 1, INT_MAX, hard=True)] = 0

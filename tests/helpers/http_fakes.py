@@ -115,6 +115,7 @@ class FakeSequence:
     done: bool = False
     has_new_line: bool = False
     drafts: None = None
+    reasoning: None = None
 
     @property
     def n_prompt(self) -> int:

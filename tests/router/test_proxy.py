@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from logitless.router.proxy import ask, pass_back, stream_over
+from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
 
 
 async def started(app: web.Application) -> tuple[web.AppRunner, int]:
@@ -72,3 +73,27 @@ async def test_a_stream_is_over_when_the_child_says_so(last: Any, monkeypatch: p
         await runner.cleanup()
         assert asked == [("/v1/streams/lookup", {"conversation_ids": ["c"]}, "")] * 3
         await stream_over(session, request, child)  # nobody answers any more
+
+
+async def test_a_client_cannot_speak_for_another() -> None:
+    """What a router says of its clients comes from the router alone."""
+    seen: list[Any] = []
+
+    async def look(request: web.Request) -> web.Response:
+        seen.append((Client.passed_on(request), {name.lower() for name in request.headers} & {"x-api-key", "api-key"}))
+        return web.Response()
+
+    behind = web.Application()
+    behind.router.add_get("/props", look)
+    runner, port = await started(behind)
+    child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
+    lies = {OWNER: "o", RIGHTS: "all,admin", SALT: "s", "Api-Key": "k", "X-Api-Key": "k"}
+    clients = (Client("mine", False, False, "mine"), Client("", False, False, ""))
+    async with aiohttp.ClientSession() as session:
+        for client in clients:
+            request = make_mocked_request("GET", "/props", lies)
+            request[CLIENT] = client
+            async with await ask(session, request, child, "/props", b"") as answer:
+                assert answer.status == 200
+    await runner.cleanup()
+    assert seen == [(client, set()) for client in clients]

@@ -38,7 +38,7 @@ ANSWERED = [  # method, path, headers, status: all before the body is read
     ("POST", "/v1/completions", "Expect: miracles\r\n", 417),
     ("OPTIONS", "/v1/completions", "Origin: http://elsewhere\r\n", 200),
     ("GET", "/health", "", 200),
-    ("GET", "/v1/models", "", 200),
+    ("GET", "/v1/models", KEY, 200),
 ]
 
 

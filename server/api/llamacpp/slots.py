@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from aiohttp import web
 from msgspec import Struct
 
-from logitless.engine.errors import InvalidRequest, NotSupported, Unavailable
+from logitless.engine.errors import Forbidden, InvalidRequest, NotFound, NotSupported, Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
-from logitless.engine.kv_cache.slot_files import file_name, load, save
+from logitless.engine.kv_cache.slot_files import load, owner_of, save
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.engine.sequence import Slot
 from logitless.server.api.context import CONTEXT, Context, json_response, to_thread
 from logitless.server.api.reply import generation_settings
+from logitless.server.clients import CLIENT
 from logitless.server.protocol.fields import read
 
 if TYPE_CHECKING:
@@ -43,7 +46,12 @@ async def slots(request: web.Request) -> web.Response:
     if not context.config.slots:
         raise NotSupported("this server does not show its slots; start it with --slots")
     _ = context.served
-    shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots], wakes=False)
+    owner = request[CLIENT].slots
+
+    def show(scheduler: Scheduler) -> list[dict[str, Any]]:
+        return [_slot(slot, context, whole=slot.is_of(owner)) for slot in scheduler.slots]
+
+    shown = await context.service.ask(show, wakes=False)
     if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
         raise Unavailable("no slot available")
     return json_response(shown)
@@ -63,9 +71,11 @@ async def slot_action(request: web.Request) -> web.Response:
 async def _save(request: web.Request, context: Context, id: int) -> dict[str, Any]:
     folder, name = await _file(request, context)
     began = time.perf_counter()
-    adapters = context.served.adapters
-    kind, state = await _when_idle(context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id, adapters)))
-    n_written = await to_thread(lambda: save(folder, name, kind, state))
+    adapters, client = context.served.adapters, request[CLIENT]
+    kind, state = await _when_idle(
+        context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id, adapters, client.slots))
+    )
+    n_written = await to_thread(lambda: save(folder, name, kind, replace(state, owner=client.owner)))
     return {
         "id_slot": id,
         "filename": name,
@@ -78,10 +88,10 @@ async def _save(request: web.Request, context: Context, id: int) -> dict[str, An
 async def _restore(request: web.Request, context: Context, id: int) -> dict[str, Any]:
     folder, name = await _file(request, context)
     began = time.perf_counter()
-    service = context.service
+    service, salt = context.service, request[CLIENT].salt
     kind, n_ctx = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, scheduler.slots[id].n_ctx))
     state, n_read = await to_thread(lambda: load(folder, name, kind, n_ctx))
-    await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state, context.served.adapters))
+    await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state, context.served.adapters, salt))
     return {
         "id_slot": id,
         "filename": name,
@@ -92,13 +102,16 @@ async def _restore(request: web.Request, context: Context, id: int) -> dict[str,
 
 
 async def _erase(request: web.Request, context: Context, id: int) -> dict[str, Any]:
-    return {"id_slot": id, "n_erased": await _when_idle(context, (id,), lambda scheduler: erase(scheduler, id))}
+    owner = request[CLIENT].slots
+    n_erased = await _when_idle(context, (id,), lambda scheduler: erase(scheduler, id, owner))
+    return {"id_slot": id, "n_erased": n_erased}
 
 
 async def _fork(request: web.Request, context: Context, id: int) -> dict[str, Any]:
     most = context.config.n_parallel - 1
     to = await context.parsed(request, lambda body: read(ForkBody, body, id_slot_to=most).id_slot_to)
-    n_forked = await _when_idle(context, (id, to), lambda scheduler: fork(scheduler, id, to))
+    owner = request[CLIENT].slots
+    n_forked = await _when_idle(context, (id, to), lambda scheduler: fork(scheduler, id, to, owner))
     return {"id_slot": id, "id_slot_to": to, "n_forked": n_forked}
 
 
@@ -112,11 +125,17 @@ _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase, "fork": _fork}
 
 
 async def _file(request: web.Request, context: Context) -> tuple[Path, str]:
-    """The folder of slot files, and the name in the request's body."""
+    """The folder of slot files, and the name in the request's body, if it is the client's."""
     if not context.config.slot_save_path:
         raise NotSupported("this server saves no slots; start it with --slot-save-path")
     name = await context.parsed(request, lambda body: read(SlotFileBody, body).filename)
-    return Path(context.config.slot_save_path), file_name(name)
+    folder = Path(context.config.slot_save_path)
+    owner = await to_thread(partial(owner_of, folder, name))
+    if owner is not None and not request[CLIENT].may_see({"owner": owner}):
+        if request.query["action"] == "save":
+            raise Forbidden(f"field 'filename': slot file '{name}' is another key's")
+        raise NotFound(f"there is no slot file '{name}'")
+    return folder, name
 
 
 def _slot_id(text: str, n_slots: int) -> int:
@@ -125,15 +144,15 @@ def _slot_id(text: str, n_slots: int) -> int:
     return int(text)
 
 
-def _slot(slot: Slot, context: Context) -> dict[str, Any]:
-    """One item of /slots; what was asked for is there once the slot has been used."""
+def _slot(slot: Slot, context: Context, *, whole: bool) -> dict[str, Any]:
+    """One item of /slots; what was asked for is there once the slot has been used, if it is `whole`."""
     data: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
         "speculative": bool(context.config.speculation.kinds if slot.sequence is None else slot.sequence.drafts),
         "is_processing": slot.is_processing,
     }
-    if slot.sequence is None:
+    if slot.sequence is None or not whole:
         return data
     data |= {
         "id_task": slot.id_task,

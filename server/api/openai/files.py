@@ -15,12 +15,14 @@ from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
 from logitless.server.api.context import in_time, json_response, to_thread
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
+from logitless.server.clients import CLIENT
 from logitless.server.unpack import content as unpacked
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
 PURPOSES = ("fine-tune",)
+_HIDDEN = ("model_name", "path", "owner")
 
 
 async def upload(request: web.Request) -> web.Response:
@@ -40,7 +42,8 @@ async def upload(request: web.Request) -> web.Response:
         if filename is None:
             raise InvalidRequest("field 'file': is required")
         name = filename
-        return json_response(await to_thread(lambda: _keep(desk, path, name, purpose)))
+        owner = request[CLIENT].owner
+        return json_response(shown(await to_thread(lambda: _keep(desk, path, name, purpose, owner))))
 
 
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
@@ -82,12 +85,12 @@ async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIter
     yield bytes(piece)
 
 
-def _keep(desk: Desk, path: Path, filename: str, purpose: str) -> Row:
+def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") -> Row:
     from logitless.training.errors import TrainingError
 
     try:
         desk.check(path, filename)
-        return desk.store.keep_file(path, filename, purpose)
+        return desk.store.keep_file(path, filename, purpose, owner)
     except TrainingError as error:
         raise InvalidRequest(f"field 'file': {error}") from None
     except OSError as error:
@@ -96,7 +99,7 @@ def _keep(desk: Desk, path: Path, filename: str, purpose: str) -> Row:
 
 async def files(request: web.Request) -> web.Response:
     """GET /v1/files."""
-    rows = desk_of(request).store.all("files")
+    rows = [shown(row) for row in seen(request, "files")]
     purpose = request.query.get("purpose")
     if request.query.get("order") == "asc":
         rows.reverse()
@@ -105,19 +108,19 @@ async def files(request: web.Request) -> web.Response:
 
 async def file(request: web.Request) -> web.Response:
     """GET /v1/files/{id}."""
-    return json_response(_found(request))
+    return json_response(shown(found(request, "files", "No such File object")))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
     """GET /v1/files/{id}/content."""
-    row = _found(request)
+    row = found(request, "files", "No such File object")
     path = desk_of(request).store.file_path(row["id"])
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE /v1/files/{id}; not one that a job still needs."""
-    row = _found(request)
+    row = found(request, "files", "No such File object")
     store = desk_of(request).store
     for job in store.all("jobs"):
         in_use = row["id"] in (job["training_file"], job["validation_file"])
@@ -128,12 +131,23 @@ async def delete(request: web.Request) -> web.Response:
     return json_response({"id": row["id"], "object": "file", "deleted": True})
 
 
-def _found(request: web.Request) -> dict[str, Any]:
+def seen(request: web.Request, table: str) -> list[Row]:
+    """The rows of files or jobs that the client may see, the newest first."""
+    return [row for row in desk_of(request).store.all(table) if request[CLIENT].may_see(row)]
+
+
+def found(request: web.Request, table: str, missing: str) -> Row:
+    """The row that the path names. NotFound, beginning with `missing`: there is none, or it is another key's."""
     id = request.match_info["id"]
-    row = desk_of(request).store.get("files", id)
-    if row is None:
-        raise NotFound(f"No such File object: {id[:100]}")
+    row = desk_of(request).store.get(table, id)
+    if row is None or not request[CLIENT].may_see(row):
+        raise NotFound(f"{missing}: {id[:100]}")
     return row
+
+
+def shown(row: Row) -> Row:
+    """A row without what is not the client's to know."""
+    return {name: value for name, value in row.items() if name not in _HIDDEN}
 
 
 def listed(request: web.Request, rows: list[Row], default: int = 20) -> dict[str, Any]:

@@ -8,20 +8,19 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest, NotFound, unkept
+from logitless.engine.errors import InvalidRequest, unkept
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
 from logitless.server.api.context import CONTEXT, encode_json, json_response, to_thread
-from logitless.server.api.openai.files import listed
+from logitless.server.api.openai.files import found, listed, seen, shown
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
+from logitless.server.clients import CLIENT
 from logitless.server.protocol.fine_tuning import new_job
-
-_HIDDEN = ("model_name", "path")
 
 
 async def create(request: web.Request) -> web.Response:
     """POST /v1/fine_tuning/jobs."""
-    context, tuning = request.app[CONTEXT], tuning_of(request)
+    context, tuning, client = request.app[CONTEXT], tuning_of(request), request[CLIENT]
     config, _ = context.config, context.writer
     names = {config.model, config.model_path, tuning.base, *config.aliases}
     n_ctx = tuning.engine.hparams.n_ctx_train
@@ -30,7 +29,7 @@ async def create(request: web.Request) -> web.Response:
         name = body.get("model")
         if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
             body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
-        return new_job(body, tuning.store, tuning.base, names, n_ctx)
+        return new_job(body, tuning.store, tuning.base, names, n_ctx, client.may_see) | {"owner": client.owner}
 
     job = await context.parsed(request, parse)
 
@@ -43,17 +42,17 @@ async def create(request: web.Request) -> web.Response:
     except OSError as error:
         raise unkept("the job cannot be kept", error) from None
     tuning.created()
-    return json_response(_shown(job))
+    return json_response(shown(job))
 
 
 async def jobs(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs."""
-    return json_response(listed(request, [_shown(job) for job in desk_of(request).store.all("jobs")]))
+    return json_response(listed(request, [shown(job) for job in seen(request, "jobs")]))
 
 
 async def job(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}."""
-    return json_response(_shown(_found(request)))
+    return json_response(shown(_found(request)))
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -77,13 +76,13 @@ async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> w
         raise unkept("the job cannot be changed", error) from None
     if changed is None:
         raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
-    return json_response(_shown(changed))
+    return json_response(shown(changed))
 
 
 async def checkpoints(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}/checkpoints."""
     rows = desk_of(request).store.checkpoints(_found(request)["id"])
-    return json_response(listed(request, [_shown(row) for row in rows], 10))
+    return json_response(listed(request, [shown(row) for row in rows], 10))
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -125,12 +124,4 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 def _found(request: web.Request) -> Row:
-    id = request.match_info["id"]
-    row = desk_of(request).store.get("jobs", id)
-    if row is None:
-        raise NotFound(f"Could not find fine tune: {id[:100]}")
-    return row
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in _HIDDEN}
+    return found(request, "jobs", "Could not find fine tune")
