@@ -1,8 +1,8 @@
 """Disk cache of all backends: kernels, pipelines, programs. Lost files are made again.
 
-The cache holds machine code, so a file counts only if it belongs to this user (or root), nobody else
-can write it, and its checksum covers its name and content. A cache that cannot be written falls back
-to a folder of this user in the system's temporary folder, with one line in the log.
+The cache holds machine code, so a file counts only if it belongs to this user (or root), nobody
+else can write it, and its checksum covers its name and content. A cache that cannot be written
+falls back to a folder of this user in the system's temporary folder, with one line in the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def cache_folder() -> Path:
 
 
 def writable_folder() -> Path:
-    """The cache folder if it can be written, else the fallback: for drivers that keep files themselves."""
+    """The cache folder if it can be written, else the fallback: for drivers that keep files
+    themselves."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,8 @@ class AsyncEngine:
     def __init__(self) -> None:
         self.latency = Latencies()
         self.served: LoadedModel | None = None  # None: still loading
-        self.listeners: set[asyncio.Event] = set()  # set whenever something about a fine-tuning job is new
+        # set whenever something about a fine-tuning job is new
+        self.listeners: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop
         self._loaded: asyncio.Future[LoadedModel]
         self._ended: asyncio.Future[None]
@@ -109,7 +110,8 @@ class AsyncEngine:
         """Start the engine thread, which loads the model; returns at once."""
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
-        self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks an error as retrieved
+        # marks an error as retrieved
+        self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._ended = self._loop.create_future()
         self._drained = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(build,), name="engine", daemon=True)
@@ -304,7 +306,8 @@ class AsyncEngine:
                     self._inbox.popleft()(served.scheduler)
                 if self._stopping:
                     break
-                waiting = served.scheduler.idle or not self._states  # cancelled sequences need no steps
+                # cancelled sequences need no steps
+                waiting = served.scheduler.idle or not self._states
                 began = time.perf_counter()
                 left = ALONE if waiting else slicer.left
                 if background is not None and background.ready and left > 0:

@@ -14,7 +14,8 @@ from logitless.models.adapters.stacked_lora import Mix
 
 BLOCK_SIZE = PAGE  # tokens of a KV block
 LEAST_BESIDE = 8  # tokens of a mixed batch, at least: matrix products are fastest by eight rows
-APART = (64, 16)  # tokens of a preemptible prefill chunk: larger ones are faster, but have longer parts
+# tokens of a preemptible prefill chunk: larger ones are faster, but have longer parts
+APART = (64, 16)
 I32 = npt.NDArray[np.int32]
 
 
@@ -30,14 +31,18 @@ class UBatch:
     tokens: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)  # slot mapping: block × BLOCK_SIZE + position mod BLOCK_SIZE
+    # slot mapping: block × BLOCK_SIZE + position mod BLOCK_SIZE
+    cells: list[int] = field(default_factory=list)
     out: list[int] = field(default_factory=list)
     rows: list[Row | None] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)  # -1: the sampled token itself
-    copies: list[tuple[int, int]] = field(default_factory=list)  # block copies (from, to), done first
-    tables: dict[int, list[int]] = field(default_factory=dict)  # slot → whole block table, if changed
+    # block copies (from, to), done first
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    # slot → whole block table, if changed
+    tables: dict[int, list[int]] = field(default_factory=dict)
     mixes: dict[int, Mix] = field(default_factory=dict)  # slot → its LoRA adapters, if it has any
-    weights: int = 0  # full finetune of all tokens (models/adapters/full_finetunes.py); 0: base model
+    # full finetune of all tokens (models/adapters/full_finetunes.py); 0: base model
+    weights: int = 0
     n_top: int = 0  # log-probabilities per row: 0 none, else 1 + top n
     n_probs: int = 0  # post-sampling probabilities per row
     n_streams: int = 0  # decoding sequences without draft tokens
@@ -48,7 +53,8 @@ class UBatch:
     window_cells: list[int] = field(default_factory=list)
     window_copies: list[tuple[int, int]] = field(default_factory=list)
     window_tables: dict[int, list[int]] = field(default_factory=dict)
-    # MTP (models/architectures/mtp.py): hidden-state rows of the token before, and of the token itself.
+    # MTP (models/architectures/mtp.py): hidden-state rows of the token before, and of the token
+    # itself.
     hidden_before: list[int] = field(default_factory=list)
     hidden_to: list[int] = field(default_factory=list)
     mtp: bool = False  # run the MTP head instead of the model

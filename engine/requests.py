@@ -17,7 +17,8 @@ class CompletionRequest:
 
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    n_predict: int = -1  # most tokens to generate; -1: until a stop or a full context; 0: prefill only
+    # most tokens to generate; -1: until a stop or a full context; 0: prefill only
+    n_predict: int = -1
     stop: tuple[str, ...] = ()  # stop strings, not part of the text
     ignore_eos: bool = False  # end tokens are also in sampling.logit_bias with -inf
     cache_prompt: bool = True
@@ -28,8 +29,10 @@ class CompletionRequest:
     n_keep: int = 0  # context shift: tokens of the prompt that stay; -1: all
     n_discard: int = 0  # context shift: tokens that are dropped; 0: half of the rest
     n_indent: int = 0
-    t_max_predict_ms: float = 0  # 0: no limit; checked after the first newline, as llama-server does
-    prompt_logprobs: int | None = None  # n: log-probabilities of each prompt token and of the n likeliest ones
+    # 0: no limit; checked after the first newline, as llama-server does
+    t_max_predict_ms: float = 0
+    # n: log-probabilities of each prompt token and of the n likeliest ones
+    prompt_logprobs: int | None = None
     return_progress: bool = False
     lora: Lora | None = None  # adapters by id with their scales; None: the server's default scales
     special: bool = False  # show special tokens as text
@@ -38,7 +41,8 @@ class CompletionRequest:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     verify: bool = False  # end at the first token that differs from the client's draft
     reasoning: ReasoningLimit | None = None
-    preserved: frozenset[int] = frozenset()  # special tokens that are shown even if `special` is False
+    # special tokens that are shown even if `special` is False
+    preserved: frozenset[int] = frozenset()
 
     @property
     def shows_end(self) -> bool:
@@ -114,7 +118,8 @@ class Finished:
     timings: Timings = field(default_factory=Timings)
     rng_used: tuple[int, int] = (0, 0)  # see SamplingParams
     prediction: tuple[int, int] = (0, 0)  # tokens of the client's draft: accepted, rejected
-    prompt_probs: tuple[TokenProb | None, ...] = ()  # one per prompt token if asked for; the first is None
+    # one per prompt token if asked for; the first is None
+    prompt_probs: tuple[TokenProb | None, ...] = ()
     stop_token: int | None = None  # of the request's stop_token_ids
 
 

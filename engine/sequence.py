@@ -14,7 +14,8 @@ from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.speculation.draft_state import Drafts
 from logitless.models.adapters.stacked_lora import BASE, Choice
 
-FIRST_TOKENS = 8  # warm-up of a stream: prompts that arrive during it count as arrived together with its own
+# warm-up of a stream: prompts that arrive during it count as arrived together with its own
+FIRST_TOKENS = 8
 PATIENCE = 100  # later requests that a level of priority overtakes
 
 
@@ -40,8 +41,10 @@ class Sampler(Protocol):
 
     def feeds_after(self, draft: list[int], n_dist: int, n_xtc: int, /) -> Row: ...
 
-    n_candidates: int  # tokens that the device gives `choose`; 0: the device chooses, and `accept` is called
-    left: tuple[list[int], list[float], float] | None  # candidates after `choose`: ids, probabilities, the chosen one's
+    # tokens that the device gives `choose`; 0: the device chooses, and `accept` is called
+    n_candidates: int
+    # candidates after `choose`: ids, probabilities, the chosen one's
+    left: tuple[list[int], list[float], float] | None
 
     def accept(self, word: int, /) -> int: ...
 
@@ -51,10 +54,11 @@ class Sampler(Protocol):
 
 
 class Sequence:
-    """One request being generated. Its *uncomputed* tokens are not in the KV cache yet; each step computes some.
+    """One request being generated. Its *uncomputed* tokens are not in the KV cache yet; each step
+    computes some.
 
-    A sequence is started while it has blocks: a preempted one has lost its blocks and nothing else, and all of its
-    tokens are uncomputed again.
+    A sequence is started while it has blocks: a preempted one has lost its blocks and nothing else,
+    and all of its tokens are uncomputed again.
     """
 
     __slots__ = (
@@ -127,7 +131,8 @@ class Sequence:
         self.started = False
         self.late = False  # its grammar mask is pending
         self.resumed = False  # has been preempted
-        self.throttled = True  # its prefill is throttled: it is long, or streams were past their warm-up before it
+        # its prefill is throttled: it is long, or streams were past their warm-up before it
+        self.throttled = True
         self.n_lost = 0  # tokens computed when it lost its blocks
         self.refused_at = -1  # RunningSet.n_released when it last found too few blocks to start
         self.served = 0  # step of its last turn, if not all sequences have one in each step
@@ -198,7 +203,8 @@ class Sequence:
 
 
 class Slot:
-    """The place of one running sequence. It keeps the last one: its cached tokens, and its state for /slots."""
+    """The place of one running sequence. It keeps the last one: its cached tokens, and its state
+    for /slots."""
 
     __slots__ = ("cached", "choice", "id", "last_used", "n_computable", "n_ctx", "salt", "sequence")
 

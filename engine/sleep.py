@@ -90,5 +90,6 @@ class Sleep:
 
 def _trim() -> None:
     """Have glibc return free memory to the system; other allocators do so by themselves, or cannot."""
-    with suppress(OSError, AttributeError, TypeError):  # no such library (TypeError: Windows), or no such function
+    # no such library (TypeError: Windows), or no such function
+    with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

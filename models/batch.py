@@ -204,7 +204,8 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # caches after the write, by layer
+    # caches after the write, by layer
+    stored: dict[int, list[Tensor]] = field(default_factory=dict)
     left: dict[int, list[Tensor]] = field(default_factory=dict)  # nodes that write states, by layer
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:

@@ -47,7 +47,9 @@ class Model:
     weights: Weights
     rotary: Rotary
     nextn: Weights | None = (
-        None  # of the block behind the layers that guesses (models/architectures/mtp.py), where it is loaded
+        # of the block behind the layers that guesses (models/architectures/mtp.py), where it is
+        # loaded
+        None
     )
 
     def adapted(self, low_rank: LowRank) -> Model:
@@ -107,7 +109,8 @@ class Model:
         architecture = self.hparams.architecture
         if "cls" in w:
             x = w.linear("cls", x)
-            x = feed_forward.activated(self.hparams, x) if architecture.ranking.of_mean else softcap(x, cap=1.0)  # tanh
+            # tanh
+            x = feed_forward.activated(self.hparams, x) if architecture.ranking.of_mean else softcap(x, cap=1.0)
         x = w.norm("cls.norm", x, self.hparams)
         x = w.linear("cls.output", x) if "cls.output" in w else x
         return softmax(x) if architecture.ranking.softmax else x

@@ -48,7 +48,8 @@ BINARY = {
     "glu_silu": "SILU(a) * b",
     "glu_gelu": "GELU(a) * b",
 }
-BROADCAST = ("add", "sub", "mul", "div")  # those that numpy's broadcasting in full is worth a kernel for
+# those that numpy's broadcasting in full is worth a kernel for
+BROADCAST = ("add", "sub", "mul", "div")
 PARAMETER = {"scale": "factor", "softcap": "cap"}
 MAX_DIMS = 4
 
@@ -62,7 +63,8 @@ for _name, _formula in UNARY.items():
         functions=FUNCTIONS,
     )
 for _name, _formula in BINARY.items():
-    # b has the same shape (period n), is one row for all (period of a row), or one number (period 1)
+    # b has the same shape (period n), is one row for all (period of a row), or one number (period
+    # 1)
     Kernel(
         f"binary_{_name}",
         [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],

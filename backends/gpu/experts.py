@@ -13,7 +13,8 @@ from logitless.graph.tensor import Tensor
 WG = 64
 
 
-# An expert's rank is how many others are before it; of equal ones the first is. NaN is below everything.
+# An expert's rank is how many others are before it; of equal ones the first is. NaN is below
+# everything.
 Kernel(
     "top_experts",
     [Arg("LOGITS", "f32"), Arg("Y", "i32", "w")],
@@ -67,7 +68,8 @@ Kernel(
   }""",
     wg=WG,
 )
-# A thread has an expert: it counts the rows of those before, and then gives its own rows their places, in order.
+# A thread has an expert: it counts the rows of those before, and then gives its own rows their
+# places, in order.
 Kernel(
     "expert_order",
     [Arg("IDS", "i32"), Arg("ORDER", "i32", "w")],

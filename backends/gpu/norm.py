@@ -6,7 +6,8 @@ from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, n_elements, rows_of
 from logitless.graph.tensor import Tensor
 
-# Partial sums of a row: 256, then 16; one thread alone has 64, lavapipe's have 16. The last are added one by one.
+# Partial sums of a row: 256, then 16; one thread alone has 64, lavapipe's have 16. The last are
+# added one by one.
 WG = 256
 # What 1 / the root of a row's mean square is, as `k`.
 SCALE = """

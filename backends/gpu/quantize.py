@@ -17,7 +17,8 @@ from logitless.graph.tensor import ALIASES, Tensor
 
 ALIGNMENT = 64  # bytes
 WORDS = 11  # of 32 rounded activations: eight of four bytes, their scale, and the sums of each 16
-# Eight threads have a block of 32, four numbers x each: number `block`, and `inside` or not to be stored.
+# Eight threads have a block of 32, four numbers x each: number `block`, and `inside` or not to be
+# stored.
 ROUND = f"""
     uint j = LID % 8u, team = LID - j, at = block * {WORDS}u;
     float most = 0.0f;
@@ -101,7 +102,8 @@ Kernel(
     cpu=(),
     local=LOCAL,
 )
-MAKERS = {"rms_norm": "rms_norm_rounded", "attention_join": "attention_join_rounded"}  # what Y can be rounded by
+# what Y can be rounded by
+MAKERS = {"rms_norm": "rms_norm_rounded", "attention_join": "attention_join_rounded"}
 
 
 def rounding(x: Tensor, shape: Shape) -> Dispatch:

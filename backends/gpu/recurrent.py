@@ -7,7 +7,8 @@ from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, g
 from logitless.graph.tensor import Tensor
 
 WG = 64
-SIZE, COLUMNS, PARTS = 256, 16, 8  # the most rows of a head's state; columns of a group, and threads of each
+# the most rows of a head's state; columns of a group, and threads of each
+SIZE, COLUMNS, PARTS = 256, 16, 8
 
 Kernel(
     "text_begins",
@@ -16,7 +17,8 @@ Kernel(
     "  FOR_EACH(t, n) Y[t] = START[t] == INT(t % length) ? 0 : -1;",
     wg=WG,
 )
-# Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's first row here.
+# Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's
+# first row here.
 SEEN = """
 #define OLDER(d) S[((state + 1u) * (size - 1u) - ((d) - back)) * n_columns + c]
 #define SEEN(d) ((d) <= back ? X[(t - (d)) * n_columns + c] : OLDER(d))
@@ -49,7 +51,8 @@ Kernel(
     wg=WG,
     functions=SEEN,
 )
-# A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in the group's memory.
+# A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in
+# the group's memory.
 Kernel(
     "linear_attention",
     [

@@ -12,7 +12,8 @@ from logitless.graph.tensor import Tensor
 WG, MAX_DIMS = 128, 4
 Axes = tuple[int, ...]
 
-# n elements in n0 × n1 × n2 × n3: from x_at + i·a to y_at + i·b, as words or (for `move_add`) added as floats.
+# n elements in n0 × n1 × n2 × n3: from x_at + i·a to y_at + i·b, as words or (for `move_add`) added
+# as floats.
 for _name, _type, _how in (("move", "u32", "Y[to] = X[from]"), ("move_add", "f32", "Y[to] = Y[to] + X[from]")):
     Kernel(
         _name,

@@ -52,7 +52,8 @@ class OpenCLBackend(Backend):
         self._queue = cl.CommandQueue(self._context)
         self.identity = f"{info.description} {info.driver}"
         self.programs = Programs(self._context, self.identity, self.shape)
-        self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None  # this process' memory is the device's
+        # this process' memory is the device's
+        self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None
         self._scratch: Memory | None = None  # of whichever program runs
         self._sending: list[Any] = []  # what uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong
@@ -72,7 +73,8 @@ class OpenCLBackend(Backend):
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         size, flags = -(-nbytes // 4) * 4 + SLACK, self._cl.mem_flags
         try:
-            if self._slabs is not None:  # in large pages, which drivers do not ask for, and zero already
+            # in large pages, which drivers do not ask for, and zero already
+            if self._slabs is not None:
                 host_array = self._slabs.take(size)
                 buffer = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host_array)
                 return Memory(buffer, nbytes)

@@ -70,7 +70,8 @@ class CallFailed(cl.Error):
 @functools.cache
 def _functions() -> dict[str, Any]:
     """The loader's functions by name. DeviceError where the loader cannot be reached."""
-    for library in (cl._cl.__file__, "OpenCL.dll"):  # Windows finds no functions of what a library is linked with
+    # Windows finds no functions of what a library is linked with
+    for library in (cl._cl.__file__, "OpenCL.dll"):
         try:
             loader = ctypes.PyDLL(library)
             functions = {name: getattr(loader, name) for name in ARGUMENTS}
@@ -106,7 +107,8 @@ class Launches:
         self._enqueue = ctypes.cast(self._functions["clEnqueueNDRangeKernel"], POINTER)
         self._kernels: list[int] = []
         release = self._functions["clReleaseKernel"]
-        weakref.finalize(self, _each, release, self._kernels).atexit = False  # the driver may be gone by then
+        # the driver may be gone by then
+        weakref.finalize(self, _each, release, self._kernels).atexit = False
 
     def add(self, program: Any, name: str, arguments: Sequence[bytes], groups: Sequence[int], threads: int) -> None:
         """Add a kernel of a program. `arguments` are raw bytes; memory that they point to is

@@ -71,4 +71,5 @@ class Programs:
 def use_cache_of_pocl() -> None:
     """Put PoCL's disk cache beside ours. PoCL reads the variable once, when it starts."""
     os.environ.setdefault("POCL_CACHE_DIR", str(disk_cache.writable_folder() / "pocl"))
-    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # pyopencl's own would keep a second copy of every program
+    # pyopencl's own would keep a second copy of every program
+    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")

@@ -24,7 +24,8 @@ TRANSFER_READ, TRANSFER_WRITE = 0x800, 0x1000
 HOST_READ = 0x2000
 USAGE = 0x1 | 0x2 | 0x20 | 0x20000  # transfer source and destination, storage, device address
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
-ORDINARY = 15  # all of these; memory types with other flags are protected, uncached or made for tiles
+# all of these; memory types with other flags are protected, uncached or made for tiles
+ORDINARY = 15
 ALLOCATE_DEVICE_ADDRESS = 2
 QUEUE_COMPUTE = 2
 RESETTABLE = 2  # command buffers of a pool, one by one

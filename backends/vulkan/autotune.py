@@ -31,12 +31,15 @@ from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, variable
 
 log = logging.getLogger("logitless.devices")
-DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"  # 1: wherever a device has them, 0: nowhere
-SIZES = ((64, 256, 1024), (256, 4096, 1024))  # rows, outputs and depth of the products that are timed
+# 1: wherever a device has them, 0: nowhere
+DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"
+# rows, outputs and depth of the products that are timed
+SIZES = ((64, 256, 1024), (256, 4096, 1024))
 TURNS = 4  # of each kernel, by turns; the first does not count
 GROWTH = 64  # from one size to the next
 BUDGET_S = 0.25  # for all of them, beside compiling what is needed anyway
-# Matrices of few rows do not fill a large GPU: rows that are timed, and where matrices begin if they win there.
+# Matrices of few rows do not fill a large GPU: rows that are timed, and where matrices begin if
+# they win there.
 ROWS = ((96, 65), (48, LEAST_ROWS))
 MOST_ROWS = 129  # where they begin if they win in none
 
@@ -85,7 +88,8 @@ def known(info: DeviceInfo) -> Choice | None:
 def measure(backend: Tunable) -> Choice:
     """Time both kernels on a device that has both, and cache the choice."""
     before, path = backend.shape, _path(backend.device.info)
-    _keep(path, Choice(False, "the driver did not survive the trial"))  # the next start is not to find out again
+    # the next start is not to find out again
+    _keep(path, Choice(False, "the driver did not survive the trial"))
     try:
         choice = _race(backend)
     except DeviceLost:
@@ -111,7 +115,8 @@ def _path(info: DeviceInfo) -> Path:
 def _race(backend: Tunable) -> Choice:
     begun, dots, matrices, finished = time.perf_counter(), 0.0, 0.0, True
     for size in SIZES:
-        if 4 * GROWTH * max(dots, matrices) > BUDGET_S:  # two turns of both kernels: what is known must do
+        # two turns of both kernels: what is known must do
+        if 4 * GROWTH * max(dots, matrices) > BUDGET_S:
             finished = False
             break
         dots, matrices, right = _timed(backend, *size, begun)

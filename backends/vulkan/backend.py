@@ -183,7 +183,8 @@ class VulkanProgram:
         self.recording = Recording(backend.device)
         self.recording.begin()
         self._keep: dict[int, Memory] = {}  # what the recording refers to
-        self._places: dict[Tensor, tuple[Location, Range | None]] = {}  # and the range where order matters
+        # and the range where order matters
+        self._places: dict[Tensor, tuple[Location, Range | None]] = {}
         for d in work:
             self._launch(d)
         self.recording.finish()

@@ -14,7 +14,8 @@ from logitless.backends.vulkan.api import COMPUTE, binding, listed
 F32, I8, I32 = 1, 3, 5  # VkComponentTypeKHR
 SUBGROUP = 3  # VK_SCOPE_SUBGROUP_KHR
 NEEDS = {"cooperativeMatrix", "shaderInt8", "vulkanMemoryModel", "subgroupSizeControl", "computeFullSubgroups"}
-CPU, CPU_SUBGROUP = 4, 8  # lavapipe (Mesa 26.2) crashes where its vectors do not have the matrices' 8 columns
+# lavapipe (Mesa 26.2) crashes where its vectors do not have the matrices' 8 columns
+CPU, CPU_SUBGROUP = 4, 8
 SIZES = (8, 16, 32)  # of rows, columns and depth, in what the kernels' tiles and local memory allow
 
 

@@ -94,7 +94,8 @@ class Device:
         self.type_flags = [int(memory.memoryTypes[i].propertyFlags) for i in range(memory.memoryTypeCount)]
         both = api.HOST_VISIBLE | api.HOST_COHERENT
         unified = info.kind in ("integrated", "cpu") and mapped
-        # A unified memory is read in place; otherwise results are copied to memory that the host reads fast.
+        # A unified memory is read in place; otherwise results are copied to memory that the host
+        # reads fast.
         self._kinds = {
             "device": (both | api.DEVICE_LOCAL | api.HOST_CACHED,) if unified else (api.DEVICE_LOCAL,),
             "feeds": (both | api.DEVICE_LOCAL, both) if mapped else (both,),
@@ -111,10 +112,12 @@ class Device:
         semaphore = keep.struct("SemaphoreCreateInfo", pNext=kind)
         check(lib.vkCreateSemaphore(self.handle, semaphore, ffi.NULL, out), "vkCreateSemaphore")
         self.semaphore = out
-        self._value = ffi.new("uint64_t *")  # of the last submission; the semaphore reaches it when that is done
+        # of the last submission; the semaphore reaches it when that is done
+        self._value = ffi.new("uint64_t *")
         self.ended = 0  # the last of which that is known
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
-        self._garbage: list[tuple[Any, Any]] = []  # buffer (None of commands) and memory, or commands
+        # buffer (None of commands) and memory, or commands
+        self._garbage: list[tuple[Any, Any]] = []
         self._keep = keep = Keep()
         timeline = keep.struct("TimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1)
         timeline.pSignalSemaphoreValues = self._value

@@ -62,7 +62,8 @@ class DeviceInfo:
     extensions: frozenset[str]
     queue_family: int
     fast_dots: bool  # integer dot products of packed bytes are instructions of the device
-    matrices: matrices.Matrices | None  # what the kernels with cooperative matrices use on this device
+    # what the kernels with cooperative matrices use on this device
+    matrices: matrices.Matrices | None
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     max_invocations: int
     identity: bytes  # of device and driver version: caches are kept under it

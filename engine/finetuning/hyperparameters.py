@@ -12,7 +12,8 @@ from logitless.training.schedule import default_warmup
 if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import I32
 
-BATCH_TOKENS = 512  # tokens of a step, about: fewer leave the device idle, more learn less from the same data
+# tokens of a step, about: fewer leave the device idle, more learn less from the same data
+BATCH_TOKENS = 512
 FILLED = 0.95  # part of a batch's windows that its examples fill, so that few batches need one more
 MIN_STEPS = 50  # steps of a run that batch_size "auto" leaves, if there are so many examples
 MOST_EXAMPLES = 256  # of a batch with batch_size "auto"

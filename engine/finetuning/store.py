@@ -78,7 +78,8 @@ class Store:
                 try:
                     return call()
                 except sqlite3.Error as error:
-                    code = getattr(error, "sqlite_errorcode", 0)  # 0: an error of the module, such as after `close`
+                    # 0: an error of the module, such as after `close`
+                    code = getattr(error, "sqlite_errorcode", 0)
                     if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                         raise self._refused(error, code) from None
             time.sleep(RETRY)
@@ -217,7 +218,8 @@ class Store:
             "data": data or {},
         }
         sql = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
-        # the job waits for metrics after each optimizer step; a power failure repeats the step anyway
+        # the job waits for metrics after each optimizer step; a power failure repeats the step
+        # anyway
         self._run(sql, row["id"], job, step, _json(row), durable=type != "metrics")
         return row
 

@@ -64,7 +64,8 @@ class FineTuningWorker:
         server runs, if other servers share the store; None: all.
         """
         self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
-        self._keeper = store.patient()  # store for off-thread tasks, which may wait for other processes
+        # store for off-thread tasks, which may wait for other processes
+        self._keeper = store.patient()
         self._names = names
         self._tokenizer, self._template = tokenizer, template
         self.on_change = on_change

@@ -70,7 +70,8 @@ class BlockPool:
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
         self.refs = [0] * n_blocks
-        self.free = list(range(n_blocks - 1, -1, -1))  # a stack: deterministic, prefers recently used blocks
+        # a stack: deterministic, prefers recently used blocks
+        self.free = list(range(n_blocks - 1, -1, -1))
 
     @property
     def n_used(self) -> int:

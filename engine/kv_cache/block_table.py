@@ -40,8 +40,10 @@ class BlockTable:
         self.root = root
         self.node = root  # of the last full block that is cached
         self.n_committed = 0  # tokens in full blocks that are cached
-        self.copy: tuple[int, int] | None = None  # pending copy (from, to); holds a reference to `from`
-        self.shifted = False  # some keys were moved from other positions (engine/kv_cache/cache_reuse.py)
+        # pending copy (from, to); holds a reference to `from`
+        self.copy: tuple[int, int] | None = None
+        # some keys were moved from other positions (engine/kv_cache/cache_reuse.py)
+        self.shifted = False
         # Sliding-window KV group (engine/kv_cache/sliding_window.py).
         self.window_blocks: list[int] = []
         self.n_window_passed = 0  # blocks that the window has left
@@ -49,7 +51,8 @@ class BlockTable:
         # Recurrent state (engine/kv_cache/recurrent_state.py).
         self.state_row = 0  # row that the next step reads
         self.state_at = 0  # tokens that this state has seen
-        self.state_writes: dict[int, int] = {}  # rows that the step writes, by number of tokens computed
+        # rows that the step writes, by number of tokens computed
+        self.state_writes: dict[int, int] = {}
         self.marks: set[int] = set()  # numbers of tokens after which other sequences may branch off
         # Context shift (engine/kv_cache/context_shift.py).
         self.n_dropped = 0  # tokens discarded; from then on the blocks are this sequence's alone

@@ -53,7 +53,8 @@ class HostCache:
         self.nbytes = 0
         self.n_saved = 0
         self.n_restored = 0
-        self._blocks: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (bit mask of slots, bytes)
+        # (bit mask of slots, bytes)
+        self._blocks: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)

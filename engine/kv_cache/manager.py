@@ -15,7 +15,8 @@ from logitless.engine.kv_cache.recurrent_state import NOTHING, RecurrentStates
 from logitless.engine.kv_cache.sliding_window import SlidingWindowBlocks, WindowStore
 from logitless.engine.sequence import Sequence, Slot
 
-NEAR_END = 8  # tokens before a prompt's end that the next chat turn may render differently (an opened <think>)
+# tokens before a prompt's end that the next chat turn may render differently (an opened <think>)
+NEAR_END = 8
 MARK_EVERY = 4096  # tokens of a prompt between checkpoints of recurrent state
 AHEAD = 64 << 20  # bytes of idle blocks that are offloaded before they must be evicted
 
@@ -110,7 +111,8 @@ class KVCacheManager:
             seq.kv.marks.clear()
             seq.kv.mark(match.n_cached, n_computed)
             seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
-        if self.states is not None and self.host is not None and self.keep_idle:  # which offloads evicted states
+        # which offloads evicted states
+        if self.states is not None and self.host is not None and self.keep_idle:
             for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
                 seq.kv.mark(position, n_computed)
         return n_computed
@@ -137,7 +139,8 @@ class KVCacheManager:
         )
 
     def _begin_block(self, seq: Sequence, source: int, window_block: int) -> bool:
-        """Continue in the partially matched block `source` (sliding window: `window_block`): copy on write.
+        """Continue in the partially matched block `source` (sliding window: `window_block`): copy
+        on write.
 
         Without a free block the sequence takes over the block itself if nobody else uses it.
         Returns False if neither is possible.
@@ -239,7 +242,8 @@ class KVCacheManager:
             if kv.shifted and tokens in kv.node.children:
                 break  # cached already, with other bits
             kv.node = self.prefixes.insert_full(kv.node, tokens, kv.blocks[i], 1 << slot.id)
-            if kv.node.block != kv.blocks[i]:  # another sequence was faster: share its block, the bits are the same
+            # another sequence was faster: share its block, the bits are the same
+            if kv.node.block != kv.blocks[i]:
                 kv.blocks[i] = kv.node.block
                 kv.uploaded = False
             if self.windows is not None:

@@ -110,14 +110,17 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
-        # sequences resume only at the end of a block, so shorter partial blocks stay (recurrent_state.py)
+        # sequences resume only at the end of a block, so shorter partial blocks stay
+        # (recurrent_state.py)
         self.by_ends = False
         self.root = Node(None, (), -1)
-        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # children and sequences hold theirs
+        # children and sequences hold theirs
+        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()
         self._roots[BASE] = self.root
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.on_forget: Callable[[Node], None] | None = None  # called when content leaves the cache
-        self.on_evict: Callable[[Node], None] | None = None  # called before a cached block is evicted
+        # called before a cached block is evicted
+        self.on_evict: Callable[[Node], None] | None = None
         self._node_of: list[Node | None] = [None] * pool.n_blocks
 
     @property

@@ -114,7 +114,8 @@ class SlidingWindowBlocks:
         cached_block = self._of.get(seq.kv.node)
         if cached_block is None:
             self.learn(seq.kv.node, seq.kv.window_blocks[i])
-        elif cached_block != seq.kv.window_blocks[i]:  # another sequence was faster: the bits are the same
+        elif cached_block != seq.kv.window_blocks[i]:
+            # another sequence was faster: the bits are the same
             self.release(seq.kv.window_blocks[i])
             seq.kv.window_blocks[i] = self.acquire(seq.kv.node)
             seq.kv.uploaded = False

@@ -113,7 +113,8 @@ def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotStat
     """
     path = folder / file_name(name)
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe has no end to wait for
+        # a pipe has no end to wait for
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
@@ -198,7 +199,8 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tupl
     if header.get("model") != kind.model:
         raise InvalidRequest(f"slot file '{name}' was saved with another model")
     for key in fields(kind):
-        value, expected = header.get(key.name, 0), getattr(kind, key.name)  # older files have no auxiliary state
+        # older files have no auxiliary state
+        value, expected = header.get(key.name, 0), getattr(kind, key.name)
         if value != expected:
             raise InvalidRequest(
                 f"slot file '{name}' was saved with {key.name} {str(value)[:32]}, this server has {expected}"

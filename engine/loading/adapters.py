@@ -1,4 +1,5 @@
-"""LoRA adapters that the options name: read, checked against the model, registered with the scheduler."""
+"""LoRA adapters that the options name: read, checked against the model, registered with the
+scheduler."""
 
 from __future__ import annotations
 

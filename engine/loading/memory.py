@@ -1,4 +1,5 @@
-"""Context size that fits into memory: bytes of the KV cache, from a model's header, against the machine's."""
+"""Context size that fits into memory: bytes of the KV cache, from a model's header, against the
+machine's."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def cache_bytes(
 
 
 def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_tokens: int, swa_full: bool) -> int:
-    """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights` bytes.
+    """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights`
+    bytes.
 
     OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is.
     """
@@ -119,7 +121,8 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
 
 
 def weights_nbytes(gguf: GGUFFile) -> int:
-    """Bytes of the weights in memory; the mapped file's own pages do not count, the system takes them back."""
+    """Bytes of the weights in memory; the mapped file's own pages do not count, the system takes
+    them back."""
     return sum(requantized_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
 
 
@@ -131,7 +134,8 @@ def cache_ram_bytes(mib: int | None) -> int | None:
 
 
 def total_memory() -> int:
-    """Bytes that this process may use: the machine's memory, or less where a control group limits it."""
+    """Bytes that this process may use: the machine's memory, or less where a control group limits
+    it."""
     pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/sys/fs/cgroup/memory.max") as f:

@@ -93,7 +93,8 @@ class OpenModel:
     adapters: ScaledAdapters
 
     def engine(self) -> ModelRunner:
-        """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run here."""
+        """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run
+        here."""
         return _engine(self.path, self.engine_options)
 
     def draft_engine(self, engine: ModelRunner) -> ModelRunner | None:
@@ -138,7 +139,8 @@ class OpenModel:
         """
         from logitless.backends.registry import prefetch_kernels
 
-        if self.options.device == "cpu":  # compile ahead; what other devices leave to the CPU is not known yet
+        # compile ahead; what other devices leave to the CPU is not known yet
+        if self.options.device == "cpu":
             prefetch_kernels()
         engine = self.engine()
         load_weights(engine)
@@ -172,12 +174,14 @@ class OpenModel:
 
 
 def demo_model() -> Path:
-    """The demo model that is shipped: 0.9 million parameters, trained on Shakespeare (scripts/demo-model)."""
+    """The demo model that is shipped: 0.9 million parameters, trained on Shakespeare
+    (scripts/demo-model)."""
     return Path(str(files("logitless.models"))) / "demo" / "shakespeare.gguf"
 
 
 def load_weights(engine: ModelRunner) -> None:
-    """Bring the weights to the devices. MemoryError, or OptionConflict with a hint: they have no room."""
+    """Bring the weights to the devices. MemoryError, or OptionConflict with a hint: they have no
+    room."""
     try:
         engine.load()
     except MemoryError as error:

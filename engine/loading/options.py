@@ -32,7 +32,8 @@ DRAFT_KINDS = "draft-simple, draft-mtp, ngram-simple, ngram-map-k, ngram-map-k4v
 
 
 class OptionError(ValueError):
-    """An option has a value that nobody can use. The line names it as the command line does: `--ctx-size`."""
+    """An option has a value that nobody can use. The line names it as the command line does:
+    `--ctx-size`."""
 
 
 class OptionConflict(OptionError):
@@ -59,7 +60,8 @@ class Option:
         return next(name for name in self.names.split() if name.startswith("--"))
 
     def check(self, value: Any) -> Any:
-        """The value in its own type, from that type or from the flag's text. OptionError: it has neither."""
+        """The value in its own type, from that type or from the flag's text. OptionError: it has
+        neither."""
         if value is None or value is self.default:
             return self.default
         try:
@@ -126,7 +128,8 @@ def _min_hits(kind: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of one model, checked. A value may also be the text that the flag takes ("vulkan:0,cpu").
+    """Options of one model, checked. A value may also be the text that the flag takes
+    ("vulkan:0,cpu").
 
     OptionError names the option whose value is wrong.
     """

@@ -1,4 +1,5 @@
-"""Layer placement from the options: the devices to open, and which layers and tensors each one gets."""
+"""Layer placement from the options: the devices to open, and which layers and tensors each one
+gets."""
 
 from __future__ import annotations
 

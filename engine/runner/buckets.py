@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from logitless.engine.batch import LEAST_BESIDE, UBatch, bucket, power_of_two, size_beside
 
-MOST_BESIDE = 128  # tokens of a mixed batch up to which it has one of the scheduler's sizes (size_beside)
-USUAL_STREAMS = 8  # decoding sequences up to which plans are made ahead; half as many in mixed batches
+# tokens of a mixed batch up to which it has one of the scheduler's sizes (size_beside)
+MOST_BESIDE = 128
+# decoding sequences up to which plans are made ahead; half as many in mixed batches
+USUAL_STREAMS = 8
 
 
 class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
@@ -78,8 +80,8 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens
     """Warm-up set: shapes that most servers need, likelier ones first.
 
     These are decode batches of up to `most` sequences, mixed batches and prefill batches.
-    `n_draft_tokens`: draft tokens of each sequence at most; above 0, draft and verification batches are
-    included.
+    `n_draft_tokens`: draft tokens of each sequence at most; above 0, draft and verification batches
+    are included.
     """
     n_streams = min(n_slots, most)
     beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]

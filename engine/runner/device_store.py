@@ -60,7 +60,8 @@ class DeviceBlocks(DeviceStore):
         self._prefault.used(int(np.where(table < self.n, table, 0).max(initial=0)))
 
     def prefault(self, request_waits: Callable[[], bool]) -> None:
-        """Prefault memory of the blocks that are used next, until `request_waits()`: a request waits."""
+        """Prefault memory of the blocks that are used next, until `request_waits()`: a request
+        waits."""
         self._prefault.run(request_waits)
 
 
@@ -81,7 +82,8 @@ class Prefault:
         largest = max((cache.nbytes for cache in self._caches), default=1)
         self._lead = LEAD // max(1, pool.nbytes)
         self._step = max(1, PIECE * self._n_blocks // largest)  # blocks of a piece
-        self._used = self._done = 0  # blocks used so far; pieces prefaulted, round-robin over the caches
+        # blocks used so far; pieces prefaulted, round-robin over the caches
+        self._used = self._done = 0
 
     def used(self, block: int) -> None:
         """Note that a step uses this block."""

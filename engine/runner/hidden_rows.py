@@ -21,7 +21,8 @@ class HiddenRows:
         self._n_turns = 2 * n_ubatch
         self.n = 1 + self._n_turns + n_slots + 1
         self._next = 0  # row counter: tokens that have had a row
-        self._spans: dict[int, tuple[int, list[Span]]] = {}  # by slot: the sequence's id, its last two steps
+        # by slot: the sequence's id, its last two steps
+        self._spans: dict[int, tuple[int, list[Span]]] = {}
 
     @property
     def spare(self) -> int:

@@ -63,7 +63,8 @@ NOT_SAMPLED = -2  # in mask_row
 class RunnerOptions:
     """Options of a model runner; names follow llama-server's flags."""
 
-    n_ctx: int = 0  # tokens in the KV cache; 0: the training context (times the slots, if not unified)
+    # tokens in the KV cache; 0: the training context (times the slots, if not unified)
+    n_ctx: int = 0
     n_slots: int = 4
     n_ubatch: int = 512
     unified: bool = True
@@ -77,7 +78,8 @@ class RunnerOptions:
     overrides: Overrides = NONE  # metadata that replaces the file's
     n_checkpoints: int = 2  # checkpoints of each slot (recurrent states, sliding windows)
     moves: str = ""  # flag that needs moves of KV entries, prepared at load; "": none
-    swa_full: bool = True  # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
+    # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
+    swa_full: bool = True
     n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
     block: str = ""  # file of the MTP head, if the model's file has none
 
@@ -124,7 +126,8 @@ class ModelRunner:
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
         self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_draft_tokens else None
-        self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
+        # op that failed a device's self-test and runs elsewhere → reason
+        self.rerouted: dict[str, str] = {}
         self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._beside = beside
@@ -205,7 +208,8 @@ class ModelRunner:
         if self.options.n_draft_tokens:  # the first draft plan loads the MTP head's weights
             self.session.cached_plan(MTP_DRAFT, lambda: self.build(MTP_DRAFT))
         self.cells.prepare_copies()
-        if not self.hparams.recurrent and self.window_kv is None:  # recurrent states and windows cannot drop tokens
+        # recurrent states and windows cannot drop tokens
+        if not self.hparams.recurrent and self.window_kv is None:
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
@@ -311,7 +315,7 @@ class ModelRunner:
         self.weight_sets.move_to(self.session, self.model)
         self.load()
 
-    # --- the graph ---------------------------------------------------------------------------------------------
+    # --- the graph --------------------------------------------------------------------------------
 
     def build(self, shape: Shape) -> list[Tensor]:
         """Graph of a step: nodes that only run, then nodes whose results are fetched."""
@@ -384,7 +388,7 @@ class ModelRunner:
             return self.embedder.everything()
         return self.build(Shape(self.options.n_ubatch, self.options.n_slots))
 
-    # --- a step ------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     def step(self, batch: UBatch) -> StepResult:
         """Run one ubatch.
@@ -394,7 +398,8 @@ class ModelRunner:
         blocks is gone.
         """
         shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
-        if self._beside is not None and self._beside.session is not self._other:  # it has replaced a lost device
+        # it has replaced a lost device
+        if self._beside is not None and self._beside.session is not self._other:
             self.devices = self._beside.devices
             self.wake()
             raise DeviceFailed("the devices have been replaced")

@@ -18,7 +18,8 @@ Fits = Callable[["Places | None"], bool]
 class PlacementOptions:
     """llama-server's flags for the devices beside the CPU."""
 
-    n_gpu_layers: int | None = None  # number of last layers, with the output layer; None: as many as fit
+    # number of last layers, with the output layer; None: as many as fit
+    n_gpu_layers: int | None = None
     split: bool = False  # split over all devices; else fill the first device, then the second
     shares: tuple[float, ...] = ()  # relative share of each device; (): by memory
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)

@@ -55,7 +55,8 @@ class PreemptiblePrefill:
         self._engine = engine
         self._depth = min(DEPTH, n_ctx_slot)
         self._plans: dict[int, PreemptiblePlan] = {}  # ready plans by number of tokens
-        self._longest: dict[int, float] = {}  # seconds of a ready plan's longest part in its last run; 0: unknown
+        # seconds of a ready plan's longest part in its last run; 0: unknown
+        self._longest: dict[int, float] = {}
         self._next: PreemptiblePlan | None = None  # plan that is being warmed up
         self._alone: list[float] = []  # seconds of decode steps of one sequence
         self._missing = [n for n in APART if n <= n_ubatch]
@@ -75,8 +76,8 @@ class PreemptiblePrefill:
         return self._longest
 
     def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
-        """Make the next plan and run it until its parts are cut, or until `request_waits()`: a request
-        waits.
+        """Make the next plan and run it until its parts are cut, or until `request_waits()`: a
+        request waits.
 
         Returns False if there is no plan left to make.
         """

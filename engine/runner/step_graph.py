@@ -23,7 +23,8 @@ class StepGraph:
 
     memory: PagedMemory
     sampler_state: Tensor  # (slots, N_STATE) f32
-    hidden: Tensor | None = None  # last hidden states for the MTP head (models/architectures/mtp.py)
+    # last hidden states for the MTP head (models/architectures/mtp.py)
+    hidden: Tensor | None = None
 
     def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).

@@ -60,8 +60,8 @@ class StepFeeds:
     """Writes batches to the input arrays of one plan: `room`, by name.
 
     Raises ValueError if the plan has an input that no step fills. Padding tokens belong to
-    `spare_slot` and write to the token slots `spare_cell` and `spare_window_cell` (sliding-window KV
-    group) and to the row `spare_hidden` (hidden_rows.py).
+    `spare_slot` and write to the token slots `spare_cell` and `spare_window_cell` (sliding-window
+    KV group) and to the row `spare_hidden` (hidden_rows.py).
 
     Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
     that its graph reads.
@@ -141,7 +141,8 @@ class SamplingFeeds:
         self._values, self._slot = room["sample.list_value"], room["sample.slot"]
         n_rows = len(self._slot)
         self._row_draws = len(self._draws) // max(1, n_rows)
-        self._written: list[tuple[Array, Array] | None] = [None] * n_rows  # params and chain of each row
+        # params and chain of each row
+        self._written: list[tuple[Array, Array] | None] = [None] * n_rows
 
     def write(self, rows: Sequence[Row | None], slots: Sequence[int]) -> None:
         """Write the rows of a batch. Rows that are None, and padding rows, sample nothing."""

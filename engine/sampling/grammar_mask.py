@@ -163,7 +163,8 @@ class TokenBitmasks:
     def __init__(self, constraint: GrammarConstraint) -> None:
         self._state = GrammarState(constraint)
         self._busy = threading.Lock()  # guards the grammar state
-        self._accepted: deque[int] = deque()  # accepted tokens that the grammar state has yet to take in
+        # accepted tokens that the grammar state has yet to take in
+        self._accepted: deque[int] = deque()
         self._problem: GrammarError | None = None  # why there are no masks any more
         self._job: Future[list[MaskResult]] = Future()
         self._rows: list[TokenBitmask] = []

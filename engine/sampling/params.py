@@ -1,7 +1,7 @@
 """Sampling parameters: the one declaration of each field that says how tokens are sampled.
 
-`SamplerParams` has a line for each number: type, default, limits, meaning, and the flag that sets the
-server's default. HTTP bodies and the Python API's parameters inherit these fields; the OpenAPI
+`SamplerParams` has a line for each number: type, default, limits, meaning, and the flag that sets
+the server's default. HTTP bodies and the Python API's parameters inherit these fields; the OpenAPI
 document, `generation_settings` and the command line read the declarations.
 """
 
@@ -117,7 +117,8 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
     dry_penalty_last_n: Annotated[int, _hard("DRY: tokens to look at; -1: all", "--dry-penalty-last-n", -1)] = -1
     dry_sequence_breakers: Annotated[
         tuple[str, ...],
-        Param("DRY: texts that end a repetition", least=1, most=64),  # each is looked for in every token
+        # each is looked for in every token
+        Param("DRY: texts that end a repetition", least=1, most=64),
     ] = ("\n", ":", '"', "*")  # each is looked for in every token of the vocabulary
     mirostat: Annotated[int, _soft("0: off, 1 or 2: its version", "--mirostat", 0, 2)] = 0
     mirostat_tau: Annotated[float, _soft("Mirostat: wanted surprise, tau", "--mirostat-ent")] = 5.0
@@ -130,15 +131,19 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(SamplerParams, frozen=True, kw_only=True):
-    """Sampling parameters of one sequence: the samplers' numbers, their chain, biases and constraint."""
+    """Sampling parameters of one sequence: the samplers' numbers, their chain, biases and
+    constraint."""
 
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None  # all others have a bias of -∞; None: every token is allowed
-    bad_words: tuple[tuple[int, ...], ...] = ()  # their token ids: a token that completes one has a bias of -∞
+    # all others have a bias of -∞; None: every token is allowed
+    allowed_token_ids: tuple[int, ...] | None = None
+    # their token ids: a token that completes one has a bias of -∞
+    bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0  # end tokens and stop_token_ids have a bias of -∞ before so many tokens
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the generation, beside the end tokens
-    rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
+    # words of the seed's selection and XTC generators that are used up
+    rng_used: tuple[int, int] = (0, 0)
     n_probs: int = 0
     post_sampling_probs: bool = False
     grammar: GrammarConstraint | None = None

@@ -49,7 +49,8 @@ def chain_codes(p: SamplingParams) -> list[int]:
     if "adaptive_p" in names:
         return [*codes, s.ADAPTIVE]
     if cold and p.dynatemp_range <= 0 and s.TEMPERATURE in codes and not {s.TYP_P, s.XTC} & set(codes):
-        # The likeliest token passes every filter, so only what changes logits matters, and what comes before that.
+        # The likeliest token passes every filter, so only what changes logits matters, and what
+        # comes before that.
         while codes and codes[-1] not in (s.PENALTIES, s.DRY):
             codes.pop()
         return [*codes, s.GREEDY]
@@ -164,11 +165,13 @@ class RowSampler:
         self._rest = codes_after_infill(p)
         self._vocab = vocab
         self.n_candidates = 0  # candidates that `choose` needs; 0: call `accept`
-        self.left: tuple[list[int], list[float], float] | None = None  # of the last choice (ids, p, the chosen's p)
+        # of the last choice (ids, p, the chosen's p)
+        self.left: tuple[list[int], list[float], float] | None = None
         if self._rest:
             self.n_candidates = min(N_CANDIDATES, p.top_k if s.TOP_K in codes else N_CANDIDATES, vocab.n_vocab)
             codes += self._rest
-        self.stateful = bool({s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE} & set(codes))  # rejected drafts would change mu
+        # rejected drafts would change mu
+        self.stateful = bool({s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE} & set(codes))
         self._vector = self._first = params_vector(p)
         if self.stateful:
             self._first = self._vector.copy()
@@ -345,7 +348,8 @@ class Generator:
 
     def __init__(self, seed: int) -> None:
         self._source = np.random.MT19937(0)
-        self._source._legacy_seeding(seed & 0xFFFFFFFF)  # init_genrand, as the C++ standard prescribes
+        # init_genrand, as the C++ standard prescribes
+        self._source._legacy_seeding(seed & 0xFFFFFFFF)
         self._words: list[int] = []
         self._at = 0
         self.n_used = 0

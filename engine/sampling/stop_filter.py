@@ -10,7 +10,8 @@ class StopFilter:
 
     The results of `push` and `finish`, concatenated, are the answer's text. The text has whole
     characters only, no stop string unless `keep_stop`, and ends before a line with too little
-    indentation (`n_indent`). A stop string counts where it ends after the first `min_tokens` tokens.
+    indentation (`n_indent`). A stop string counts where it ends after the first `min_tokens`
+    tokens.
     """
 
     __slots__ = ("_detokenizer", "_held", "_indent", "_keep_stop", "_n_indent", "_n_left", "_plain", "_stop", "ended")

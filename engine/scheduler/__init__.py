@@ -1,1 +1,2 @@
-"""Scheduler: admission, chunked prefill within a prefill budget, batch builder, output processor, preemption."""
+"""Scheduler: admission, chunked prefill within a prefill budget, batch builder, output processor,
+preemption."""

@@ -34,7 +34,8 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
 
 
 def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
-    """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are allocated already."""
+    """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are
+    allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
     tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
     for seq, n in group:
@@ -91,7 +92,8 @@ def prompt_rows(seq: Sequence, n: int) -> range:
 
 
 def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
-    first = len(batch.tokens) - n - seq.n_computed  # row of position 0, which may lie before the batch
+    # row of position 0, which may lie before the batch
+    first = len(batch.tokens) - n - seq.n_computed
     for p in prompt_rows(seq, n):
         batch.out.append(first + p)
         batch.rows.append(None)

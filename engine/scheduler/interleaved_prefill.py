@@ -1,10 +1,10 @@
 """Interleaved prefill: prompts computed between decode steps, in parts that decode steps preempt.
 
 Where even the smallest step with both would make streams stutter (a long context, a small model),
-prompts get steps of their own. Such a step stops as soon as the streams have waited long enough, and
-goes on after their next tokens. It is as large as is fast, however little of it fits between two
-tokens. Smaller chunks, which are usual elsewhere (Sarathi, arXiv 2308.16369), would read the prompt's
-context and the weights anew for each chunk.
+prompts get steps of their own. Such a step stops as soon as the streams have waited long enough,
+and goes on after their next tokens. It is as large as is fast, however little of it fits between
+two tokens. Smaller chunks, which are usual elsewhere (Sarathi, arXiv 2308.16369), would read the
+prompt's context and the weights anew for each chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Events = list[tuple[Sequence, Event]]
 
 
 class InterleavedPrefill:
-    """Runs at most one preemptible prefill chunk; its tokens count as computed only when it finishes."""
+    """Runs at most one preemptible prefill chunk; its tokens count as computed only when it
+    finishes."""
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class InterleavedPrefill:
         self._parts: Iterator[float] = iter(())
         self._active = False
         self._next_seconds = 0.0  # that the next part will take; 0: unknown
-        self._first_seconds = 0.0  # that the last chunk took to its first part: to find blocks, to write inputs
+        # that the last chunk took to its first part: to find blocks, to write inputs
+        self._first_seconds = 0.0
         self._tried = 0  # step in which a prompt that began last had a step with the streams tried
 
     def takes(self, seq: Sequence) -> bool:
@@ -66,14 +68,16 @@ class InterleavedPrefill:
         return seq is self.seq or (self._active and self._may_take(seq))
 
     def starts(self, seq: Sequence) -> None:
-        """Note that a prompt begins: its context is short as yet, so a mixed step may be fast, and is better then."""
+        """Note that a prompt begins: its context is short as yet, so a mixed step may be fast, and
+        is better then."""
         step = self._running.step
         seq.served = step - 1  # behind those that wait since earlier steps
         if step - self._tried >= RETRY:
             self._budget.crowded, self._tried = False, step
 
     def turn(self, events: Events) -> bool:
-        """Compute parts while the streams may wait; False if there was nothing to do. Raises DeviceFailed."""
+        """Compute parts while the streams may wait; False if there was nothing to do. Raises
+        DeviceFailed."""
         budget, seqs = self._budget, self._running.seqs
         if self.seq is None and not budget.crowded:
             self._active = False
@@ -114,7 +118,8 @@ class InterleavedPrefill:
         return seq.started and seq.n_schedulable > 1 and (seq.resumed or not seq.n_generated)
 
     def _begin(self, seconds: float) -> bool:
-        """Begin a chunk of the prompt whose turn is longest ago, with parts for turns of so many seconds.
+        """Begin a chunk of the prompt whose turn is longest ago, with parts for turns of so many
+        seconds.
 
         False: there is no prompt, or none for which there are blocks.
         """

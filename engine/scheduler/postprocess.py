@@ -15,7 +15,8 @@ from logitless.engine.stats import SchedulerStats
 
 log = logging.getLogger("logitless.scheduler")
 
-UNLIKELY = -9999.0  # log-probability that OpenAI's API gives for a token outside the most likely ones
+# log-probability that OpenAI's API gives for a token outside the most likely ones
+UNLIKELY = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class OutputProcessor:
     def process(
         self, group: list[tuple[Sequence, int]], result: StepResult, now: float, events: list[tuple[Sequence, Event]]
     ) -> list[tuple[Sequence, Stop | Failed]]:
-        """Count the group's tokens as computed and add its events; returns the sequences that are done."""
+        """Count the group's tokens as computed and add its events; returns the sequences that are
+        done."""
         stats = self._stats
         stats.n_decode += 1
         stats.busy_slots += len(group)
@@ -71,7 +73,8 @@ class OutputProcessor:
             draft = draft_part(seq, n)
             late = seq.samples and row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
             states = self._cache.states
-            # A row whose mask was pending is computed again; with recurrent state, from the state before it.
+            # A row whose mask was pending is computed again; with recurrent state, from the state
+            # before it.
             seq.n_computed += n - len(draft) - late if states is None or not late else 0
             kv = seq.kv
             if not kv.uploaded:

@@ -1,4 +1,5 @@
-"""Prefill budget: prompt tokens of a mixed batch (chunked prefill) that do not make decoding streams stutter."""
+"""Prefill budget: prompt tokens of a mixed batch (chunked prefill) that do not make decoding
+streams stutter."""
 
 from __future__ import annotations
 
@@ -31,29 +32,35 @@ class _Growth:
 
 
 class PrefillBudget:
-    """Learns the duration of decode steps by their number of streams, and the time that prompts add.
+    """Learns the duration of decode steps by their number of streams, and the time that prompts
+    add.
 
-    Steps have few sizes, since each needs a plan of its own, and the time of a token depends on the size: eight rows
-    may take as long as sixteen. So a size is judged by its last duration, and the next larger one by its measured
-    growth. Where the smallest size takes too long, a step does not fill it: attention over a long prompt may take
-    longer than the weights.
+    Steps have few sizes, since each needs a plan of its own, and the time of a token depends on the
+    size: eight rows may take as long as sixteen. So a size is judged by its last duration, and the
+    next larger one by its measured growth. Where the smallest size takes too long, a step does not
+    fill it: attention over a long prompt may take longer than the weights.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most  # tokens of prompts in a step with streams
-        self._plain: dict[int, deque[float]] = {}  # seconds of steps without prompts, by the power of two above
+        # seconds of steps without prompts, by the power of two above
+        self._plain: dict[int, deque[float]] = {}
         self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
-        self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
+        # tokens of the last step with both, rounded up; 0: there is none to judge by
+        self._size = 0
         self._added = 0.0  # seconds that it took longer than one without prompts
         self._growth: dict[int, _Growth] = {}  # by size: what the next larger one adds
         self._medians: dict[int, float] = {}  # of those in _plain that have not changed since
-        self._after: deque[float] = deque(maxlen=AFTER)  # times the usual that steps alone took after parts of prompts
-        self.crowded = False  # even the smallest step with prompts took too long, and some wait since
+        # times the usual that steps alone took after parts of prompts
+        self._after: deque[float] = deque(maxlen=AFTER)
+        # even the smallest step with prompts took too long, and some wait since
+        self.crowded = False
 
     def observe(self, n_prompt: int, n_tokens: int, seconds: float, *, between: bool = False) -> None:
         """Note the duration of a step in seconds: `n_tokens`, `n_prompt` of them of prompts.
 
-        `between`: parts of interleaved prefill ran since the last step and used the same processor caches.
+        `between`: parts of interleaved prefill ran since the last step and used the same processor
+        caches.
         """
         if not n_prompt and between:
             if self._plain and (usual := self._usual(n_tokens)):
@@ -122,7 +129,8 @@ class PrefillBudget:
         self._growth[size] = _Growth(last, known.last if known is not None else _expected(size))
 
     def _usual(self, n_streams: int) -> float:
-        """Median seconds of a step without prompts, of so many streams or the next fewer that are known."""
+        """Median seconds of a step without prompts, of so many streams or the next fewer that are
+        known."""
         size = power_of_two(n_streams)
         known = max((s for s in self._plain if s <= size), default=min(self._plain))
         if known not in self._medians:
@@ -150,8 +158,9 @@ def _expected(size: int) -> float:
 def shares(debts: list[int], room: int) -> list[int]:
     """Tokens that each prompt gets of `room`, from the uncomputed tokens of each, in order of rank.
 
-    The first has at least half of the room; in the other half shorter prompts may overtake it, the shortest first.
-    So no prompt waits for all of a very long one, which takes at most twice its time.
+    The first has at least half of the room; in the other half shorter prompts may overtake it, the
+    shortest first. So no prompt waits for all of a very long one, which takes at most twice its
+    time.
     """
     given = [0] * len(debts)
     if not debts:

@@ -44,7 +44,8 @@ class Runner(Protocol):
 
     @property
     def part_sizes(self) -> Mapping[int, float]:
-        """Sizes of preemptible prefill in tokens, the largest first, with seconds of the longest part.
+        """Sizes of preemptible prefill in tokens, the largest first, with seconds of the longest
+        part.
 
         Empty: prefill cannot be preempted.
         """

@@ -29,7 +29,8 @@ class RunningSet:
         self.slots = slots
         self.step = 0  # number of the current step
         self.n_released = 0  # times that a sequence gave up its blocks
-        self.on_release: Callable[[Sequence], None] = lambda seq: None  # called before the blocks go
+        # called before the blocks go
+        self.on_release: Callable[[Sequence], None] = lambda seq: None
         self._kv = kv
         self._queue = queue
         self._stats = stats
@@ -52,7 +53,8 @@ class RunningSet:
         return next(seq for seq in reversed(self.seqs) if seq.started)
 
     def reserve(self, plan: Plan) -> Plan:
-        """Allocate KV blocks for (sequence, tokens), in order of rank; a sequence that finds none waits."""
+        """Allocate KV blocks for (sequence, tokens), in order of rank; a sequence that finds none
+        waits."""
         granted: dict[Sequence, int] = {}
         for seq, n in sorted(plan, key=lambda part: part[0].rank):
             if not seq.started:  # preempted by an earlier one just now
@@ -64,7 +66,8 @@ class RunningSet:
         return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a sequence's blocks. It keeps its slot and its sampler's state, and starts again later."""
+        """Take a sequence's blocks. It keeps its slot and its sampler's state, and starts again
+        later."""
         assert seq.slot is not None
         if not seq.kv.recomputable:
             try:

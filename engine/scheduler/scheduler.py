@@ -50,9 +50,11 @@ class SchedulerConfig:
     n_batch: int = 2048  # tokens of a step
     unified: bool = True  # slots share the cells; else each has n_ctx / n_slots
     n_ctx_slot: int = 0  # cells that one slot may use; 0: all of its part
-    slot_prompt_similarity: float = 0.1  # share of a prompt that must match for a slot to be preferred
+    # share of a prompt that must match for a slot to be preferred
+    slot_prompt_similarity: float = 0.1
     prompt_chunk: int = 128  # prompt tokens of a step beside decoding sequences, at most
-    cache_ram: int | None = 0  # bytes of host memory for KV blocks that the device has no room for; None: no limit
+    # bytes of host memory for KV blocks that the device has no room for; None: no limit
+    cache_ram: int | None = 0
     cache_idle_slots: bool = True  # host memory keeps cached prefixes, too
     context_shift: bool = False
     queue_requests: int = -1  # requests that may wait for a slot; -1: no limit
@@ -116,7 +118,8 @@ class Scheduler:
         )
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
         self._n_submitted = 0
-        self._limit = self.n_ubatch  # tokens of a batch; smaller for a while after the device failed
+        # tokens of a batch; smaller for a while after the device failed
+        self._limit = self.n_ubatch
         self.count()
 
     @property
@@ -134,7 +137,8 @@ class Scheduler:
         return {seq.choice for seq in (*self.running, *self.queue)}
 
     def submit(self, request: CompletionRequest, client: str = "") -> Sequence:
-        """Queue a client's request. Raises the RequestError for one that can never be served, or not now."""
+        """Queue a client's request. Raises the RequestError for one that can never be served, or
+        not now."""
         n_prompt = len(request.prompt)
         if n_prompt == 0:
             raise InvalidRequest("prompt: must not be empty")
@@ -184,7 +188,8 @@ class Scheduler:
         self._running.touch(slot)
 
     def step(self) -> Events:
-        """Admit, plan, run one batch and process its output: (sequence, event) in order; [] when idle."""
+        """Admit, plan, run one batch and process its output: (sequence, event) in order; [] when
+        idle."""
         if self.idle:
             return []
         events: Events = []
@@ -219,7 +224,8 @@ class Scheduler:
         seq.drafts = self.speculator.begin(seq)
 
     def _run(self, plan: Plan, events: Events, *, interleaved: bool) -> Plan:
-        """Run as much of a plan as fits one batch; returns the rest, or the same work in smaller batches."""
+        """Run as much of a plan as fits one batch; returns the rest, or the same work in smaller
+        batches."""
         group, rest = split(plan, self._limit)
         began = self.clock()
         try:
@@ -230,7 +236,8 @@ class Scheduler:
         except DeviceFailed as error:
             self._device_failed(error, events)
             return []
-        except Exception as error:  # the device's, or that of one request's sampler: halving finds whose
+        except Exception as error:
+            # the device's, or that of one request's sampler: halving finds whose
             return self._step_failed(group, rest, error, events)
         now = self.clock()
         n_prompt = sum([n for seq, n in group if seq.n_uncomputed > 1])
@@ -246,12 +253,14 @@ class Scheduler:
             self._running.leave(seq)
 
     def _step_failed(self, group: Plan, rest: Plan, error: Exception, events: Events) -> Plan:
-        """Halve the batch, in order of rank. A sequence that fails alone, with a single token, has failed."""
+        """Halve the batch, in order of rank. A sequence that fails alone, with a single token, has
+        failed."""
         self.stats.n_failed_steps += 1
         if self.cache.beside is not None:
             self.cache.beside.undo(group)
         if any(n > seq.n_uncomputed for seq, n in group):
-            return [(seq, min(n, seq.n_uncomputed)) for seq, n in group] + rest  # without drafts first
+            # without drafts first
+            return [(seq, min(n, seq.n_uncomputed)) for seq, n in group] + rest
         n_tokens = sum(n for _, n in group)
         if n_tokens == 1:
             seq = group[0][0]
@@ -262,7 +271,8 @@ class Scheduler:
         return sorted(group + rest, key=lambda part: part[0].rank)
 
     def _device_failed(self, error: DeviceFailed, events: Events) -> None:
-        """End all running sequences; the cache is lost. Waiting requests are served by another device."""
+        """End all running sequences; the cache is lost. Waiting requests are served by another
+        device."""
         self.stats.n_failed_steps += 1
         self.stats.devices_lost += 1
         for seq in list(self.running):
@@ -275,7 +285,8 @@ class Scheduler:
             slot.cached = []
 
     def _shift_contexts(self) -> None:
-        """Make room in full contexts, in order of rank; a sequence that finds none waits for an earlier one's end."""
+        """Make room in full contexts, in order of rank; a sequence that finds none waits for an
+        earlier one's end."""
         cache = self.cache
         for seq in list(self.running):
             if not (seq.started and is_full(seq)):

@@ -1,4 +1,5 @@
-"""Deferred slot tasks: actions on busy slots that wait until their sequences have ended, as in llama-server.
+"""Deferred slot tasks: actions on busy slots that wait until their sequences have ended, as in
+llama-server.
 
 A claimed slot takes no new request, so a task waits for one generation and not for a queue of them.
 """

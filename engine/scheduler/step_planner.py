@@ -14,7 +14,8 @@ from logitless.engine.speculation.speculator import Speculator
 
 
 class StepPlanner:
-    """Decode tokens first, then prompts within the prefill budget, then drafts in the room that is left."""
+    """Decode tokens first, then prompts within the prefill budget, then drafts in the room that is
+    left."""
 
     def __init__(
         self,
@@ -32,17 +33,19 @@ class StepPlanner:
         self._n_ubatch = n_ubatch
 
     def plan(self, interleaved: Callable[[Sequence], bool], *, in_flight: bool) -> Plan:
-        """(sequence, tokens) of the next batch. A sequence whose grammar mask is pending delays no other.
+        """(sequence, tokens) of the next batch. A sequence whose grammar mask is pending delays no
+        other.
 
-        `interleaved`: the sequence's prompt is computed between steps; `in_flight`: such a prompt is
-        being computed.
+        `interleaved`: the sequence's prompt is computed between steps; `in_flight`: such a prompt
+        is being computed.
         """
         plan, prompts, late = self._ready(interleaved)
         if not plan and not prompts and not in_flight:
             plan = late
         n_most = max(1, self._n_ubatch - bool(prompts))
         if len(plan) > n_most:
-            plan = sorted(plan, key=lambda part: part[0].served)[:n_most]  # those whose turn is longest ago
+            # those whose turn is longest ago
+            plan = sorted(plan, key=lambda part: part[0].served)[:n_most]
             for seq, _ in plan:
                 seq.served = self._running.step
         if prompts:
@@ -64,7 +67,8 @@ class StepPlanner:
                 elif n > 1 and interleaved(seq):
                     pass
                 elif seq.late and not seq.sampler.ready:
-                    late.append((seq, 1))  # with states it has all tokens of the step without the mask to compute
+                    # with states it has all tokens of the step without the mask to compute
+                    late.append((seq, 1))
                 elif n > 1:
                     prompts.append(seq)
                 else:
@@ -85,14 +89,16 @@ class StepPlanner:
     def _with_drafts(self, plan: Plan) -> Plan:
         """The plan with draft tokens for sequences that compute all of theirs.
 
-        Drafts take KV blocks from no sequence, and like prompts delay the others only within the budget.
+        Drafts take KV blocks from no sequence, and like prompts delay the others only within the
+        budget.
         """
         wanted: list[tuple[Sequence, int]] = []
         room = min(self._n_ubatch, len(plan) + self._budget.most) - sum([n for _, n in plan])
         if self._kv.states is not None:
             room = min(room, self._kv.states.n_spare)
         for seq, n in plan:
-            # The masks of a late one's draft would be late again; drafters do not know of discarded tokens.
+            # The masks of a late one's draft would be late again; drafters do not know of discarded
+            # tokens.
             if seq.drafts is not None and not seq.late and not seq.kv.n_dropped:
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:

@@ -17,9 +17,10 @@ REMEMBERED = 1000  # clients whose last turn is kept
 class WaitingQueue:
     """A queue for each client and priority, which share slots fairly.
 
-    The priority whose oldest request has the smallest rank comes first; then the client with the fewest slots; then
-    the client whose last turn is longest ago; of one client the oldest request. `max_requests` and `max_tokens` (of
-    prompts) bound the requests beyond the free slots; -1: no bound.
+    The priority whose oldest request has the smallest rank comes first; then the client with the
+    fewest slots; then the client whose last turn is longest ago; of one client the oldest request.
+    `max_requests` and `max_tokens` (of prompts) bound the requests beyond the free slots; -1: no
+    bound.
     """
 
     def __init__(self, max_requests: int = -1, max_tokens: int = -1) -> None:
@@ -38,7 +39,8 @@ class WaitingQueue:
         return (seq for line in self._lines.values() for seq in line)
 
     def check(self, request: CompletionRequest, client: str, n_free: int, n_seats: int) -> None:
-        """Raise 429 or 503 if one more request would be too many: by the client's own requests, or others'."""
+        """Raise 429 or 503 if one more request would be too many: by the client's own requests, or
+        others'."""
         n_waiting = len(self) + 1 - n_free
         if n_waiting <= 0:
             return

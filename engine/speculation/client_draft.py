@@ -20,7 +20,8 @@ class ClientDrafter:
         self._seen = n_prompt  # tokens of the sequence that `_at` takes into account
         self._n_prompt = n_prompt
         self._n_max = max(1, n_max)
-        self._places: dict[tuple[int, ...], list[int]] | None = None  # end positions of each shortest key
+        # end positions of each shortest key
+        self._places: dict[tuple[int, ...], list[int]] | None = None
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         for token in tokens[self._seen :]:

@@ -16,8 +16,10 @@ from logitless.engine.sleep import Sleeper
 from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder, StepRunner
 
 log = logging.getLogger("logitless.speculation")
-PROMPT_CHUNK = 128  # prompt tokens that the draft model prefills in one step, while several sequences draft
-N_ROWS = 4  # state rows of a sequence: two to roll back to, and two that drafts read and write in turn
+# prompt tokens that the draft model prefills in one step, while several sequences draft
+PROMPT_CHUNK = 128
+# state rows of a sequence: two to roll back to, and two that drafts read and write in turn
+N_ROWS = 4
 
 
 class DraftRunner(StepRunner, Sleeper, Protocol):

@@ -44,7 +44,8 @@ class MTPDrafter:
             )
             if n_most <= 0 or not begins:  # a pending block copy is done by the next step
                 continue
-            n_most = allocate(seq, n_most)  # token slots for the uncomputed token and for all draft tokens but the last
+            # token slots for the uncomputed token and for all draft tokens but the last
+            n_most = allocate(seq, n_most)
             if n_most > 0:
                 builders.append(DraftBuilder(seq, n_most))
         for weights in {builder.seq.choice.weights for builder in builders}:

@@ -18,13 +18,16 @@ from logitless.engine.speculation.settings import NgramSizes
 Key = tuple[int, ...]
 MAX_VALUES = 4  # ngram-map-k4v: continuations counted for each key
 CLEAR_LEAD = 3  # ngram-map-k4v: count of the best continuation over the sum of the others, at least
-# ngram-cache: minimum count of the best continuation, and its minimum share, for keys of 1 to 4 tokens.
+# ngram-cache: minimum count of the best continuation, and its minimum share, for keys of 1 to 4
+# tokens.
 LEAST_COUNT = (2, 2, 1, 1)
 LEAST_SHARE = (0.66, 0.5, 0.5, 0.5)
 LONGEST_KEY = len(LEAST_COUNT)
 N_ENTRIES = 1 << 22  # ngram-mod: entries of the table
-MOST_USED = 0.25  # ngram-mod: share of used entries at which the table is cleared, for collisions make bad drafts
-_FACTOR, _MASK = 6364136223846793005, (1 << 64) - 1  # Knuth's, of his 64-bit linear congruential generator
+# ngram-mod: share of used entries at which the table is cleared, for collisions make bad drafts
+MOST_USED = 0.25
+# Knuth's, of his 64-bit linear congruential generator
+_FACTOR, _MASK = 6364136223846793005, (1 << 64) - 1
 
 
 def copy_forward(tokens: Sequence[int], start: int, n: int) -> list[int]:

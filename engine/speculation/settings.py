@@ -11,7 +11,8 @@ MODEL, MTP = "draft-simple", "draft-mtp"
 MODELS = (MODEL, MTP)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KINDS = (*MODELS, *NGRAM_KINDS)
-MODEL_ONLY = ("draft-eagle3", "draft-dflash")  # llama-server's kinds that are not supported: they need special models
+# llama-server's kinds that are not supported: they need special models
+MODEL_ONLY = ("draft-eagle3", "draft-dflash")
 CLIENT_N_MAX = 64  # tokens of a client's draft verified at once, by default
 MAX_DRAFT = 4096  # tokens: the longest `speculative.n_max`
 

@@ -22,7 +22,8 @@ from logitless.engine.speculation.ngram import (
 )
 from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationSettings
 
-Wanted = dict[str, list[tuple[Sequence, int]]]  # kind of draft model → (sequence, most draft tokens)
+# kind of draft model → (sequence, most draft tokens)
+Wanted = dict[str, list[tuple[Sequence, int]]]
 
 
 class BatchDrafter(Sleeper, Protocol):

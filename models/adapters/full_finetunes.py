@@ -26,7 +26,8 @@ class FullFinetunes:
         """`block`: the model's MTP file (models/gguf/mtp_file.py), for finetunes without the
         block."""
         self._session, self._base, self._gguf, self._block = session, base, gguf, block
-        self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}  # the names are of its own states
+        # the names are of its own states
+        self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}
         self._digests: dict[int, str] = {}  # of those that are here or remembered
         self._next = 1
 

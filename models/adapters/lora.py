@@ -43,7 +43,8 @@ class Adapter:
 
     pairs: Mapping[str, Pair]
     alpha: float = 0.0  # 0: each pair's rank
-    metadata: Mapping[str, str] = field(default_factory=dict)  # adapter.lora.task_name, prompt_prefix
+    # adapter.lora.task_name, prompt_prefix
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def factor(self, name: str) -> float:
         """alpha / r of a pair."""
@@ -108,7 +109,8 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
 
     pairs = {}
     for name in gguf.tensors:
-        if name.endswith("_norm.weight") or is_unused(h, name.rpartition(".lora_")[0]):  # a norm as a whole
+        # a norm as a whole
+        if name.endswith("_norm.weight") or is_unused(h, name.rpartition(".lora_")[0]):
             log.warning("%s: tensor %s is ignored, as llama.cpp does", gguf.path, shown(name))
             continue
         weight, _, half = name.rpartition(".lora_")

@@ -22,7 +22,8 @@ from logitless.models.adapters.low_rank import EMBEDDING
 from logitless.models.weights.tensor_map import TensorSlice
 
 F32 = npt.NDArray[np.float32]
-Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter, in the order of their columns
+# (handle, scale) of each adapter, in the order of their columns
+Mix = tuple[tuple[int, float], ...]
 LEAST_COLUMNS = 16
 
 
@@ -170,7 +171,8 @@ class StackedLora:
                     made.append(self._session.define(f"lora.{generation}.{name}.{half}", values.shape))
                     self._session.write(made[-1].name, values)
             pairs = dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
-            for name, old in before.items():  # who runs needs it in the next step, where no room would be too late
+            # who runs needs it in the next step, where no room would be too late
+            for name, old in before.items():
                 for t, other in zip(pairs[name], old, strict=True):
                     self._session.colocate(t.name, other.name)
         except BaseException:

@@ -80,13 +80,17 @@ class Rope:
 
     enabled: bool = True
     optional: bool = False  # rope.scaling.finetuned = false disables it
-    interleaved: bool = False  # pairs are neighbours ("normal" in llama.cpp); else halves of a head ("neox")
-    local_base: float | None = None  # default base of sliding-window layers, unscaled; 0: that of the others
-    local_only: bool = False  # full-attention layers have no RoPE (NoPE), if the model has sliding-window layers
+    # pairs are neighbours ("normal" in llama.cpp); else halves of a head ("neox")
+    interleaved: bool = False
+    # default base of sliding-window layers, unscaled; 0: that of the others
+    local_base: float | None = None
+    # full-attention layers have no RoPE (NoPE), if the model has sliding-window layers
+    local_only: bool = False
     dense_layers: bool = False  # despite `local_only`, leading layers without experts have it
     nope_period: int = 0  # every n-th layer has no RoPE; 0: none
     ntk_alpha: bool = False  # dynamic NTK: the base grows by rope.scaling.alpha
-    yarn_scales_scores: bool = False  # YaRN's magnitude goes to the attention scale, not to cos and sin (DeepSeek)
+    # YaRN's magnitude goes to the attention scale, not to cos and sin (DeepSeek)
+    yarn_scales_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +98,24 @@ class Attention:
     """Self-attention and its masks."""
 
     enabled: bool = True  # False: no layer attends, or has a feed-forward block (Mamba 2)
-    optional: bool = False  # a layer may have no attention, one matrix instead, or nothing at all (Deci)
+    # a layer may have no attention, one matrix instead, or nothing at all (Deci)
+    optional: bool = False
     causal: bool = True  # default; False: bidirectional; the model makes embeddings, not text
     mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
     qk_norm: QKNorm = QKNorm.OPTIONAL
     qk_norm_after_rope: bool = False
     value_norm: bool = False  # RMSNorm of each value head, without a weight
     gate: OutputGate = OutputGate.NONE
-    window: int | None = None  # default sliding window (REQUIRED_KEY: the file has it); None: no such layers
-    window_period: int = 0  # every n-th layer attends fully, where the file does not say; 0: none does
+    # default sliding window (REQUIRED_KEY: the file has it); None: no such layers
+    window: int | None = None
+    # every n-th layer attends fully, where the file does not say; 0: none does
+    window_period: int = 0
     full_first: bool = False  # of each period the first layer attends fully, not the last
     softcap: float | None = None  # default soft-cap of attention scores; None: none
     sinks: bool = False  # attention sinks (gpt-oss)
     unscaled: bool = False  # scores are not divided by the root of the head size
-    temperature: bool = False  # queries may grow with their position beyond the original context (Llama 4)
+    # queries may grow with their position beyond the original context (Llama 4)
+    temperature: bool = False
     k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values
     kv_sharing: bool = False  # the last layers may use the keys and values of an earlier layer
 
@@ -118,9 +126,11 @@ class FeedForward:
 
     glu: bool = True  # gated linear unit: SwiGLU, GeGLU; else up, activation, down
     activation: Activation = Activation.SILU
-    glu_limit: float = 0.0  # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
+    # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
+    glu_limit: float = 0.0
     parallel: bool = False  # a block without its own pre-norm runs parallel to attention
-    may_be_parallel: bool = False  # use_parallel_residual may make one with its own pre-norm parallel, too
+    # use_parallel_residual may make one with its own pre-norm parallel, too
+    may_be_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +138,18 @@ class MoE:
     """Mixture of experts."""
 
     presence: Presence = Presence.ABSENT
-    own_width: bool = True  # expert_feed_forward_length is an expert's width; else feed_forward_length
-    router: RouterScore | None = RouterScore.SOFTMAX  # default; None: the file has expert_gating_func
-    normalize: bool | None = True  # weights of a token's experts sum to 1; None: expert_weights_norm says so
-    shared_width_each: bool = False  # expert_shared_feed_forward_length is the width of one of several shared experts
-    average_shared: bool = False  # the output is the mean of routed and shared experts, not their sum
-    parallel_dense: bool = False  # MoE in parallel with the dense FFN (Gemma 4); router input has its own norm
+    # expert_feed_forward_length is an expert's width; else feed_forward_length
+    own_width: bool = True
+    # default; None: the file has expert_gating_func
+    router: RouterScore | None = RouterScore.SOFTMAX
+    # weights of a token's experts sum to 1; None: expert_weights_norm says so
+    normalize: bool | None = True
+    # expert_shared_feed_forward_length is the width of one of several shared experts
+    shared_width_each: bool = False
+    # the output is the mean of routed and shared experts, not their sum
+    average_shared: bool = False
+    # MoE in parallel with the dense FFN (Gemma 4); router input has its own norm
+    parallel_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +158,10 @@ class States:
 
     kind: StateKind = StateKind.NONE
     every_layer: bool = False  # else the layers that the file says
-    grouped_heads: bool = False  # gated delta rule: heads of one key head are neighbours (Qwen 3 Next)
-    one_sublayer: bool = False  # a layer is either a state layer, attention, or a feed-forward block (Nemotron H)
+    # gated delta rule: heads of one key head are neighbours (Qwen 3 Next)
+    grouped_heads: bool = False
+    # a layer is either a state layer, attention, or a feed-forward block (Nemotron H)
+    one_sublayer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +177,11 @@ class MTP:
 class Scales:
     """Constant factors along the residual stream and of logits."""
 
-    from_file: bool = False  # keys of embedding, residual, attention and logit scales (Granite, MiniCPM)
+    # keys of embedding, residual, attention and logit scales (Granite, MiniCPM)
+    from_file: bool = False
     root_of_embedding: bool = False  # embeddings are multiplied by √n_embd (Gemma)
-    logits_multiplied: bool = False  # logit_scale multiplies logits (Cohere); with `from_file` it divides them
+    # logit_scale multiplies logits (Cohere); with `from_file` it divides them
+    logits_multiplied: bool = False
     final_softcap: float | None = None  # default soft-cap of logits; None: none
 
 
@@ -170,7 +190,8 @@ class RankingHead:
     """Classification head of rerankers."""
 
     enabled: bool = False  # files may have one
-    of_mean: bool = False  # its input is the mean over tokens, its activation that of the feed-forward blocks
+    # its input is the mean over tokens, its activation that of the feed-forward blocks
+    of_mean: bool = False
     softmax: bool = False  # scores are class probabilities
 
 
@@ -187,7 +208,10 @@ class Architecture:
     mtp: MTP = MTP()
     scales: Scales = Scales()
     ranking: RankingHead = RankingHead()
-    dense_embeddings: bool = False  # embeddings may pass dense layers behind the pooling (sentence-transformers)
+    # embeddings may pass dense layers behind the pooling (sentence-transformers)
+    dense_embeddings: bool = False
     learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE
-    per_layer_embeddings: bool = False  # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
-    altup: bool = False  # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)
+    # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
+    per_layer_embeddings: bool = False
+    # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)
+    altup: bool = False

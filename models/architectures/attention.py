@@ -91,4 +91,5 @@ def _qk_norm(side: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim: 
     if attention.qk_norm is QKNorm.CENTRED:
         flat = reshape(rms_norm(centred(x), const(1.0), eps=h.eps), shape=(x.shape[0], -1))
         return reshape(mul(flat, weight), shape=x.shape)
-    return rms_norm(x, const(1.0) if attention.qk_norm_after_rope else weight, eps=h.eps)  # RoPE preserves norms
+    # RoPE preserves norms
+    return rms_norm(x, const(1.0) if attention.qk_norm_after_rope else weight, eps=h.eps)

@@ -70,7 +70,8 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> 
     experts."""
     ids, weights = route(b, e, router_input)
     order = expert_order(ids, n=e.n)
-    rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)  # (T · n_used, n_embd)
+    # (T · n_used, n_embd)
+    rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)
     inner = b.experts("ffn_up_exps", rows, order, e.n)
     if not h.architecture.ffn.glu:
         inner = activated(h, inner)
@@ -94,7 +95,8 @@ def route(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     2024)."""
     logits = b.linear("ffn_gate_inp", x)  # (T, n)
     if e.router is RouterScore.SIGMOID:
-        logits = log_sigmoid(logits)  # softmax over the chosen log-sigmoids normalises their sigmoids
+        # softmax over the chosen log-sigmoids normalises their sigmoids
+        logits = log_sigmoid(logits)
     score_bias, probs = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
     scores = add(probs, score_bias) if score_bias is not None else logits if e.n_groups == 1 else probs
     ids = top_experts(scores if e.n_groups == 1 else mask_other_groups(e, scores), n=e.n_used)
@@ -112,7 +114,8 @@ def mask_other_groups(e: Experts, scores: Tensor) -> Tensor:
     best = sum_to(expert_gather(each, top_experts(each, n=2)), shape=(rows * e.n_groups, 1))
     groups = top_experts(reshape(best, shape=(rows, e.n_groups)), n=e.n_groups_used)
     ones = broadcast_to(const(1.0), shape=groups.shape)
-    away = scale(sub(expert_scatter(ones, groups, n=e.n_groups), const(1.0)), factor=AWAY)  # 0 for the best
+    # 0 for the best
+    away = scale(sub(expert_scatter(ones, groups, n=e.n_groups), const(1.0)), factor=AWAY)
     return reshape(add(each, reshape(away, shape=(rows * e.n_groups, 1))), shape=scores.shape)
 
 

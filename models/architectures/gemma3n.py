@@ -39,7 +39,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         y = b.norm("attn_norm", stream(streams, 0), h)
         if layer < h.n_layer_kv:
             seen[layer] = keys_values(AttentionInputs(b, y, angles[local]), h, layer)
-        if layer == h.n_layer_kv - 1 and rows.out is not None:  # as in models/architectures/decoder.py
+        # as in models/architectures/decoder.py
+        if layer == h.n_layer_kv - 1 and rows.out is not None:
             w, inputs = w.of_rows(rows.out.ids), get_rows(inputs, rows.out.ids)
             flat = get_rows(reshape(streams, shape=(streams.shape[0], -1)), rows.out.ids)
             streams = reshape(flat, shape=(-1, *streams.shape[1:]))

@@ -24,7 +24,8 @@ OUTPUT = {  # the output projection
 
 def recurrent(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: Memory) -> Tensor:
     """Output of a recurrent layer for x (T, n_embd), before its output projection."""
-    assert isinstance(memory, RecurrentMemory)  # no model that sees texts as a whole has such layers
+    # no model that sees texts as a whole has such layers
+    assert isinstance(memory, RecurrentMemory)
     return LAYERS[h.architecture.states.kind](b, h, r, layer, x, memory)
 
 
@@ -43,7 +44,8 @@ def delta_net(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor,
     n_keys = r.n_key_heads * r.size
     q, k = (_unit(take_columns(mixed, i * n_keys, n_keys), r, h.eps) for i in range(2))
     v = reshape(take_columns(mixed, 2 * n_keys, r.n_heads * r.size), shape=(-1, r.n_heads, r.size))
-    if h.architecture.states.grouped_heads:  # of each group first how much its heads learn, then how they fade
+    # of each group first how much its heads learn, then how they fade
+    if h.architecture.states.grouped_heads:
         both = reshape(b.linear("ssm_ba", x), shape=(-1, r.n_key_heads, 2, r.n_heads // r.n_key_heads))
         learned, steps = (_half(both, i) for i in range(2))
     else:

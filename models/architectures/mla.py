@@ -35,7 +35,8 @@ def mla_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory:
     assert h.mla is not None
     heads = Heads(asking, h.mla, h.n_head)
     q = rope(heads.queries(h.eps), asking.angles, interleaved=h.interleaved)
-    rows = memory.attend(layer, asking.scaled_query(q), *seen, AttentionParams(h.attention_scale))  # (T, n_head, width)
+    # (T, n_head, width)
+    rows = memory.attend(layer, asking.scaled_query(q), *seen, AttentionParams(h.attention_scale))
     return asking.b.linear("attn_output", heads.values(rows))
 
 
@@ -47,7 +48,8 @@ class Heads:
         self._side, self._mla, self._n = side, mla, n_head
         rows = side.x.shape[0]
         nothing = broadcast_to(const(0.0), shape=(rows, n_head))
-        self._order = expert_order(top_experts(nothing, n=n_head), n=n_head)  # of equal ones the first: 0, 1, 2, …
+        # of equal ones the first: 0, 1, 2, …
+        self._order = expert_order(top_experts(nothing, n=n_head), n=n_head)
 
     def queries(self, eps: float) -> Tensor:
         """Absorbed queries (T, n_head, width)."""

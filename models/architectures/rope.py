@@ -64,7 +64,8 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
     if h.rope_base_local:
         local = define("rope.local_frequency", frequencies(h, local=True)[0])
     if h.temperature and n_ctx > h.temperature_length:
-        passed = np.log(np.arange(n_ctx) // h.temperature_length + 1)  # Llama 4's, by which Ministral 3 is trained
+        # Llama 4's, by which Ministral 3 is trained
+        passed = np.log(np.arange(n_ctx) // h.temperature_length + 1)
         temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
     return Rotary(define("rope.frequency", frequency), magnitude, local, temperature)
 
@@ -98,7 +99,8 @@ def frequencies(
 
     low = max(0.0, math.floor(pair_at(scaling.beta_fast)))
     high = min(rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
-    keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: high frequency, extrapolated
+    # 1: high frequency, extrapolated
+    keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)
     mixed = interpolated * (1 - keep) + extrapolated * keep
     taken = 1.0 if h.architecture.rope.yarn_scales_scores and scaling.log_multiplier else scaling.log_multiplier
     more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, taken))

@@ -1,7 +1,7 @@
 """Chat templates by the short names that llama.cpp's --chat-template knows, written in Jinja.
 
-They give what llama.cpp's own formatter gives for each name (facts from its `src/llama-chat.cpp`): no BOS, which
-the tokenizer adds.
+They give what llama.cpp's own formatter gives for each name (facts from its `src/llama-chat.cpp`):
+no BOS, which the tokenizer adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Jinja of chat templates: the filters and functions of Hugging Face's renderer, without access to Python."""
+"""Jinja of chat templates: the filters and functions of Hugging Face's renderer, without access to
+Python."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MAX_CHARS = 64 * 1024 * 1024  # of a rendered text
 
 
 class ChatTemplateError(ValueError):
-    """A chat template that cannot be parsed, or that refuses or fails on these messages; the text is one line."""
+    """A chat template that cannot be parsed, or that refuses or fails on these messages; the text
+    is one line."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(" ".join(problem.split()))
@@ -61,7 +63,8 @@ class Renderer:
 
 
 class _Generation(Extension):
-    """{% generation %}…{% endgeneration %}, which marks the assistant's part for training: its body as it is."""
+    """{% generation %}…{% endgeneration %}, which marks the assistant's part for training: its body
+    as it is."""
 
     tags = {"generation"}  # noqa: RUF012 — jinja2's own declaration
 

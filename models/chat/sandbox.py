@@ -1,8 +1,8 @@
 """Sandbox of chat templates: processes that render the templates of model files and can be ended.
 
-A template comes with a model's file, so anybody may have written it. It runs in a process of its own
-with bounded processor time and memory, whatever it computes. A template that exceeds a bound ends its
-process and fails one request; the next request has a new process.
+A template comes with a model's file, so anybody may have written it. It runs in a process of its
+own with bounded processor time and memory, whatever it computes. A template that exceeds a bound
+ends its process and fails one request; the next request has a new process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ _LENGTH = struct.Struct("<Q")
 
 
 class SandboxedRenderer:
-    """A template that is rendered in another process. Raises ChatTemplateError if it is not valid Jinja."""
+    """A template that is rendered in another process. Raises ChatTemplateError if it is not valid
+    Jinja."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         _POOL.run(source, None)
 
     def __call__(self, variables: Mapping[str, Any]) -> str:
-        """The text for these variables. Raises ChatTemplateError, also if the template exceeds a bound."""
+        """The text for these variables. Raises ChatTemplateError, also if the template exceeds a
+        bound."""
         return _POOL.run(self._source, variables)
 
 

@@ -32,7 +32,8 @@ def builtin_names() -> list[str]:
 
 
 def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
-    """The template of a GGUF file, or of `source` (Jinja, or a built-in's name); ChatML if there is none.
+    """The template of a GGUF file, or of `source` (Jinja, or a built-in's name); ChatML if there is
+    none.
 
     Raises ChatTemplateError if the template is not valid Jinja.
     """
@@ -54,7 +55,8 @@ def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str
 
 
 def of_file(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
-    """The template of a GGUF file. ChatML stands in for one that cannot be used, with a line in the log."""
+    """The template of a GGUF file. ChatML stands in for one that cannot be used, with a line in the
+    log."""
     try:
         return from_metadata(metadata, tokenizer)
     except ChatTemplateError as error:
@@ -65,9 +67,9 @@ def of_file(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
 class ChatTemplate:
     """Renders conversations as llama-server does, with its adjustments to what a template can take.
 
-    `source` is Jinja or the name of a built-in template; `tool_use`, if given, renders requests with tools. `caps` are
-    the capabilities that probes found; `calls` and `reasoning` the model's formats of tool calls and reasoning. Raises
-    ChatTemplateError if a source is not valid Jinja.
+    `source` is Jinja or the name of a built-in template; `tool_use`, if given, renders requests
+    with tools. `caps` are the capabilities that probes found; `calls` and `reasoning` the model's
+    formats of tool calls and reasoning. Raises ChatTemplateError if a source is not valid Jinja.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str = "") -> None:
@@ -95,11 +97,12 @@ class ChatTemplate:
         parallel_tool_calls: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation. `kwargs`: further variables, such as enable_thinking (default: true).
+        """The prompt of a conversation. `kwargs`: further variables, such as enable_thinking
+        (default: true).
 
-        If the template knows no tools, the system message explains them. Content is a text, null or a list of typed
-        parts. Raises ChatTemplateError, one line with the template's own message, if the template refuses the
-        conversation, fails, or exceeds a bound.
+        If the template knows no tools, the system message explains them. Content is a text, null or
+        a list of typed parts. Raises ChatTemplateError, one line with the template's own message,
+        if the template refuses the conversation, fails, or exceeds a bound.
         """
         variables = self._defaults(kwargs, tools) | kwargs | {"add_generation_prompt": add_generation_prompt}
         if kwargs.get("reasoning_effort") == "none" and self._names_efforts:
@@ -115,7 +118,8 @@ class ChatTemplate:
         return self._render(self._adapt(messages), variables)
 
     def _probe_formats(self) -> None:
-        """Set the formats of calls and reasoning that the source does not show to those of its renderings."""
+        """Set the formats of calls and reasoning that the source does not show to those of its
+        renderings."""
         if self.calls is GPT_OSS or not self.caps["supports_tools"]:
             return
 
@@ -148,7 +152,8 @@ class ChatTemplate:
         return values
 
     def continuation(self, text: str, thought: str, opened: bool) -> tuple[str, str]:
-        """(syntax, answer) that begin an answer with this text and reasoning, after the generation prompt.
+        """(syntax, answer) that begin an answer with this text and reasoning, after the generation
+        prompt.
 
         `opened`: the generation prompt has opened the reasoning, which a text without reasoning
         closes first, as in llama.cpp. The syntax is what the model would have written around the
@@ -188,7 +193,8 @@ class ChatTemplate:
 
     def _adapt_message(self, message: Message) -> Message:
         adapted = dict(message)
-        if adapted.get("role") == "developer" and "<|channel|>" not in self.source:  # gpt-oss knows the role
+        # gpt-oss knows the role
+        if adapted.get("role") == "developer" and "<|channel|>" not in self.source:
             adapted["role"] = "system"
         content = adapted.get("content")
         if isinstance(content, list) and self.caps["supports_string_content"]:
@@ -338,9 +344,11 @@ FIELD = "tool_responses"  # of a calling message: the results of its calls (earl
 
 
 def within_turns(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with the results of calls, and the answer after them, in the calling message.
+    """The conversation with the results of calls, and the answer after them, in the calling
+    message.
 
-    Text before a call becomes a message of its own, since templates write content after the results.
+    Text before a call becomes a message of its own, since templates write content after the
+    results.
     """
     told: list[Message] = []
     at = 0

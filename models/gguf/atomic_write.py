@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ABANDONED = 3600  # seconds in which nobody has written to an unfinished file: its process is gone, wherever it ran
+# seconds in which nobody has written to an unfinished file: its process is gone, wherever it ran
+ABANDONED = 3600
 
 
 @contextmanager

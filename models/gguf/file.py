@@ -176,9 +176,9 @@ def _read_other_part(path: Path, index: int, first: Part) -> Part:
 def read_block(path: Path, index: int, model: Part) -> tuple[Part, Metadata]:
     """The MTP head in a file of its own, as part `index` of a model without one.
 
-    llama.cpp's converter writes such files (`mtp-….gguf`) beside the model's; a file with the layers
-    and the head serves as well. Returns the head's tensors alone, and the model's metadata with the
-    keys of the head. ModelFileError: the file is another model's, or has no head.
+    llama.cpp's converter writes such files (`mtp-….gguf`) beside the model's; a file with the
+    layers and the head serves as well. Returns the head's tensors alone, and the model's metadata
+    with the keys of the head. ModelFileError: the file is another model's, or has no head.
     """
     part = read_part(path, index)
     try:

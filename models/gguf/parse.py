@@ -184,7 +184,8 @@ class _Parser:
     def _value(self, value_type: int) -> Any:
         if value_type == ValueType.STRING:
             n = self._scalar(ValueType.UINT64)
-            if _MAX_STRING < n <= self.size - self.pos:  # a corrupt length in a large file: do not copy its weights
+            # a corrupt length in a large file: do not copy its weights
+            if _MAX_STRING < n <= self.size - self.pos:
                 raise self._error(f"is a string of {n} bytes; at most {_MAX_STRING} are allowed")
             return self._take(n).decode(errors="replace")
         if value_type == ValueType.ARRAY:

@@ -69,7 +69,8 @@ def _chain(data: NDArray[np.uint8], pos: int, wanted: int) -> tuple[NDArray[np.i
     ends = starts + data[starts] + 8
     breaks = np.flatnonzero(ends[:-1] != starts[1:])
     run = min(int(breaks[0]) + 1 if len(breaks) else len(starts), wanted)
-    if ends[run - 1] > len(data):  # only the last can be cut off: each other one ends at the next one's prefix
+    # only the last can be cut off: each other one ends at the next one's prefix
+    if ends[run - 1] > len(data):
         run -= 1
         return starts[:run], int(starts[run]), False
     return starts[:run], int(ends[run - 1]), run == wanted or len(breaks) == 0

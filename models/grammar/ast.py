@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Ranges = tuple[tuple[int, int], ...]  # of code points, both ends included; sorted, apart from each other
+# of code points, both ends included; sorted, apart from each other
+Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)

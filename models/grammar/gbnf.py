@@ -1,9 +1,9 @@
 """Parser of GBNF, the grammar language of llama.cpp (`llama-grammar.cpp`, 2026).
 
-Rules `name ::= alternatives`, of literals "…", classes […] and [^…], `.`, references, groups (…), repetition * + ?
-{m} {m,} {m,n}, comments #…, escapes \\n \\r \\t \\\\ \\" \\[ \\] \\xHH \\uHHHH \\UHHHHHHHH, and tokens <text>,
-<[id]>, !<text>. A rule ends with its line, except inside of a group and after `|` or `::=`. Left recursion, which
-llama.cpp refuses, is allowed.
+Rules `name ::= alternatives`, of literals "…", classes […] and [^…], `.`, references, groups (…),
+repetition * + ? {m} {m,} {m,n}, comments #…, escapes \\n \\r \\t \\\\ \\" \\[ \\] \\xHH \\uHHHH
+\\UHHHHHHHH, and tokens <text>, <[id]>, !<text>. A rule ends with its line, except inside of a group
+and after `|` or `::=`. Left recursion, which llama.cpp refuses, is allowed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class _Parser:
             self.space(True)
             if len(found) >= MAX_RULES:
                 self.fail(f"more than {MAX_RULES} rules", start)
-            found[name] = self.alternatives(False)  # llama.cpp: of two rules with one name the last counts
+            # llama.cpp: of two rules with one name the last counts
+            found[name] = self.alternatives(False)
             if self.at < len(self.text) and self.peek() not in "\r\n":
                 self.fail("expected a new line or an element")
             self.space(True)

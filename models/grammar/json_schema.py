@@ -1,8 +1,9 @@
-"""JSON schemas prepared for the grammar engine: valid references, closed objects, enforceable keywords.
+"""JSON schemas prepared for the grammar engine: valid references, closed objects, enforceable
+keywords.
 
 An object with `properties` is closed unless its schema opens it, as in llama.cpp. A keyword that no
-grammar can enforce (a pattern with look-around, a bound outside of 64 bits, an unknown `$schema`) is
-dropped and logged; under `strict` it stays, and compilation reports its place.
+grammar can enforce (a pattern with look-around, a bound outside of 64 bits, an unknown `$schema`)
+is dropped and logged; under `strict` it stays, and compilation reports its place.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def prepared(schema: Any, *, strict: bool = False) -> Any:
     """The schema as the grammar engine gets it.
 
     Each dropped keyword is one line of the log. An error that dropping keywords does not mend stays
-    in the schema, and the engine reports it. Raises GrammarError if the schema is nested too deeply.
+    in the schema, and the engine reports it. Raises GrammarError if the schema is nested too
+    deeply.
     """
     if not isinstance(schema, dict):
         return schema
@@ -76,8 +78,8 @@ def prepared(schema: Any, *, strict: bool = False) -> Any:
 def object_schema(schema: Any, *, strict: bool = False) -> Any:
     """The schema of a tool's arguments, which are an object whether or not its schema says so.
 
-    Without `strict`, a schema that cannot be compiled becomes that of any object, with a line in the
-    log, so that one tool does not disable the others.
+    Without `strict`, a schema that cannot be compiled becomes that of any object, with a line in
+    the log, so that one tool does not disable the others.
     """
     if not isinstance(schema, dict) or not schema:
         return {"type": "object"}
@@ -92,7 +94,8 @@ def object_schema(schema: Any, *, strict: bool = False) -> Any:
 
 
 def compile_error(schema: Any) -> str:
-    """The engine's message about a schema, compiled for a vocabulary of bytes; empty if it compiles."""
+    """The engine's message about a schema, compiled for a vocabulary of bytes; empty if it
+    compiles."""
     from llguidance import LLMatcher, LLParserLimits
 
     if isinstance(schema, dict):

@@ -1,8 +1,9 @@
 """Translator from GBNF rules to llguidance's Lark.
 
-llguidance's lexer is greedy: it takes the longest lexeme and never goes back, while a GBNF grammar has no lexer at
-all. A grammar without recursion becomes one lexeme, which is exact. In the others characters are lexemes (exact, but
-a mask then takes longer), and longer parts only where the greedy choice is the only one (lexemes.py).
+llguidance's lexer is greedy: it takes the longest lexeme and never goes back, while a GBNF grammar
+has no lexer at all. A grammar without recursion becomes one lexeme, which is exact. In the others
+characters are lexemes (exact, but a mask then takes longer), and longer parts only where the greedy
+choice is the only one (lexemes.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def to_lark(grammar: Rules) -> str:
 
 
 def _references(node: Node) -> set[str] | None:
-    """Names of the rules that a node refers to; None if it has tokens, which regular expressions cannot have."""
+    """Names of the rules that a node refers to; None if it has tokens, which regular expressions
+    cannot have."""
     found: set[str] = set()
     work = [node]
     while work:

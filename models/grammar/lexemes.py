@@ -1,4 +1,5 @@
-"""Lexeme analysis: finds the parts of a grammar that a greedy lexer may take without changing its language.
+"""Lexeme analysis: finds the parts of a grammar that a greedy lexer may take without changing its
+language.
 
 A part is a lexeme if
 1. it is deterministic: every character of a text leaves one position of the part's automaton
@@ -56,7 +57,8 @@ class Lexemes:
         return self._worthwhile and node not in self._split and node != Seq(()) and self._is_regular(node)
 
     def parsed_rules(self) -> list[str]:
-        """Names of the rules that the parser needs: reached from the root without entering a lexeme."""
+        """Names of the rules that the parser needs: reached from the root without entering a
+        lexeme."""
         seen, work = {self._root: None}, [self._root]
         while work:
             for node in self._leaves(self._rules[work.pop()]):
@@ -162,7 +164,8 @@ class Lexemes:
             raise _TooLarge
         result = self._sequence([node.part] * node.least, m)
         whole, ends = result, result[2]
-        for _ in range(node.most - node.least):  # x (x (x)?)?, each optional one after the one before it
+        # x (x (x)?)?, each optional one after the one before it
+        for _ in range(node.most - node.least):
             part = self._positions(node.part, m)
             _link(m, ends, part[1])
             whole = whole[0], whole[1] | (part[1] if whole[0] and not ends else 0), whole[2] | part[2]

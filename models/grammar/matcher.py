@@ -1,4 +1,5 @@
-"""Grammars compiled for one vocabulary, and one generation's place in them; llguidance parses and makes the masks."""
+"""Grammars compiled for one vocabulary, and one generation's place in them; llguidance parses and
+makes the masks."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 Bits = npt.NDArray[np.uint32]
 
 MAX_CHARS = 1 << 20  # of a source
-# Any tokens that spell an allowed text are allowed, as in llama.cpp, and not only those that a tokenizer would choose.
+# Any tokens that spell an allowed text are allowed, as in llama.cpp, and not only those that a
+# tokenizer would choose.
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
 class Grammar:
-    """A grammar, compiled. Immutable: any number of generations and threads may take matchers of it."""
+    """A grammar, compiled. Immutable: any number of generations and threads may take matchers of
+    it."""
 
     def __init__(self, kind: str, source: str, tokenizer: Tokenizer, start: LLMatcher) -> None:
         self.kind = kind
@@ -35,10 +38,11 @@ class Grammar:
     def compile(cls, kind: str, source: str, tokenizer: Tokenizer) -> Grammar:
         """A grammar for a vocabulary. GrammarError says what is wrong and where.
 
-        kind is one of KINDS: "gbnf" (llama.cpp's dialect), "json_schema" (the schema as JSON text; keywords that cannot
-        be enforced are ignored, as llama.cpp does) and "strict_json_schema" (they are errors), "regex" (Rust's
-        dialect, of the whole output), or "lark" (llguidance's, whose rules may contain `json_rule(schema)` and
-        `quoted(text)`). The first grammar of a large vocabulary takes a second: not for the event loop.
+        kind is one of KINDS: "gbnf" (llama.cpp's dialect), "json_schema" (the schema as JSON text;
+        keywords that cannot be enforced are ignored, as llama.cpp does) and "strict_json_schema"
+        (they are errors), "regex" (Rust's dialect, of the whole output), or "lark" (llguidance's,
+        whose rules may contain `json_rule(schema)` and `quoted(text)`). The first grammar of a
+        large vocabulary takes a second: not for the event loop.
         """
         if kind not in KINDS:
             raise ValueError(f"unknown kind of grammar {kind!r}; known are {', '.join(KINDS)}")
@@ -71,8 +75,8 @@ class Matcher:
     def mask(self) -> Bits:
         """Token bitmask of the next position, (⌈V/32⌉,) u32: bit i of word w allows token 32·w + i.
 
-        End tokens are allowed where the grammar can end, and are the only ones where it must. Raises GrammarError if
-        the grammar has become too complex.
+        End tokens are allowed where the grammar can end, and are the only ones where it must.
+        Raises GrammarError if the grammar has become too complex.
         """
         n_vocab = self.tokenizer.n_vocab
         bits = np.zeros(-(-(n_vocab + 256) // 32), np.uint32)
@@ -102,7 +106,8 @@ class Matcher:
         return True
 
     def accept_bytes(self, text: bytes) -> bool:
-        """Advance by the bytes of a token, or of its last part; `rollback` counts them as one token."""
+        """Advance by the bytes of a token, or of its last part; `rollback` counts them as one
+        token."""
         ids = [byte_token(self.tokenizer, byte) for byte in text if byte != 0xFF]
         done = 0 if self.ended or len(ids) != len(text) else self._matcher.try_consume_tokens(ids)
         if done != len(text):

@@ -1,4 +1,5 @@
-"""Sources of grammars (GBNF, JSON schema, regex, Lark) as llguidance's Lark, and its errors as one line."""
+"""Sources of grammars (GBNF, JSON schema, regex, Lark) as llguidance's Lark, and its errors as one
+line."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from logitless.models.tokenizer import Tokenizer
 
 KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
 
-# Between the tokens of JSON: what llama.cpp's schema grammars allow, so that a model cannot go on with blanks for ever.
+# Between the tokens of JSON: what llama.cpp's schema grammars allow, so that a model cannot go on
+# with blanks for ever.
 _SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at fault
 
@@ -78,7 +80,8 @@ def _schema(source: str) -> Any:
 
 
 def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]) -> GrammarError:
-    """The error of llguidance, with the part of a schema at fault; `error_of` compiles a Lark source."""
+    """The error of llguidance, with the part of a schema at fault; `error_of` compiles a Lark
+    source."""
     said = reason(error)
     if kind not in ("json_schema", "strict_json_schema"):
         return GrammarError(said)

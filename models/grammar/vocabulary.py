@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 LARGE = 48_000  # tokens
-# Bounds on work, in llguidance's units; at its own speeds about 40 ms to compile, 20 ms and 20 MB for a mask.
+# Bounds on work, in llguidance's units; at its own speeds about 40 ms to compile, 20 ms and 20 MB
+# for a mask.
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 2_000_000,
@@ -31,10 +32,11 @@ _lock = threading.Lock()
 class _Pieces:
     """Tokenizer interface that llguidance reads.
 
-    As in llama.cpp a special token counts as its text, so that a grammar may spell it, and a token without text is
-    never allowed; tokens that end a generation have none here, since the matcher decides about them. Bytes 0xFF,
-    which no UTF-8 has, mark special tokens in llguidance. After the vocabulary come 255 tokens of one byte each, for
-    the part of a token with which a lazy grammar begins.
+    As in llama.cpp a special token counts as its text, so that a grammar may spell it, and a token
+    without text is never allowed; tokens that end a generation have none here, since the matcher
+    decides about them. Bytes 0xFF, which no UTF-8 has, mark special tokens in llguidance. After the
+    vocabulary come 255 tokens of one byte each, for the part of a token with which a lazy grammar
+    begins.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -54,9 +56,11 @@ class _Pieces:
 
 
 def prepare_ahead(tokenizer: Tokenizer) -> bool:
-    """Make the trie of a large vocabulary while the engine is idle; False if there is nothing to do.
+    """Make the trie of a large vocabulary while the engine is idle; False if there is nothing to
+    do.
 
-    llguidance holds the GIL for 5 µs a token in one call: made with the first grammar it would pause every stream.
+    llguidance holds the GIL for 5 µs a token in one call: made with the first grammar it would
+    pause every stream.
     """
     if tokenizer.n_vocab < LARGE or tokenizer in _made:
         return False

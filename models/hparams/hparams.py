@@ -60,7 +60,8 @@ class Hparams:
     residual_scale: float = 1.0  # factor of each block's output
     logit_scale: float = 1.0  # factor of logits
     xielu: tuple[tuple[float, float, float], ...] = ()  # (below, above, beta) of each layer
-    temperature: float = 0.0  # attention temperature: q · (1 + temperature · ln(⌊pos / length⌋ + 1))
+    # attention temperature: q · (1 + temperature · ln(⌊pos / length⌋ + 1))
+    temperature: float = 0.0
     temperature_length: int = 0  # in positions
     interleaved: bool = False  # RoPE pairs are neighbours
     n_shared: int = 0  # number of last layers without their own KV cache
@@ -361,7 +362,8 @@ def _window_period(keys: Keys, n_layer: int) -> int:
 
 
 def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
-    kind = keys.get("rope.scaling.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
+    # llama.cpp's default: linear, which a factor of 1 makes nothing
+    kind = keys.get("rope.scaling.type", "linear")
     if not isinstance(kind, str) or kind not in list(RopeScalingType):
         raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(RopeScalingType)}")
     multiplier = keys.at_least_0("rope.scaling.yarn_log_multiplier")

@@ -84,7 +84,8 @@ def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, i
     head_dim = keys.count(f"attention.key_length{which}", size)
     if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
         raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")
-    if not ARCHITECTURES[keys.arch].rope.enabled:  # files of Nemotron H say how much would turn, and mean nothing by it
+    # files of Nemotron H say how much would turn, and mean nothing by it
+    if not ARCHITECTURES[keys.arch].rope.enabled:
         return head_dim, head_dim
     rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
     if rope_dim % 2 or rope_dim > head_dim:

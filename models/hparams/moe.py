@@ -24,8 +24,10 @@ class Experts:
     weights_norm: bool = True  # what a row's experts count is divided by their sum
     scale: float = 1.0  # and multiplied by this
     n_groups: int = 1  # of experts
-    n_groups_used: int = 1  # a row's experts are of so many groups: of those whose best two are the likeliest
-    n_latent: int = 0  # elements of the shorter rows that experts are given and give; 0: as the layer's
+    # a row's experts are of so many groups: of those whose best two are the likeliest
+    n_groups_used: int = 1
+    # elements of the shorter rows that experts are given and give; 0: as the layer's
+    n_latent: int = 0
 
     def are_in(self, layer: int) -> bool:
         return layer >= self.n_dense and (self.period == 0 or layer % self.period == 1)

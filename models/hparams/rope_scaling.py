@@ -19,7 +19,8 @@ class RopeScalingType(StrEnum):
 class RopeScaling:
     """RoPE scaling for positions beyond the training context (`rope.scaling.*`)."""
 
-    kind: RopeScalingType = RopeScalingType.NONE  # per-frequency factors are tensors, whatever the type
+    # per-frequency factors are tensors, whatever the type
+    kind: RopeScalingType = RopeScalingType.NONE
     factor: float = 1.0
     original_context: int = 0
     attn_factor: float = 1.0

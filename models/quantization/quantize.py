@@ -75,7 +75,8 @@ def _q45_k(x: NDArray[np.float32], *, high_bit: bool) -> NDArray[np.uint8]:
     shifted = x + (dmin * mins)[:, :, None]
     q = np.rint(shifted * _inverse(step)[:, :, None]).clip(0, q_max).astype(np.uint8)
 
-    packed = np.empty((n, 12), np.uint8)  # four scales, four mins, then the low bits of the other four of each
+    # four scales, four mins, then the low bits of the other four of each
+    packed = np.empty((n, 12), np.uint8)
     packed[:, 0:4] = scales[:, :4] | (scales[:, 4:] >> 4 << 6)
     packed[:, 4:8] = mins[:, :4] | (mins[:, 4:] >> 4 << 6)
     packed[:, 8:12] = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
@@ -91,7 +92,8 @@ def _q6_k(x: NDArray[np.float32]) -> NDArray[np.uint8]:
     """x ≈ d·scale·(q - 32): 16 sub-blocks of 16 with signed 8-bit scales, q of 6 bits."""
     n = len(x)
     x = x.reshape(n, 16, 16)
-    scale = _largest(x)[:, :, 0] / np.float32(-32)  # the largest element becomes q = 0, the longer side's end
+    # the largest element becomes q = 0, the longer side's end
+    scale = _largest(x)[:, :, 0] / np.float32(-32)
     d = _rounded(_largest(scale) / np.float32(-128))  # (n, 1)
     scales = np.rint(scale * _inverse(d)).clip(-128, 127).astype(np.int8)
     step = (d * scales)[:, :, None]

@@ -1,19 +1,16 @@
-"""Block types of files that no kernel reads, held as another that has the same numbers, or the
-nearest.
+"""Requantization: block types of files that no kernel reads become others with the same numbers, or
+the nearest.
 
-q3_k          as q6_k   the same: scales of 16 numbers, and quants that are fewer iq1_m         as
-q6_k   the same: quants are eighths, from -9 to 9 tq1_0, tq2_0  as q4_0   the same: quants are -1, 0
-and 1 iq1_s         as q5_0   quants are eighths; a scale, a product of two, is rounded to f16: at
-most 1 in 2,048 away iq4_xs        as iq4_nl the same rounding; values are those of the other
-iq2_xxs, iq3_xxs, iq3_s
-              as q8_0   the same rounding; their values are bytes
-q2_k, iq2_xs, iq2_s
-              as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of
-              32 away, of
-                            q2_k of the greatest that these may be
+| file | graph | difference | |---|---|---| | Q3_K | Q6_K | none: scales of 16 numbers, and quants
+with fewer bits | | IQ1_M | Q6_K | none: quants are eighths from −9 to 9 | | TQ1_0, TQ2_0 | Q4_0 |
+none: quants are −1, 0 and 1 | | IQ1_S | Q5_0 | quants are eighths; a scale, a product of two, is
+rounded to f16: at most 1 in 2,048 | | IQ4_XS | IQ4_NL | the same rounding of scales; values are
+those of IQ4_NL | | IQ2_XXS, IQ3_XXS, IQ3_S | Q8_0 | the same rounding of scales; values are bytes |
+| Q2_K, IQ2_XS, IQ2_S | Q8_0 | Q8_0 lacks scales of 16: at most 1 in 250 of the largest of 32
+numbers |
 
-Scales that are made are in f16 as a file's are: where they are below 2^-14, what is rounded is up
-to 2^-25 away.
+For Q2_K that is the largest number that its scale and minimum allow. New scales are in f16, as a
+file's are: below 2^-14 rounding is an error of up to 2^-25.
 """
 
 from __future__ import annotations
@@ -27,10 +24,7 @@ from logitless.models.quantization import requantize_blocks, requantize_grids
 from logitless.models.quantization.requantize_blocks import Bytes
 
 NUMBERS = 1 << 19  # at once, by each thread: a few megabytes of temporaries
-
-
-# type of the file → that of the graph, numbers of a block, their bytes in either, and how they
-# change
+# type of the file → type of the graph, numbers of a block, its bytes in either, and the conversion
 REQUANTIZED: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
     "q2_k": ("q8_0", 256, 84, 272, requantize_blocks.of_q2_k),
     "q3_k": ("q6_k", 256, 110, 210, requantize_blocks.of_q3_k),

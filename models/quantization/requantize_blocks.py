@@ -57,7 +57,8 @@ def nearest_q8_0(values: Floats) -> Bytes:
     d = np.abs(values).max(axis=-1) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         scales = scales_of(d).view(np.float16)[..., 0]
-        scales = np.where(scales < d, np.nextafter(scales, np.float16(np.inf)), scales)  # the greatest is not cut
+        # the greatest is not cut
+        scales = np.where(scales < d, np.nextafter(scales, np.float16(np.inf)), scales)
         d = scales.astype(np.float32)
         factor = 1 / d
         factor[~np.isfinite(factor)] = 0  # of nothing but zeros, or of what is no number
@@ -79,7 +80,8 @@ def of_q3_k(blocks: Bytes) -> Bytes:
     """(n, 110) → (n, 210). Eight quants at a time; a half of a block is four quarters of 32."""
     n = len(blocks)
     low, high = _words(blocks[:, 32:96]), _words(blocks[:, :32])  # (n, 8), (n, 4)
-    high = np.concatenate([high, high >> np.uint64(4)], axis=1)  # each half's bits from the lowest on
+    # each half's bits from the lowest on
+    high = np.concatenate([high, high >> np.uint64(4)], axis=1)
     top = np.zeros_like(low)
     nibbles = []
     for quarter in range(4):
@@ -88,7 +90,8 @@ def of_q3_k(blocks: Bytes) -> Bytes:
         quants += _each(32 - 4)  # 6 bits, 32 of them for 0
         nibbles.append(quants & _each(15))
         top |= (quants >> np.uint64(4) & _each(3)) << np.uint64(2 * quarter)
-    both = np.stack([nibbles[i] | nibbles[i + 2] << np.uint64(4) for i in range(2)], axis=1)  # (n, quarter, 8)
+    # (n, quarter, 8)
+    both = np.stack([nibbles[i] | nibbles[i + 2] << np.uint64(4) for i in range(2)], axis=1)
     both = both.reshape(n, 2, 2, 4).swapaxes(1, 2).reshape(n, 16)
     packed = blocks[:, 96:108]
     scales = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
@@ -114,7 +117,8 @@ def of_q2_k(blocks: Bytes) -> Bytes:
     with np.errstate(invalid="ignore"):
         d, least = floats(blocks[:, 80:82]) * (scales & 15), floats(blocks[:, 82:84]) * (scales >> 4)
         values = d[..., None] * np.arange(4, dtype=np.float32) - least[..., None]
-    whole = nearest_q8_0(values.reshape(n, 8, 8)).reshape(n, 8, 10)  # a scale, then two groups' values
+    # a scale, then two groups' values
+    whole = nearest_q8_0(values.reshape(n, 8, 8)).reshape(n, 8, 10)
     words = np.ascontiguousarray(whole[..., 2:]).view(np.uint32).reshape(n, 16, 1)
     quants = blocks[:, 16:80].reshape(n, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)
     numbers = (words >> (quants << 3).reshape(n, 16, 16)).astype(np.uint8)

@@ -24,7 +24,8 @@ from logitless.models.synthetic.vocabulary import vocabulary
 
 _POOL = 1 << 20  # elements quantised for each type and standard deviation
 _CHUNK = 1 << 23  # bytes put together before each write
-_LOGIT_STD = 4.0  # of the logits: about what a trained model has, neither uniform nor a single choice
+# of the logits: about what a trained model has, neither uniform nor a single choice
+_LOGIT_STD = 4.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Shape:
 
 SHAPES: dict[str, Shape] = {
     "tiny": Shape(64, 2, 4, 2, 96, 512),
-    "mini": Shape(256, 2, 4, 2, 512, 512),  # the smallest whose rows are whole blocks of the K types
+    # the smallest whose rows are whole blocks of the K types
+    "mini": Shape(256, 2, 4, 2, 512, 512),
     "15M": Shape(288, 6, 6, 6, 768, 32000),
     "135M": Shape(576, 30, 9, 3, 1536, 49152),
     "1B": Shape(2048, 16, 32, 8, 8192, 128256, 8192, 500000.0),

@@ -57,6 +57,7 @@ def vocabulary(n_vocab: int) -> tuple[list[bytes], list[float], list[int]]:
     tokens = [piece.encode() for piece in [*special, *pieces, *_CHARACTERS]]
     if len(tokens) != n_vocab:
         raise ValueError(f"a vocabulary of {n_vocab} pieces is too large")
-    scores = [0.0] * len(special) + [-float(rank) for rank in range(n_vocab - len(special))]  # earlier merges first
+    # earlier merges first
+    scores = [0.0] * len(special) + [-float(rank) for rank in range(n_vocab - len(special))]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (n_vocab - len(special))
     return tokens, scores, types

@@ -39,7 +39,9 @@ class BpeTokenizer(Tokenizer):
         self._add_symbols(ids, set(_BYTE_OF_CHAR) if pre.byte_level else set())
         try:
             model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
-        except Exception:  # nothing more precise is raised for merges outside the vocabulary; looking first costs 0.2 s
+        except Exception:
+            # nothing more precise is raised for merges outside the vocabulary; looking first costs
+            # 0.2 s
             self._add_symbols(ids, {symbol for a, b in merges for symbol in (a, b, a + b)})
             model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
         steps: list[PreTokenizer] = [Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -62,7 +64,8 @@ class BpeTokenizer(Tokenizer):
         if self.vocab.pre is not PRE_TOKENIZERS["gemma4"]:
             return self._merge(text)
         ids: list[int] = []
-        for part in re.split(r"(\n+)", text):  # gemma4: a run of newlines that is a token stays whole, merges or not
+        # gemma4: a run of newlines that is a token stays whole, merges or not
+        for part in re.split(r"(\n+)", text):
             newlines = self.vocab.ids.get(part) if part.startswith("\n") else None
             ids.extend([newlines] if newlines is not None else self._merge(part))
         return ids

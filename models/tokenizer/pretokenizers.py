@@ -23,7 +23,9 @@ class PreTokenizer:
     add_bos: bool = False
     has_bos: bool = True  # False: no BOS unless the file names one
     byte_level: bool = (
-        True  # False: merges run on UTF-8 text with ▁ for spaces, and unknown characters become <0xXX> tokens
+        # False: merges run on UTF-8 text with ▁ for spaces, and unknown characters become <0xXX>
+        # tokens
+        True
     )
 
 

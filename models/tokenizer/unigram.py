@@ -41,7 +41,8 @@ class UgmTokenizer(Tokenizer):
         lengths: dict[str, set[int]] = defaultdict(set)
         for text in self._score:
             lengths[text[0]].add(len(text))
-        self._lengths = {char: sorted(found) for char, found in lengths.items()}  # of the tokens that start with it
+        # of the tokens that start with it
+        self._lengths = {char: sorted(found) for char, found in lengths.items()}
         self._gap = gaps(self._score)
         self._words = KnownWords(self._encode_word)
         super().__init__(vocab)

@@ -53,7 +53,8 @@ class WpmTokenizer(Tokenizer):
         """A character as normalised: a space, the character with spaces around if it is its own
         word, or ""."""
         if self.vocab.strip_accents:
-            char = unicodedata.normalize("NFD", char)[0]  # the base; llama.cpp's table has no more, even for Hangul
+            # the base; llama.cpp's table has no more, even for Hangul
+            char = unicodedata.normalize("NFD", char)[0]
         category = unicodedata.category(char)
         if char in _SPACES:
             return " "

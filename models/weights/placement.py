@@ -45,7 +45,8 @@ class Places:
         if layer := _OF_LAYER.search(name):
             return self.slots[int(layer[1] or layer[2])]
         if _OF_OUTPUT.search(name) or (name.endswith("token_embd.weight") and node.op == "linear"):
-            return self.slots[-1]  # an embedding may be the output's matrix, too: then it lives in both places
+            # an embedding may be the output's matrix, too: then it lives in both places
+            return self.slots[-1]
         return self.first
 
 

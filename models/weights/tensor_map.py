@@ -31,11 +31,13 @@ class TensorSlice:
     start: int = 0
     required: bool = True
     n_experts: int = 0
-    stacked: bool = False  # the file has several such matrices (n, K, K), which are one after the other here
+    # the file has several such matrices (n, K, K), which are one after the other here
+    stacked: bool = False
     in_file: tuple[int, ...] = ()  # its shape there, if it is another
     in_graph: tuple[int, ...] = ()  # and its shape here
     transposed: bool = False  # of each head it has columns as rows
-    as_f32: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
+    # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
+    as_f32: bool = False
 
     @property
     def graph_shape(self) -> tuple[int, ...]:

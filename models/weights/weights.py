@@ -134,7 +134,8 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
         if part.stacked:
             expected = (expected[0] // part.shape[1], part.shape[1], part.shape[1])
         expected = part.in_file or expected
-        if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
+        # a row may have been written as a vector
+        if info.shape != expected and (1, *info.shape) != expected:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")

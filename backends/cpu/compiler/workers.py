@@ -87,7 +87,8 @@ class CompileWorkers:
             return self._waiting.popleft()
 
     def _postpone(self, name: str) -> bool:
-        """Put a kernel that another process compiles behind the waiting ones, once; False: wait for it."""
+        """Put a kernel that another process compiles behind the waiting ones, once; False: wait for
+        it."""
         with self._lock:
             if name in self._postponed or not self._waiting:
                 return False
@@ -96,7 +97,8 @@ class CompileWorkers:
             return True
 
     def _feed(self) -> None:
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # an empty part is the cwd
+        # an empty part is the cwd
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path}
         try:
             process = subprocess.Popen(
@@ -121,7 +123,8 @@ class CompileWorkers:
                     if not code:
                         self._on_start(name, len(self._waiting))
                         answer = _ask(process, name)
-                        if answer is None:  # crashed or killed: another worker may have better luck with the rest
+                        # crashed or killed: another worker may have better luck with the rest
+                        if answer is None:
                             process.kill()
                             self._results[name].set_result(b"")
                             return self._retire()

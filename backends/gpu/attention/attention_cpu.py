@@ -15,8 +15,9 @@ from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
 
-# These and the arguments are those of every kernel of attention, for one launch makes them all: a group for each query
-# head (their number is NGX) of each token. With two q8_0 caches they are the most that push constants have room for.
+# These and the arguments are those of every kernel of attention, for one launch makes them all: a
+# group for each query head (their number is NGX) of each token. With two q8_0 caches they are the
+# most that push constants have room for.
 WORDS = [
     "uint n_kv",
     "uint size",

@@ -154,7 +154,8 @@ Kernel(
     local=[("float", "scores", "64"), ("float", "gradients", "64"), ("float", "sums", "MAX_SIZE")],
     functions=FUNCTIONS,
 )
-# Gradients of k (DK) and v (DV): a group is a row and a key head, and goes through the rows that see it.
+# Gradients of k (DK) and v (DV): a group is a row and a key head, and goes through the rows that
+# see it.
 Kernel(
     "causal_attention_back_kv",
     [

@@ -106,8 +106,8 @@ for _name in ("store_k", "store_v"):
     for _dtype in CACHE_TYPES:
         _store(_name, _dtype)
         _load(_name.replace("store", "load"), _dtype)
-# `rope` of a pair of a head's elements, and where they go: 16 cells apart by element. With `both`, a pair of the head's
-# values goes into their cache, too, whose pages are as large.
+# `rope` of a pair of a head's elements, and where they go: 16 cells apart by element. With `both`,
+# a pair of the head's values goes into their cache, too, whose pages are as large.
 TURN_AND_STORE = """
   uint per_row = size / 2u + size % 2u;
   FOR_EACH(i, n) {WHERE

@@ -33,7 +33,8 @@ AFTER_CACHES = [
     Arg("S", "f32"),  # sinks, where has_sinks
     Arg("Y", "f32", "w"),
 ]
-ELEMENT = {"f32": "f32", "f16": "u32", "q8_0": "u16"}  # keys: what two cells are loaded as, or one of f32
+# keys: what two cells are loaded as, or one of f32
+ELEMENT = {"f32": "f32", "f16": "u32", "q8_0": "u16"}
 MOST_SCRATCH = 64 << 20
 WORDS = [
     "uint n_heads",
@@ -148,7 +149,8 @@ def _value(dtype: str) -> str:
 
 def _spans(dtype_k: str, dtype_v: str) -> None:
     values = Arg("V", {"f32": "f32", "f16": "u16", "q8_0": "u8"}[dtype_v])
-    scales = [Arg("VS", "u16")] if dtype_v == "q8_0" else []  # keys are read as words of 16 bits, their scales too
+    # keys are read as words of 16 bits, their scales too
+    scales = [Arg("VS", "u16")] if dtype_v == "q8_0" else []
     Kernel(
         f"attention_spans_{dtype_k}_{dtype_v}",
         [Arg("Q", "f32"), Arg("K", ELEMENT[dtype_k]), values, *scales, *AFTER_CACHES],

@@ -35,8 +35,8 @@ FN float F16(uint bits) { ushort h = (ushort)bits; return vload_half(0, (const _
 FN uint TO_F16(float x) { ushort h; vstore_half(x, 0, (__private half*)&h); return (uint)h; }
 """
 
-# Rendered for numbers, and for lanes where these are vectors (F, I: the types; L: what the names begin with). Without
-# branches: 0 and infinity come of the scaling at the end.
+# Rendered for numbers, and for lanes where these are vectors (F, I: the types; L: what the names
+# begin with). Without branches: 0 and infinity come of the scaling at the end.
 SMOOTH = r"""
 FN F_ L_EXP(F_ x) {
   x = x < SPLAT_(-105.0f) ? SPLAT_(-105.0f) : x;
@@ -123,8 +123,9 @@ CL_SIMT = r"""
 #define LGELU(x) GELU(x)
 """
 
-# One thread a group: barriers have nobody to wait for, and 16 lanes are one vector. Functions that pass it are called
-# by this program alone, so clang need not tell that processors without AVX-512 pass it otherwise (-Wpsabi).
+# One thread a group: barriers have nobody to wait for, and 16 lanes are one vector. Functions that
+# pass it are called by this program alone, so clang need not tell that processors without AVX-512
+# pass it otherwise (-Wpsabi).
 CL_CPU = (
     r"""
 #if defined(__clang__)

@@ -1,7 +1,9 @@
-"""Constant matrices as the kernels read them: GGUF blocks in groups of 16 output rows, so that lanes are rows.
+"""Constant matrices as the kernels read them: GGUF blocks in groups of 16 output rows, so that
+lanes are rows.
 
-A weight (N rows out, K in) becomes sections, one after the other, each for all groups g, each starting at a multiple of
-256 bytes. N is padded to whole groups with zeros; b counts blocks of 32 k (two are 16 k each in a q6_k block).
+A weight (N rows out, K in) becomes sections, one after the other, each for all groups g, each
+starting at a multiple of 256 bytes. N is padded to whole groups with zeros; b counts blocks of 32 k
+(two are 16 k each in a q6_k block).
 
     type         quants                              high bits            fine scales              coarse scales
     f32          [g][K][16] f32
@@ -15,10 +17,11 @@ A weight (N rows out, K in) becomes sections, one after the other, each for all 
     q5_k         [g][b][4][16][4] nibbles            [g][b][16] u32       [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
     q6_k         [g][b][4][16][4] nibbles            [g][b][2][16] u32    [g][b][2][16] i8 sc      [g][b/8][16] f16
 
-A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of word v holds step v in its low half and step
-v + 4 in its high half. One high bit: bit 8t + step of the word. Two high bits: bits 8t + 2·(step mod 4) of word
-step div 4. Values are scale · (q − offset) + minimum, with the types' usual meaning. Places, which lie as nibbles do,
-are those of a type's codes (graph/dtype.py): values are scale · code. A scale of mxfp4 is 2^(e − 128).
+A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of word v holds step v in
+its low half and step v + 4 in its high half. One high bit: bit 8t + step of the word. Two high
+bits: bits 8t + 2·(step mod 4) of word step div 4. Values are scale · (q − offset) + minimum, with
+the types' usual meaning. Places, which lie as nibbles do, are those of a type's codes
+(graph/dtype.py): values are scale · code. A scale of mxfp4 is 2^(e − 128).
 """
 
 from __future__ import annotations
@@ -118,7 +121,8 @@ def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
         piece(0)
         return out
     with ThreadPoolExecutor(min(-(-n // step), cores(), MOST_THREADS)) as pool:
-        for _ in pool.map(piece, range(0, n, step)):  # numpy copies and shifts without Python's lock
+        # numpy copies and shifts without Python's lock
+        for _ in pool.map(piece, range(0, n, step)):
             pass
     return out
 
@@ -152,7 +156,8 @@ def _sections_of(dtype: str, rows: Array, k: int) -> list[Array]:
 def _k_sections(dtype: str, blocks: Array, groups: int, k: int) -> list[Array]:
     none, shape = np.zeros(0, np.uint8), (groups, LANES, k // 32, 32)
     if dtype == "q6_k":
-        low = blocks[..., :128].reshape(groups, LANES, -1, 2, 1, 64)  # halves of 128 k: 64 low nibbles, 64 high
+        # halves of 128 k: 64 low nibbles, 64 high
+        low = blocks[..., :128].reshape(groups, LANES, -1, 2, 1, 64)
         low = (low >> np.array([0, 4], np.uint8)[:, None]) & 15
         two = blocks[..., 128:192].reshape(groups, LANES, -1, 2, 1, 32)
         two = (two >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
@@ -164,7 +169,8 @@ def _k_sections(dtype: str, blocks: Array, groups: int, k: int) -> list[Array]:
     sc[..., 4:] = (packed[..., 8:] & 15) | (packed[..., :4] >> 6 << 4)
     m[..., 4:] = (packed[..., 8:] >> 4) | (packed[..., 4:8] >> 6 << 4)
     fine = np.stack([sc, m], -1).reshape(groups, LANES, k // 32, 2).transpose(0, 2, 3, 1)
-    quants = blocks[..., -128:].reshape(groups, LANES, -1, 4, 1, 32)  # 64 k: 32 low nibbles, 32 high
+    # 64 k: 32 low nibbles, 32 high
+    quants = blocks[..., -128:].reshape(groups, LANES, -1, 4, 1, 32)
     quants = (quants >> np.array([0, 4], np.uint8)[:, None]) & 15
     bits = none
     if dtype == "q5_k":

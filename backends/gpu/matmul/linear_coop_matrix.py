@@ -26,10 +26,12 @@ from logitless.backends.gpu.quantize import WORDS, rounding
 from logitless.graph.tensor import Tensor
 
 WG, TM, TN = 128, 64, 64
-STRIDE = 12  # words of 32 bytes in local memory: a multiple of 16 bytes, and no two of 8 rows in one bank
+# words of 32 bytes in local memory: a multiple of 16 bytes, and no two of 8 rows in one bank
+STRIDE = 12
 LEAST_ROWS = 33  # for fewer than a half of TM `linear_dot` wastes less
 SHARED_BYTES = 32768  # that the largest variant may need
-MATRICES = {"CM": 16, "CN": 16, "CK": 32, "SG": 32}  # what a device says: rows, columns, depth, and threads a subgroup
+# what a device says: rows, columns, depth, and threads a subgroup
+MATRICES = {"CM": 16, "CN": 16, "CK": 32, "SG": 32}
 FUNCTIONS = f"""
 #define TM {TM}u
 #define TN {TN}u

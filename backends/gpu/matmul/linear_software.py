@@ -19,7 +19,8 @@ from logitless.graph.tensor import Tensor
 
 WG = 16
 UNIT = "GY * (WG / 8u) + LID / 8u"
-TILE = {"WG": WG, "MT": 4, "R": 2}  # one for any number of rows: tests spend more time compiling than running
+# one for any number of rows: tests spend more time compiling than running
+TILE = {"WG": WG, "MT": 4, "R": 2}
 WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
 LANES_ARE_THREADS = (
     "LANE",

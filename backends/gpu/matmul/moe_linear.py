@@ -22,8 +22,8 @@ from logitless.graph.tensor import Tensor
 
 WG = 64
 PARTS = 2  # weights of a launch, at most
-# Few rows of an expert, whose sums threads of a group share, or many. A group that shares sums has one place: its sums
-# are not written twice.
+# Few rows of an expert, whose sums threads of a group share, or many. A group that shares sums has
+# one place: its sums are not written twice.
 SIMT_TILES = [
     {"WG": LANES * split_k.SPLITS[0], "MT": 1, "SPLIT": split_k.SPLITS[0], "CHUNKS": split_k.CHUNKS, "R": 1},
     {"WG": WG, "MT": 4, "SPLIT": 1, "CHUNKS": split_k.CHUNKS, "R": 1},
@@ -128,7 +128,8 @@ for _dtype in layout.PACKINGS:
         wg=WG,
         functions=EXPERT + unpack.element(_dtype),
     )
-# With weights that are no constants: element (n, k) of an expert's is n · wn + k · wk behind its first.
+# With weights that are no constants: element (n, k) of an expert's is n · wn + k · wk behind its
+# first.
 Kernel(
     "expert_product",
     _args("f32", [Arg("W", "f32")], 1),

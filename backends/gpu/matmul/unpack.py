@@ -20,7 +20,8 @@ from logitless.graph.tensor import Tensor
 FLOATS = ("f32", "f16", "bf16")
 BLOCKS = ("q8_0", "iq4_nl", "mxfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 K_TYPES = ("q4_k", "q5_k", "q6_k")
-BYTES = ("q8_0", "iq4_nl", "mxfp4")  # values are scale · a byte with a sign, which some types' quants stand for
+# values are scale · a byte with a sign, which some types' quants stand for
+BYTES = ("q8_0", "iq4_nl", "mxfp4")
 OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offset)
 
 

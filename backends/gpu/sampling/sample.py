@@ -8,11 +8,13 @@ from logitless.backends.gpu.sampling import sample_body as text
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor
 
-# Threads of a group, and what they do at a time: `each` reads MANY candidates ahead, COMPACT takes RUN neighbours, and
-# counters of the histogram have COPIES, so that fewer threads wait for each other. A CPU gains nothing by any of it.
+# Threads of a group, and what they do at a time: `each` reads MANY candidates ahead, COMPACT takes
+# RUN neighbours, and counters of the histogram have COPIES, so that fewer threads wait for each
+# other. A CPU gains nothing by any of it.
 ALONE = {"MANY": 1, "RUN": 1, "COPIES": 1}
 GPU = {"MANY": 8, "RUN": 4, "COPIES": 4}
-SIMT = [{"WG": 1024} | GPU, {"WG": 256} | GPU]  # the largest first; what a shape's `threads` allow is taken
+# the largest first; what a shape's `threads` allow is taken
+SIMT = [{"WG": 1024} | GPU, {"WG": 256} | GPU]
 SOFT, CPU = {"WG": 256} | ALONE, {"WG": 1} | ALONE
 ARRAYS = 6  # words a candidate, in scratch
 MAX_GROUPS = 32  # rows that are sampled at a time: each takes scratch for the whole vocabulary
@@ -289,7 +291,8 @@ Kernel(
     local=LOCAL,
     functions=text.constants() + text.FUNCTIONS + MASKS,
 )
-# Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then its words.
+# Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then
+# its words.
 Kernel(
     "sample_mask",
     [Arg("MASK", "u32"), Arg("ROW", "i32"), Arg("S", "u32", "w")],

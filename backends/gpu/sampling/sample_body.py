@@ -132,7 +132,8 @@ def tree(combine: str) -> str:
 
 
 GREATER = "if (k > own_key) { own_key = k; own_at = i; }"
-# `best`: index of the greatest key, the lowest of several; `top` its logit. `plain`: of the logits, without a list.
+# `best`: index of the greatest key, the lowest of several; `top` its logit. `plain`: of the logits,
+# without a list.
 MAXIMUM = f"""
       {{
         uint own_key = 0u, own_at = 0u;
@@ -184,7 +185,8 @@ STATISTIC = f"""
         count = ra[0]; sum = rf[0];
         BARRIER();
       }}"""
-# What is still possible counts for its digit. Equal digits of a thread, one after the other, are added up before.
+# What is still possible counts for its digit. Equal digits of a thread, one after the other, are
+# added up before.
 COUNT = """
             if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
               uint d = (word == 0u ? ~high : word == 1u ? ~low : i - from) >> shift & 255u;
@@ -200,8 +202,9 @@ FOUND = """
           if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
             sh[0] = i; sh[1] = high; sh[2] = low;
           }"""
-# The prefix of the order that reaches `goal`, which is at most the whole: its last member `last`, its length `taken`,
-# its least keys. Digits count from the greatest key down, and from the beginning of the list up.
+# The prefix of the order that reaches `goal`, which is at most the whole: its last member `last`,
+# its length `taken`, its least keys. Digits count from the greatest key down, and from the
+# beginning of the list up.
 SELECT = f"""
       {{
         uint mask_high = 0u, mask_low = 0u, from = 0u, to = n;
@@ -260,9 +263,10 @@ SELECT = f"""
       }}"""
 READ = "k{0} = KEY(i); id{0} = ID(i); high{0} = OKH(i); low{0} = OKL(i); e{0} = E(i);"
 WRITE = "KEY(to) = k{0}; ID(to) = id{0}; OKH(to) = high{0}; OKL(to) = low{0}; E(to) = e{0};"
-# Whether a small count is to be taken of a short list, which COMPACT makes before SELECT, in turn 0. BOUND finds a key
-# that so many are not below: of the threads' greatest keys the one that reaches the count. Few others are not below it;
-# where there are too many, because they are equal, the list stays as it is.
+# Whether a small count is to be taken of a short list, which COMPACT makes before SELECT, in turn
+# 0. BOUND finds a key that so many are not below: of the threads' greatest keys the one that
+# reaches the count. Few others are not below it; where there are too many, because they are equal,
+# the list stays as it is.
 NARROWS = "WG > 1 && sel == 1u && keep == 1u && order != 0u && goal.x <= WG / 2u && n > 4u * WG"
 BOUND = f"""
       {{
@@ -280,8 +284,9 @@ PICK = """
             place = ATOMIC_TAKE(sh[5]);
             if (place < WG) ra[place] = i;
           }"""
-# keep 1: the prefix that SELECT or BOUND found, 2: all but it, 3: keys of at least limit_key. At most a candidate a
-# thread is found in any order, then put in the order of the list; more are moved up one part of the list after another.
+# keep 1: the prefix that SELECT or BOUND found, 2: all but it, 3: keys of at least limit_key. At
+# most a candidate a thread is found in any order, then put in the order of the list; more are moved
+# up one part of the list after another.
 COMPACT = f"""
       {{
 #if WG > 1
@@ -373,7 +378,8 @@ TOPMOST = """
             uint at = ATOMIC_TAKE(sh[5]);
             hist[at] = high; h0[at] = i; rf_top[at] = U2F(e) / whole;
           }"""
-# How many of the likeliest leave mirostat 1 its surprise (Basu et al., 2021): the probabilities of the first 100.
+# How many of the likeliest leave mirostat 1 its surprise (Basu et al., 2021): the probabilities of
+# the first 100.
 ZIPF = f"""
       {{
         if (LID == 0u) sh[5] = 0u;

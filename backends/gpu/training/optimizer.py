@@ -46,7 +46,8 @@ Kernel(
     "  FOR_EACH(i, n) Y[i] = Y[i] + X[i];",
     wg=WG,
 )
-# Row `row` of n elements, the last one shorter: its sum of squares, or its sum, at element `first + row` of the result.
+# Row `row` of n elements, the last one shorter: its sum of squares, or its sum, at element `first +
+# row` of the result.
 for _name, _term in (("square_sums", "X[at + i] * X[at + i]"), ("sums", "X[at + i]")):
     Kernel(
         _name,

@@ -62,8 +62,8 @@ def causal_attention(
     (N, H, D).
 
     Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text
-    may be packed into a window). Query head i reads key head i · H_kv // H. `sinks`, `window` and `cap`
-    are those of `attention`.
+    may be packed into a window). Query head i reads key head i · H_kv // H. `sinks`, `window` and
+    `cap` are those of `attention`.
     """
     out = np.empty_like(q)
     for rows, h, of, p, _, _ in _windows(q, k, start, sinks, length, scale, window, cap):

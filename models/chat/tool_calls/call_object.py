@@ -1,4 +1,5 @@
-"""Reader of calls written as JSON objects: {"name": "f", "arguments": {…}} in any order, with other members."""
+"""Reader of calls written as JSON objects: {"name": "f", "arguments": {…}} in any order, with other
+members."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _MAX_NESTED = 4
 
 
 def name_before(p: Parser, end: str, without: str) -> Step[str]:
-    """Read a name up to and including its end character; NotACall if it has a character of `without`."""
+    """Read a name up to and including its end character; NotACall if it has a character of
+    `without`."""
     name = ""
     while (c := (yield from p.next())) != end:
         if not c or c in without or len(name) > MAX_NAME:
@@ -25,7 +27,8 @@ def name_before(p: Parser, end: str, without: str) -> Step[str]:
 
 
 def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
-    """Read one JSON value after blanks and pass its characters to `take`. False: it is cut short, or invalid."""
+    """Read one JSON value after blanks and pass its characters to `take`. False: it is cut short,
+    or invalid."""
     c = yield from p.after_blanks()
     scan = JsonScan()
     while c:

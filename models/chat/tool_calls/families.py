@@ -26,7 +26,8 @@ def _hermes(p: Parser, trigger: str) -> Step[None]:
 
 
 def _llama3(p: Parser, trigger: str) -> Step[None]:
-    """{"name": …, "parameters": {…}} as the whole answer, perhaps after <|python_tag|>; several with ; in between."""
+    """{"name": …, "parameters": {…}} as the whole answer, perhaps after <|python_tag|>; several
+    with ; in between."""
     if trigger != "{" and (yield from p.after_blanks()) != "{":
         raise NotACall
     while (yield from CallObject(p, p.style.names).read()):
@@ -42,7 +43,8 @@ def _llama3(p: Parser, trigger: str) -> Step[None]:
 
 
 def _mistral(p: Parser, trigger: str) -> Step[None]:
-    """[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}, …], and the newer [TOOL_CALLS]name[ARGS]{…}."""
+    """[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}, …], and the newer
+    [TOOL_CALLS]name[ARGS]{…}."""
     c = yield from p.after_blanks()
     if c == "{":
         yield from CallObject(p).read()
@@ -209,7 +211,8 @@ def family_of(template: str) -> CallFormat:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
         return LLAMA3
-    if "<|tool_call|>" in template:  # the templates of Granite 3 describe calls but do not write them
+    # the templates of Granite 3 describe calls but do not write them
+    if "<|tool_call|>" in template:
         return GRANITE
     return GENERIC
 

@@ -1,6 +1,8 @@
-"""Families that put special tokens or words around the parts of an answer: gpt-oss, DeepSeek and the Command R ones.
+"""Families that put special tokens or words around the parts of an answer: gpt-oss, DeepSeek and
+the Command R ones.
 
-Facts: OpenAI's description of harmony, the models' own chat templates, and what llama.cpp accepts (common/chat.cpp).
+Facts: OpenAI's description of harmony, the models' own chat templates, and what llama.cpp accepts
+(common/chat.cpp).
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ def _until(p: Parser, end: str) -> Step[str]:
 
 
 def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
-    """<|channel|>analysis<|message|>…<|end|>, then <|start|>assistant<|channel|>commentary to=functions.f
-    <|constrain|>json<|message|>{…}<|call|>, or <|channel|>final<|message|>…<|return|>."""
+    """<|channel|>analysis<|message|>…<|end|>, then <|start|>assistant<|channel|>commentary
+    to=functions.f <|constrain|>json<|message|>{…}<|call|>, or
+    <|channel|>final<|message|>…<|return|>.
+    """
     if trigger in ("<|end|>", "<|return|>", "<|call|>"):
         p.frame()
         return
@@ -55,8 +59,10 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
 
 
 def _deepseek(p: Parser, trigger: str) -> Step[None]:
-    """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a block of ```json, <｜tool▁call▁end｜> once a call, and around all
-    of them <｜tool▁calls▁begin｜>, <｜tool▁calls▁end｜>; since V3.1 f<｜tool▁sep｜>{…} without the block."""
+    """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a block of ```json, <｜tool▁call▁end｜> once a call,
+    and around all of them <｜tool▁calls▁begin｜>, <｜tool▁calls▁end｜>; since V3.1 f<｜tool▁sep｜>{…}
+    without the block.
+    """
     if trigger == _BEGIN_ALL:
         c = yield from p.after_blanks()
         p.back(c)
@@ -87,8 +93,9 @@ def _deepseek(p: Parser, trigger: str) -> Step[None]:
 
 
 def _command_r(p: Parser, trigger: str) -> Step[None]:
-    """<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}}, …]<|END_ACTION|>, and what is said
-    between <|START_RESPONSE|> and <|END_RESPONSE|>."""
+    """<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}},
+    …]<|END_ACTION|>, and what is said between <|START_RESPONSE|> and <|END_RESPONSE|>.
+    """
     if trigger != "<|START_ACTION|>":
         p.frame()
         return

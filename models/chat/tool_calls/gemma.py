@@ -142,7 +142,8 @@ def _word(p: Parser) -> Step[bool]:
 
 
 def _cut(p: Parser) -> Step[bool]:
-    """False where the answer ended in a mark, whose beginning is dropped; NotACall where something else follows."""
+    """False where the answer ended in a mark, whose beginning is dropped; NotACall where something
+    else follows."""
     if p.rest is None or not QUOTE.startswith(p.rest):
         raise NotACall
     while (yield from p.next()):

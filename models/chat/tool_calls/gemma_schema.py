@@ -1,5 +1,5 @@
-"""JSON schemas as Lark rules of Gemma 4's dictionaries: bare keys in its template's order, texts between
-marks, no blanks.
+"""JSON schemas as Lark rules of Gemma 4's dictionaries: bare keys in its template's order, texts
+between marks, no blanks.
 
 Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds a limit below.
 """
@@ -21,7 +21,8 @@ _MAX_DEPTH = 64
 _MAX_COUNT = 100_000  # characters or elements
 _MAX_PARTS = 5_000  # of one tool's schema, as often as they are used
 _MARK = quoted(QUOTE)
-_INSIDE = rf"/(?s:.*)/ & ~/(?s:.*){in_regex(QUOTE)}(?s:.*)/"  # the first: what is no UTF-8 is in every complement
+# the first: what is no UTF-8 is in every complement
+_INSIDE = rf"/(?s:.*)/ & ~/(?s:.*){in_regex(QUOTE)}(?s:.*)/"
 _BARE = r"""[^:{}\[\],<"\s]"""
 _NEW_KEY = r"[\w.$-]{1,64}"  # of members that a schema does not name
 _PLAIN_KEY = re.compile(rf"{_BARE}(?:[^:{{}}\[\],<\"\n]*{_BARE})?")
@@ -111,7 +112,8 @@ class _Writer:
         return target[1] if target else True
 
     def _merged(self, *schemas: Any) -> dict[str, Any]:
-        """One schema with the constraints of all; the last one wins where keywords contradict each other."""
+        """One schema with the constraints of all; the last one wins where keywords contradict each
+        other."""
         merged: dict[str, Any] = {}
         for schema in schemas:
             for _ in range(_MAX_DEPTH):

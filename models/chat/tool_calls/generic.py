@@ -1,6 +1,8 @@
-"""Tool calls for templates without tools: the system message explains them; calls and results are JSON.
+"""Tool calls for templates without tools: the system message explains them; calls and results are
+JSON.
 
-The form of answer is that of llama.cpp's generic handler: {"tool_call": …}, {"tool_calls": […]} or {"response": "…"}.
+The form of answer is that of llama.cpp's generic handler: {"tool_call": …}, {"tool_calls": […]} or
+{"response": "…"}.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def instructed(
 
 
 def as_text(messages: Sequence[Message], markers: Markers | None = None) -> list[Message]:
-    """The conversation with calls and results as text, for templates without either; roles stay alternating.
+    """The conversation with calls and results as text, for templates without either; roles stay
+    alternating.
 
     `markers`: those of the list of calls that the model was trained on.
     """

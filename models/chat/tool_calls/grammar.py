@@ -26,7 +26,8 @@ _BLANK = r"W: /( |\n[ \t]{0,8})/"
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """A Lark grammar. Lazy: it begins with the first of these words in the text, or with the group of a pattern."""
+    """A Lark grammar. Lazy: it begins with the first of these words in the text, or with the group
+    of a pattern."""
 
     lark: str
     lazy: bool = False
@@ -46,8 +47,9 @@ def call_grammar(
 ) -> CallGrammar:
     """The grammar of answers that call these functions (OpenAI's `function` objects).
 
-    Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of reasoning that may come
-    first; `thinking`: the prompt has opened it. `said`: Lark of an answer without calls.
+    Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of
+    reasoning that may come first; `thinking`: the prompt has opened it. `said`: Lark of an answer
+    without calls.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
     key = "parameters" if calls.name in (LLAMA3.name, COMMAND_R.name, COMMAND_R_ACTION.name) else "arguments"

@@ -1,8 +1,8 @@
 """Streaming parser of a model's answer: reasoning, text and tool calls.
 
-The parser is a coroutine that receives one character after the other, so the pieces in which the text arrives make no
-difference. Text that turns out not to be a call stays text, with its markers. Only the syntax around calls and
-reasoning is removed, and the blanks beside it.
+The parser is a coroutine that receives one character after the other, so the pieces in which the
+text arrives make no difference. Text that turns out not to be a call stays text, with its markers.
+Only the syntax around calls and reasoning is removed, and the blanks beside it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class CallFormat:
     id_prefix: str = "call_"
     id_letters: int = 24
     instructs: bool = (
-        False  # the template does not know tools: they are told by logitless.models.chat.tool_calls.generic
+        # the template does not know tools: they are told by
+        # logitless.models.chat.tool_calls.generic
+        False
     )
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
     markers: Markers | None = None  # of a format that was probed
@@ -53,14 +55,17 @@ class Style:
     calls: CallFormat | None = None
     names: frozenset[str] = field(default_factory=frozenset)  # of the tools
     reasoning: tuple[str, str] | None = None  # the tags around it; None: it is text like any other
-    tags_in_content: bool = False  # deepseek-legacy: the text keeps the reasoning, with its tags, too
+    # deepseek-legacy: the text keeps the reasoning, with its tags, too
+    tags_in_content: bool = False
     parallel: bool = True  # false: what follows the first call is text
     primer: str = ""  # the beginning of the answer, which the prompt contains
-    texts: frozenset[tuple[str, str]] = frozenset()  # (tool, parameter): strings, for calls that are not JSON
+    # (tool, parameter): strings, for calls that are not JSON
+    texts: frozenset[tuple[str, str]] = frozenset()
 
 
 class Parser:
-    """Parser of one answer. The deltas of `push` and `finish` add up to the message (`deltas.Message`)."""
+    """Parser of one answer. The deltas of `push` and `finish` add up to the message
+    (`deltas.Message`)."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
@@ -77,7 +82,8 @@ class Parser:
         self._held = ""  # blanks that are text only if no call follows
         self._fresh = True  # nothing but blanks and calls so far
         self._called = False  # nothing but blanks since the last call
-        self._ordinary: re.Pattern[str] | None = None  # what needs no coroutine to be understood, and where it goes
+        # what needs no coroutine to be understood, and where it goes
+        self._ordinary: re.Pattern[str] | None = None
         self._told: Callable[[str], None] = self._text
         self._run = self._message()
         next(self._run)

@@ -12,8 +12,9 @@ _END = "\n</parameter>"
 
 
 def _qwen3_coder(p: Parser, trigger: str) -> Step[None]:
-    """<tool_call> <function=f> <parameter=x> value </parameter> … </function> </tool_call>, a line each; the outermost
-    tags may be missing."""
+    """<tool_call> <function=f> <parameter=x> value </parameter> … </function> </tool_call>, a line
+    each; the outermost tags may be missing.
+    """
     if trigger == "<tool_call>":
         c = yield from p.after_blanks()
         p.back(c)
@@ -52,7 +53,8 @@ def _tag(p: Parser) -> Step[str]:
 
 
 def tagged_value(p: Parser, is_text: bool, end: str, opens_line: bool) -> Step[bool]:
-    """A value up to and with `end`, as JSON: a text while it is written, others when they are whole.
+    """A value up to and with `end`, as JSON: a text while it is written, others when they are
+    whole.
 
     False: the answer ended in it. `opens_line`: a line break before the value is syntax. One at the
     start of `end` may be missing.

@@ -17,7 +17,8 @@ _PLACEHOLDERS = {NUMBER: "/[0-9]{1,4}/", ID: "/[a-zA-Z0-9_.:-]{1,64}/"}
 
 
 def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool) -> tuple[list[str], str]:
-    """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that begins one."""
+    """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that
+    begins one."""
     rules = []
     if m.style == TAGGED and KEY not in m.value_end:
         rules.append(_text("text", m.value_end))
@@ -69,7 +70,8 @@ def _line_breaks(regex: str) -> str:
 
 
 def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "text") -> str:
-    """Rule of a value and the text `end` after it: strings are written without quotes, others as JSON.
+    """Rule of a value and the text `end` after it: strings are written without quotes, others as
+    JSON.
 
     `text`: the rule of a string and `end`.
     """

@@ -1,4 +1,5 @@
-"""Markers of a tool-call format: the texts that a template writes around calls, names and arguments."""
+"""Markers of a tool-call format: the texts that a template writes around calls, names and
+arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _FIRST = re.compile(rf"(?:{NAMESPACE})?<[^<>\x00-\x02]+>?|\[[A-Z_]+\]")
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Texts around calls: section (begin head NAME middle ARGUMENTS tail end, separator…) section_end.
+    """Texts around calls: section (begin head NAME middle ARGUMENTS tail end, separator…)
+    section_end.
 
     A call of tags has key_begin KEY key_end VALUE value_end once a parameter in place of ARGUMENTS,
     with `gap` after each. `around`: texts around an answer without calls.

@@ -1,4 +1,5 @@
-"""Probe of a template's tool calls: renders calls with unlikely names and reads the markers around them."""
+"""Probe of a template's tool calls: renders calls with unlikely names and reads the markers around
+them."""
 
 from __future__ import annotations
 

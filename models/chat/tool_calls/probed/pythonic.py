@@ -20,7 +20,8 @@ _STRING = r"/'([^'\\]|\\['\"\\nt])*'/"
 
 
 def arguments(p: Parser, name: str, id: str | None) -> Step[bool]:
-    """Begin the call and read its arguments, whose opening bracket has been read, up to the closing one.
+    """Begin the call and read its arguments, whose opening bracket has been read, up to the closing
+    one.
 
     The call is told as JSON, a value when it is whole. False: the answer ended in the arguments.
     """
@@ -59,7 +60,8 @@ def arguments(p: Parser, name: str, id: str | None) -> Step[bool]:
 
 
 def _value(p: Parser) -> Step[str | None]:
-    """The text of a value, before the comma or the bracket that ends it; None where the answer ends first."""
+    """The text of a value, before the comma or the bracket that ends it; None where the answer ends
+    first."""
     text, quote, depth = "", "", 0
     while c := (yield from p.next()):
         if quote:
@@ -86,14 +88,16 @@ def _as_json(text: str) -> str:
     told = as_json(text)
     if text[:1] not in ("'", '"', "[", "{", "(") or not told.startswith('"') or text.startswith('"'):
         return told
-    for literal in (text, text.replace("\n", "\\n")):  # models write line breaks in strings as they are
+    # models write line breaks in strings as they are
+    for literal in (text, text.replace("\n", "\\n")):
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             return json.dumps(ast.literal_eval(literal), ensure_ascii=False, allow_nan=False)
     return told
 
 
 def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
-    """Rules of the arguments of function number i, in the order of its properties; the first rule is given_i."""
+    """Rules of the arguments of function number i, in the order of its properties; the first rule
+    is given_i."""
     schema: Mapping[str, Any] = object_schema(function.get("parameters"))
     needed, properties = schema.get("required"), schema.get("properties")
     needed = needed if isinstance(needed, list) else []

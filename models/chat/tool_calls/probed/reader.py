@@ -164,7 +164,8 @@ def _closed(p: Parser, text: str) -> Step[None]:
 
 
 def syntax(p: Parser, text: str) -> Step[str]:
-    """Read a marker: FOUND; ABSENT, with nothing read; CUT if the answer ended in it, with all read.
+    """Read a marker: FOUND; ABSENT, with nothing read; CUT if the answer ended in it, with all
+    read.
 
     Blanks may come first, and any blanks where the marker has some.
     """
