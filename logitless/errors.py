@@ -55,7 +55,7 @@ def public_errors() -> Iterator[None]:
     except (devices.DeviceError, devices.DeviceLost, StepFailed) as error:
         raise DeviceError(_in_python(str(error))) from None
     except MemoryError as error:
-        raise DeviceError(f"out of memory{f' ({error})' if str(error) else ''}") from None
+        raise DeviceError(_in_python(f"out of memory{f' ({error})' if str(error) else ''}")) from None
     except requests.RequestError as error:
         raise RequestError(_in_python(error.message), error.code) from None
     except training.TrainingError as error:
@@ -63,5 +63,5 @@ def public_errors() -> Iterator[None]:
 
 
 def _in_python(message: str) -> str:
-    """A message with options as keywords: `--ctx-size` is `ctx_size`."""
-    return re.sub(r"--([a-z][a-z0-9-]+)", lambda flag: flag[1].replace("-", "_"), message)
+    """A message with options as keywords: `--ctx-size` is `ctx_size`. Names of files stay as they are."""
+    return re.sub(r"(?<![^\s(])--([a-z][a-z0-9-]+)(?!\.\w|[\w/])", lambda flag: flag[1].replace("-", "_"), message)

@@ -355,6 +355,8 @@ def test_trainer_reports_changes_gradients_and_saves(tmp_path: Path) -> None:
         ({"kv_unified": "yes"}, OptionError, "kv_unified: 'yes' is not True or False"),
         ({"main_gpu": 2}, OptionError, "main_gpu 2: device names 0 devices beside the CPU, and they count from 0"),
         ({"device": "vulkan:99"}, (OptionError, DeviceError), "vulkan:99"),
+        ({"model_draft": "my--draft.gguf"}, (OptionError, ModelError), "my--draft.gguf"),
+        ({"ctx_size": 3, "kv_unified": False}, OptionError, "ctx_size 3 leaves nothing for each of 4 slots"),
         ({"model": "nowhere.gguf"}, ModelError, "nowhere.gguf: no such file"),
         ({"lora": "nowhere.gguf"}, ModelError, "nowhere.gguf: no such file"),
         ({"hf_repo": "nonsense"}, OptionError, "hf_repo: 'nonsense' is not USER/REPO or USER/REPO:QUANT"),

@@ -108,17 +108,17 @@ class Stopping:
             if len(self.history) == self.past:
                 rate = (self.history[0] - loss) / (abs(loss) or 1.0)
                 if self.delta > 0 and abs(rate) < self.delta:
-                    return f"the loss changed by less than {self.delta:g} in {self.past} steps (--opt-delta)"
+                    return f"the loss changed by less than {self.delta:g} in {self.past} steps (opt-delta)"
             self.history = (*self.history, loss)[-self.past :]
         if self.epsf > 0 and abs(loss - self.previous_loss) / (abs(loss) or 1.0) < self.epsf:
-            return f"the loss changed by less than {self.epsf:g} in a step (--adam-epsf)"
+            return f"the loss changed by less than {self.epsf:g} in a step (adam-epsf)"
         self.previous_loss = loss
         if loss < self.best_loss:
             self.best_loss, self.no_improvement = loss, 0
         else:
             self.no_improvement += 1
             if 0 < self.max_no_improvement <= self.no_improvement:
-                return f"no improvement in {self.no_improvement} steps (--opt-max-no-improvement)"
+                return f"no improvement in {self.no_improvement} steps (opt-max-no-improvement)"
         return None
 
     def counters(self) -> dict[str, Any]:
