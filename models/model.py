@@ -35,7 +35,7 @@ FORWARD = {
 
 _OTHER_KINDS = {  # by general.type
     "adapter": "is a LoRA adapter, not a model: load its base model, and this as its adapter (lora, --lora)",
-    "checkpoint": "is a training checkpoint, not a model: go on from it with Trainer.resume or finetune --checkpoint-in",
+    "checkpoint": "is a training checkpoint, not a model: go on with Trainer.resume or finetune --checkpoint-in",
     "imatrix": "is an importance matrix, not a model",
     "mmproj": "is the encoder of a multimodal model: load the file of its text model",
 }

@@ -34,21 +34,25 @@ def _choices(f: Flag) -> tuple[str, ...]:
     return f.kind.allowed if isinstance(f.kind, Choice) else f.optional
 
 
+def _words(command: Command, commands: Sequence[Command]) -> tuple[str, ...]:
+    """Words that may follow a command's name: the second word of other commands, or a shell."""
+    if command.name == "completion":
+        return SHELLS
+    return tuple(c.name.split()[1] for c in commands if c.name.startswith(f"{command.name} "))
+
+
 def _bash(commands: Sequence[Command]) -> str:
     """Two tables: the flags of each command, and what the flags that take words or paths take."""
     flags, values = [], []
     for command in commands:
-        names = [name for f in _flags(command) for name in (*f.all_names, *f.off_names)]
+        names = [*_words(command, commands), *(n for f in _flags(command) for n in (*f.all_names, *f.off_names))]
         flags.append(f"    {shlex.quote(command.name)}) words={shlex.quote(' '.join(names))} ;;")
         for f in _flags(command):
             action = ""
             if choices := _choices(f):
                 action = f"words={shlex.quote(' '.join(choices))}"
             elif f.takes_value:
-                kinds = {"file": FILES, "directory": FOLDERS}
-                action = next(
-                    (f"path={kind}" for kind, metavars in kinds.items() if f.metavar in metavars), "path=none"
-                )
+                action = f"path={_path_kind(f)}"
             if action:
                 patterns = "|".join(shlex.quote(f"{command.name} {name}") for name in f.all_names)
                 values.append(f"    {patterns}) {action} ;;")
@@ -93,16 +97,35 @@ complete -F _logitless logitless
 
 
 def _fish(commands: Sequence[Command]) -> str:
-    lines = ["complete -c logitless -f"]
+    pairs = " ".join(shlex.quote(command.name) for command in commands if " " in command.name)
+    lines = [_FISH.format(pairs=pairs)]
     for command in commands:
-        first, _, second = command.name.partition(" ")
-        if not second:
-            lines.append(f"complete -c logitless -n __fish_use_subcommand -a {first} -d {shlex.quote(command.summary)}")
-            lines += [
-                f"complete -c logitless -n '__fish_seen_subcommand_from {first}' {_fish_flag(f)}"
-                for f in _flags(command)
-            ]
+        here = f"complete -c logitless -n {shlex.quote(f'__logitless_is {shlex.quote(command.name)}')}"
+        if " " not in command.name:
+            lines.append(
+                f"complete -c logitless -n __logitless_is_first -a {command.name} -d {_quoted(command.summary)}"
+            )
+        lines += [f"{here} -a {word}" for word in _words(command, commands)]
+        lines += [f"{here} {_fish_flag(f)}" for f in _flags(command)]
     return "\n".join(lines) + "\n"
+
+
+_FISH = """\
+complete -c logitless -f
+function __logitless_is_first
+  test (count (commandline -opc)) = 1
+end
+function __logitless_is
+  set -l words (commandline -opc)[2..] serve ''
+  string match -q -- '-*' $words[1]; and set -p words serve
+  contains -- "$words[1] $words[2]" {pairs}; and set words[1] "$words[1] $words[2]"
+  test "$words[1]" = "$argv[1]"
+end"""
+
+
+def _quoted(text: str) -> str:
+    """A text as fish reads it, in which a backslash escapes."""
+    return shlex.quote(text.replace("\\", "\\\\"))
 
 
 def _fish_flag(f: Flag) -> str:
@@ -113,7 +136,8 @@ def _fish_flag(f: Flag) -> str:
     if choices := _choices(f):
         parts.append(f"-x -a {shlex.quote(' '.join(choices))}")
     elif f.takes_value:
-        parts.append("-r -F" if f.metavar in (*FILES, *FOLDERS) else "-x")
+        kinds = {"file": "-r -F", "directory": "-x -a '(__fish_complete_directories)'"}
+        parts.append(kinds.get(_path_kind(f), "-x"))
     if f.help:
-        parts.append(f"-d {shlex.quote(f.help.split(';')[0])}")
+        parts.append(f"-d {_quoted(f.help.split('; ')[0])}")
     return " ".join(parts)
