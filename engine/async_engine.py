@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import RequestError, ServerFault, Unavailable
-from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
+from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Lora, Token
 from logitless.engine.sleep import Sleep
 from logitless.engine.stats import Latencies
 from logitless.engine.stream import Stream
@@ -26,7 +26,7 @@ from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.worker import FineTuningWorker
-    from logitless.engine.runner.embedder import Embedder
+    from logitless.engine.runner.embedder import F32, Embedder
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
@@ -54,6 +54,16 @@ class LoadedModel:
     train_share: float = 0.5  # share of the device's time for training while requests run
     embedder: Embedder | None = None
     sleep: Sleep | None = None
+
+    def embed(self, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None = None) -> list[F32]:
+        """Embed one of the embedder's groups of texts, and count it. On the engine thread."""
+        assert self.embedder is not None
+        began, stats = time.perf_counter(), self.scheduler.stats
+        vectors = self.embedder.embed(texts, pooling, self.scheduler.resolve_lora(lora))
+        stats.n_decode += 1
+        stats.prompt_tokens += sum(map(len, texts))
+        stats.prompt_seconds += time.perf_counter() - began
+        return vectors
 
     def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
         """Do one warm-up task, so that requests need not wait for it; False: all are done.
@@ -339,7 +349,7 @@ class AsyncEngine:
         if sleep is None or not scheduler.idle:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):
-            sleep.begin(scheduler.count)
+            sleep.begin()
             log.info("the model was idle for %g seconds: it sleeps", sleep.seconds)
 
     def _use_model(self) -> None:

@@ -242,15 +242,16 @@ class Slot:
 
     @property
     def has_new_line(self) -> bool:
-        return self.sequence is not None and self.sequence.has_new_line
+        return self.sequence is not None and self.is_processing and self.sequence.has_new_line
 
     @property
     def n_decoded(self) -> int:
-        return 0 if self.sequence is None else self.sequence.n_generated
+        return self.sequence.n_generated if self.sequence is not None and self.is_processing else 0
 
     @property
     def n_remain(self) -> int:
-        return -1 if self.sequence is None else self.sequence.n_remain
+        """Tokens that the running sequence may still generate; -1: no limit, or none runs."""
+        return self.sequence.n_remain if self.sequence is not None and self.is_processing else -1
 
     @property
     def n_prompt_tokens(self) -> int:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from logitless.engine.errors import ServerFault
-from logitless.engine.stats import SchedulerStats
 
 
 class Sleeper(Protocol):
@@ -40,34 +39,28 @@ class Sleep:
         self,
         seconds: float,
         parts: Sequence[Sleeper],
-        stats: SchedulerStats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`seconds`: idle time. `parts` wake in this order; later ones may need earlier ones."""
         self.seconds = seconds
         self._parts = tuple(parts)
-        self._stats = stats
         self._clock = clock
         self._used = clock()
-
-    @property
-    def asleep(self) -> bool:
-        return self._stats.sleeping > 0
+        self.asleep = False
 
     def left(self) -> float | None:
         """Seconds until it is time to sleep; None: it sleeps already."""
         return None if self.asleep else max(0.0, self._used + self.seconds - self._clock())
 
-    def begin(self, count: Callable[[], object] = lambda: None) -> None:
-        """Put the model to sleep. `count` updates gauges before the sleep becomes visible."""
+    def begin(self) -> None:
+        """Put the model to sleep. The statistics stay as they were when it was last awake."""
         try:
             for part in reversed(self._parts):
                 part.sleep()
             gc.collect()  # plans and graphs form reference cycles
             _trim()
-            count()
         finally:
-            self._stats.sleeping = 1
+            self.asleep = True
 
     def use(self) -> bool:
         """Wake the model if it sleeps (returns True then) and restart the idle timer.
@@ -83,7 +76,7 @@ class Sleep:
                 self.begin()
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise ServerFault(f"the model sleeps and could not be loaded again: {reason}") from error
-            self._stats.sleeping = 0
+            self.asleep = False
         self._used = self._clock()
         return slept
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -15,7 +15,8 @@ class SchedulerStats:
     recomputed_tokens: int = 0  # tokens recomputed after a preemption
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
-    predicted_seconds: float = 0.0
+    tokens_decoded: int = 0  # of these, all but each sequence's first: they cost decode steps
+    predicted_seconds: float = 0.0  # of the decode steps
     n_decode: int = 0  # device runs that succeeded
     n_failed_steps: int = 0
     busy_slots: int = 0  # sequences in a batch, summed over device runs
@@ -24,18 +25,28 @@ class SchedulerStats:
     bytes_written: int = 0  # to the device
     devices_lost: int = 0
     ops_rerouted: int = 0  # ops that failed a device's self-test and run elsewhere
-    draft_tokens: int = 0  # draft tokens verified
-    draft_tokens_accepted: int = 0  # draft tokens accepted
+    drafts: int = 0  # drafts verified
+    draft_tokens: int = 0  # their tokens
+    draft_tokens_accepted: int = 0  # of these, the accepted ones
+    accepted_at: list[int] = field(default_factory=list)  # accepted draft tokens by their position in the draft
     n_tokens_max: int = 0  # tokens of the longest sequence so far
     requests_processing: int = 0
     requests_deferred: int = 0
     kv_pages_used: int = 0  # blocks of sequences and of cached prefixes
     kv_pages_cached: int = 0  # idle blocks: only cached prefixes use them
     kv_pages_free: int = 0
-    sleeping: int = 0  # 1 while the model is not in memory
     host_bytes: int = 0  # bytes of blocks in host memory
     host_pages_saved: int = 0  # blocks copied to host memory
     host_pages_restored: int = 0  # blocks copied back
+
+    def count_draft(self, n_drafted: int, n_accepted: int) -> None:
+        """Count a draft whose first `n_accepted` tokens were accepted."""
+        self.drafts += 1
+        self.draft_tokens += n_drafted
+        self.draft_tokens_accepted += n_accepted
+        self.accepted_at += [0] * (n_accepted - len(self.accepted_at))
+        for position in range(n_accepted):
+            self.accepted_at[position] += 1
 
 
 @dataclass(slots=True)

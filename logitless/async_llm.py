@@ -347,15 +347,14 @@ class AsyncLLM:
                 yield index, event
 
     async def _vectors(self, served: LoadedModel, texts: Sequence[Sequence[int]], pooling: str) -> list[F32]:
-        embedder = served.embedder
-        assert embedder is not None
+        assert served.embedder is not None
 
-        def embed(group: Sequence[Sequence[int]], scheduler: Scheduler) -> list[F32]:
-            return embedder.embed(group, pooling, scheduler.resolve_lora(None))
+        def embed(group: Sequence[Sequence[int]], _: Scheduler) -> list[F32]:
+            return served.embed(group, pooling)
 
         vectors: dict[int, F32] = {}
         with public_errors():
-            for group in embedder.groups(texts):
+            for group in served.embedder.groups(texts):
                 computed = await self.service.ask(partial(embed, [texts[i] for i in group]))
                 vectors |= dict(zip(group, computed, strict=True))
         return [vectors[i] for i in range(len(texts))]

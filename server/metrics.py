@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from aiohttp import web
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from logitless.engine.errors import NotSupported
 from logitless.engine.stats import SchedulerStats, TrainingStats
-from logitless.server.api.context import CONTEXT, Context
+from logitless.server.api.context import CONTEXT, STARTED, Context
 
 Stats = TypeVar("Stats")
 Table = tuple[tuple[str, str, str, Callable[[Stats], float | None]], ...]
@@ -32,39 +33,43 @@ def response(collector: Collector) -> web.Response:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     text = generate_latest(registry).replace(b"n_tokens_max_total", b"n_tokens_max")  # a counter, but not named so
-    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+    headers = {"Content-Type": "text/plain; version=0.0.4", "Process-Start-Time-Unix": str(STARTED)}
+    return web.Response(body=text, headers=headers)
 
 
 _TYPES = {"counter": "counter", "gauge": "gauge", "largest": "counter", "own": "gauge"}  # by kind
 # of several models counters and gauges are added up; of some the largest counts, and some are of one model only
 _LLAMACPP: Table[SchedulerStats] = (  # name, kind, help, value
-    ("prompt_tokens_total", "counter", "Prompt tokens evaluated.", lambda s: s.prompt_tokens),
+    ("prompt_tokens_total", "counter", "Prompt tokens evaluated, without cached ones.", lambda s: s.prompt_tokens),
+    ("prompt_tokens_cached_total", "counter", "Prompt tokens from the prefix cache.", lambda s: s.prompt_tokens_cached),
     ("prompt_seconds_total", "counter", "Time spent on prompts.", lambda s: s.prompt_seconds),
     ("tokens_predicted_total", "counter", "Tokens generated.", lambda s: s.tokens_predicted),
     ("tokens_predicted_seconds_total", "counter", "Time spent on generation.", lambda s: s.predicted_seconds),
     ("n_decode_total", "counter", "Runs of the device.", lambda s: s.n_decode),
     ("n_tokens_max", "largest", "The longest sequence so far.", lambda s: s.n_tokens_max),
+    ("spec_decode_num_drafts_total", "counter", "Drafts verified.", lambda s: s.drafts),
+    ("spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.", lambda s: s.draft_tokens),
+    ("spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.", lambda s: s.draft_tokens_accepted),
+    ("requests_processing", "gauge", "Requests that run.", lambda s: s.requests_processing),
+    ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
+    ("n_busy_slots_per_decode", "own", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
+)
+_RATES: Table[SchedulerStats] = (  # of what was added since the last look, as llama-server's
     ("prompt_tokens_seconds", "own", "Prompt tokens per second.", lambda s: _per(s.prompt_tokens, s.prompt_seconds)),
     (
         "predicted_tokens_seconds",
         "own",
         "Generated tokens per second.",
-        lambda s: _per(s.tokens_predicted, s.predicted_seconds),
+        lambda s: _per(s.tokens_decoded, s.predicted_seconds),
     ),
-    ("requests_processing", "gauge", "Requests that run.", lambda s: s.requests_processing),
-    ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
-    ("n_busy_slots_per_decode", "own", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
 )
 _OURS: Table[SchedulerStats] = (
-    ("cached_tokens_total", "counter", "Prompt tokens taken from the cache.", lambda s: s.prompt_tokens_cached),
     (
         "cache_hit_ratio",
         "own",
         "Share of prompt tokens taken from the cache.",
         lambda s: _per(s.prompt_tokens_cached, s.prompt_tokens_cached + s.prompt_tokens),
     ),
-    ("draft_tokens_total", "counter", "Tokens that were guessed and verified.", lambda s: s.draft_tokens),
-    ("draft_tokens_accepted_total", "counter", "Guesses that came true.", lambda s: s.draft_tokens_accepted),
     (
         "draft_acceptance_ratio",
         "own",
@@ -86,7 +91,6 @@ _OURS: Table[SchedulerStats] = (
     ("bytes_written_per_step", "own", "Bytes that went there per step.", lambda s: _per(s.bytes_written, s.n_decode)),
     ("devices_lost_total", "counter", "Devices that were lost while serving.", lambda s: s.devices_lost),
     ("ops_rerouted", "gauge", "Ops that a device computes wrongly and another does.", lambda s: s.ops_rerouted),
-    ("sleeping", "gauge", "1 while the model sleeps (--sleep-idle-seconds).", lambda s: s.sleeping),
     ("kv_pages_used", "gauge", "Pages of the KV cache in use, by sequences or prefixes.", lambda s: s.kv_pages_used),
     ("kv_pages_cached", "gauge", "Of these, pages that only keep a prefix.", lambda s: s.kv_pages_cached),
     ("kv_pages_free", "gauge", "Pages of the KV cache that are free.", lambda s: s.kv_pages_free),
@@ -107,7 +111,7 @@ _TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
 
 def names(kind: str) -> frozenset[str]:
     """The names of metrics of a kind."""
-    tables = (("llamacpp", _LLAMACPP), ("logitless", _OURS), ("logitless", _TRAINING))
+    tables = (("llamacpp", _LLAMACPP), ("llamacpp", _RATES), ("logitless", _OURS), ("logitless", _TRAINING))
     return frozenset(f"{prefix}:{row[0]}" for prefix, table in tables for row in table if row[1] == kind)
 
 
@@ -118,9 +122,13 @@ class _Server(Collector):
         self._context = context
 
     def collect(self) -> Iterable[Metric]:
-        served = self._context.served
-        yield from _metrics_of("llamacpp", _LLAMACPP, served.scheduler.stats)
-        yield from _metrics_of("logitless", _OURS, served.scheduler.stats)
+        served, stats = self._context.served, self._context.served.scheduler.stats
+        yield from _metrics_of("llamacpp", _LLAMACPP, stats)
+        yield from _metrics_of("llamacpp", _RATES, _added(stats, self._context.last_metrics))
+        self._context.last_metrics = replace(stats)
+        if stats.accepted_at:
+            yield _by_position(stats.accepted_at)
+        yield from _metrics_of("logitless", _OURS, stats)
         if served.tuning is not None:
             yield from _metrics_of("logitless", _TRAINING, served.tuning.stats)
         latency = self._context.service.latency
@@ -141,6 +149,21 @@ def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metr
         if number is not None:  # not known yet
             metric.add_sample(f"{prefix}:{name}", {}, number)
         yield metric
+
+
+def _added(stats: SchedulerStats, before: SchedulerStats) -> SchedulerStats:
+    """What the rates count, since `before`."""
+    counted = ("prompt_tokens", "prompt_seconds", "tokens_decoded", "predicted_seconds")
+    return SchedulerStats(**{name: getattr(stats, name) - getattr(before, name) for name in counted})
+
+
+def _by_position(accepted_at: Sequence[int]) -> Metric:
+    """Accepted draft tokens by their position in the draft."""
+    name = "llamacpp:spec_decode_num_accepted_tokens_per_pos"
+    metric = Metric(name, "Accepted draft tokens by position.", "counter")
+    for position, n in enumerate(accepted_at):
+        metric.add_sample(f"{name}_total", {"position": str(position)}, n)
+    return metric
 
 
 def _per(value: float, whole: float) -> float:

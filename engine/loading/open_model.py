@@ -154,7 +154,7 @@ class OpenModel:
         sleep = None
         if self.options.sleep_idle_seconds > 0:
             parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
-            sleep = Sleep(self.options.sleep_idle_seconds, parts, scheduler.stats)
+            sleep = Sleep(self.options.sleep_idle_seconds, parts)
         tuning = None
         if store is not None:
             from logitless.engine.finetuning.worker import FineTuningWorker

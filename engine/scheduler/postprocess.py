@@ -141,8 +141,7 @@ class OutputProcessor:
             stop = self._token(seq, row, run)
         if draft:
             seq.drafts.record_outcome(len(draft), n_accepted)
-            self._stats.draft_tokens += len(draft)
-            self._stats.draft_tokens_accepted += n_accepted
+            self._stats.count_draft(len(draft), n_accepted)
         seq.drafts.clear()
         return stop
 
@@ -171,6 +170,7 @@ class OutputProcessor:
         seq.tokens.append(id)
         n_tokens = len(seq.tokens)
         stats.tokens_predicted += 1
+        stats.tokens_decoded += seq.n_generated > 1
         stats.predicted_seconds += now - seq.t_last
         if n_tokens > stats.n_tokens_max:
             stats.n_tokens_max = n_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
+from logitless.engine.stats import SchedulerStats
 from logitless.engine.stream import Stream
 from logitless.server.api.llamacpp.sessions import Sessions
 from logitless.server.api.openai.stored_responses import StoredResponses
@@ -30,6 +32,8 @@ _SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u", b"messages
 
 KEY_HEADERS = ("X-Api-Key", "Api-Key")  # beside Authorization
 CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
+
+STARTED = int(time.time())  # of the server, Unix time in seconds
 
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -50,6 +54,7 @@ class Context:
         self._parser: RequestParser | None = None
         self.sessions = Sessions()
         self.stored = StoredResponses()
+        self.last_metrics = SchedulerStats()  # as /metrics told them last
         self.running: dict[str, tuple[str, Stream]] = {}  # (key, job that generates) by the id of its reply
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import PurePath
 from typing import Any
 
@@ -10,13 +9,11 @@ from aiohttp import web
 
 from logitless.engine.errors import Forbidden, NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
-from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.context import CONTEXT, STARTED, Context, json_response
 from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
 from logitless.server.protocol.dialects import ollama
-
-_STARTED = int(time.time())
 
 
 async def health(request: web.Request) -> web.Response:
@@ -66,7 +63,7 @@ def _model(context: Context) -> dict[str, Any]:
         "aliases": list(config.aliases or ([config.alias] if config.alias else [])),
         "tags": list(config.tags),
         "object": "model",
-        "created": _STARTED,
+        "created": STARTED,
         "owned_by": "logitless",
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "meta": {

@@ -221,7 +221,8 @@ def sse(data: object) -> str:
 
 
 def timings(t: Timings) -> dict[str, Any]:
-    """llama-server's `timings`."""
+    """llama-server's `timings`. The first token costs no decode step, so the rates are of those after it."""
+    n_steps = max(0, t.predicted_n - 1)
     drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
     return {
         "cache_n": t.cache_n,
@@ -231,9 +232,23 @@ def timings(t: Timings) -> dict[str, Any]:
         "prompt_per_second": 1e3 * t.prompt_n / t.prompt_ms if t.prompt_ms else 0.0,
         "predicted_n": t.predicted_n,
         "predicted_ms": t.predicted_ms,
-        "predicted_per_token_ms": t.predicted_ms / t.predicted_n if t.predicted_n else 0.0,
-        "predicted_per_second": 1e3 * t.predicted_n / t.predicted_ms if t.predicted_ms else 0.0,
+        "predicted_per_token_ms": t.predicted_ms / n_steps if n_steps else 0.0,
+        "predicted_per_second": 1e3 * n_steps / t.predicted_ms if t.predicted_ms else 0.0,
         **drafts,
+    }
+
+
+def progress_fields(progress: Progress) -> dict[str, Any]:
+    """llama-server's `prompt_progress` and `timings` while the prompt is evaluated."""
+    so_far = Timings(progress.cache, progress.processed - progress.cache, progress.time_ms)
+    return {
+        "prompt_progress": {
+            "total": progress.total,
+            "cache": progress.cache,
+            "processed": progress.processed,
+            "time_ms": progress.time_ms,
+        },
+        "timings": timings(so_far),
     }
 
 

@@ -153,7 +153,9 @@ def _fits(ids: tuple[int, ...], embedder: Embedder) -> None:
     n, n_ctx = len(ids), embedder.n_ctx
     if n > n_ctx:
         raise ExceedsContext(
-            f"input ({n} tokens) exceeds the available context size ({n_ctx} tokens)", n_prompt_tokens=n, n_ctx=n_ctx
+            f"input ({n} tokens) is too large to process: it exceeds the available context size ({n_ctx} tokens)",
+            n_prompt_tokens=n,
+            n_ctx=n_ctx,
         )
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from logitless.engine.errors import ServerFault
 from logitless.engine.sleep import Sleep
-from logitless.engine.stats import SchedulerStats
 from tests.helpers.http_fakes import FakeScheduler, Running, running
 
 
@@ -37,8 +36,8 @@ class Clock:
 
 
 def test_the_time_counts_from_the_last_use():
-    clock, stats, log = Clock(), SchedulerStats(), []
-    sleep = Sleep(10, [Part("engine", log), Part("draft", log)], stats, clock)
+    clock, log = Clock(), []
+    sleep = Sleep(10, [Part("engine", log), Part("draft", log)], clock)
     clock.now += 4
     assert sleep.left() == 6
     assert not sleep.use()
@@ -47,25 +46,16 @@ def test_the_time_counts_from_the_last_use():
     assert sleep.left() == 0
     sleep.begin()
     assert sleep.asleep
-    assert stats.sleeping == 1
     assert sleep.left() is None  # nothing to wait for
     assert sleep.use()
     assert not sleep.asleep
     assert log == ["draft sleeps", "engine sleeps", "engine wakes", "draft wakes"]
 
 
-def test_nobody_is_told_before_memory_and_gauges_are_what_they_will_be():
-    stats, log = SchedulerStats(), []
-    sleep = Sleep(10, [Part("engine", log)], stats, Clock())
-    sleep.begin(lambda: log.append(f"counted, asleep: {sleep.asleep}"))
-    assert log == ["engine sleeps", "counted, asleep: False"]
-    assert sleep.asleep
-
-
 def test_who_cannot_wake_sleeps_on_and_the_next_use_tries_again():
-    stats, log = SchedulerStats(), []
+    log: list[str] = []
     engine, draft = Part("engine", log), Part("draft", log)
-    sleep = Sleep(10, [engine, draft], stats, Clock())
+    sleep = Sleep(10, [engine, draft], Clock())
     sleep.begin()
     draft.broken = "no\nmemory"
     with pytest.raises(ServerFault, match="could not be loaded again: no memory"):
@@ -87,7 +77,7 @@ class Nap:
         self.part = Part("engine", self.log)
         self.part.sleep = self._sleep  # type: ignore[method-assign]
         self.scheduler = scheduler
-        self.sleep = Sleep(3600, [self.part], scheduler.stats, self.clock)
+        self.sleep = Sleep(3600, [self.part], self.clock)
 
     def _sleep(self) -> None:
         self.log.append("sleeps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +20,15 @@ from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTok
 
 LLAMACPP_METRICS = [
     "prompt_tokens_total",
+    "prompt_tokens_cached_total",
     "prompt_seconds_total",
     "tokens_predicted_total",
     "tokens_predicted_seconds_total",
     "n_decode_total",
     "n_tokens_max",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
     "prompt_tokens_seconds",
     "predicted_tokens_seconds",
     "requests_processing",
@@ -143,7 +148,9 @@ async def test_slots():
         status, body = await server.get("/slots")
         assert body[0]["is_processing"] is False
         assert body[0]["params"]["n_predict"] == 3
-        assert body[0]["next_token"][0]["n_decoded"] == 3
+        assert body[0]["next_token"] == [
+            {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
+        ]
         assert "prompt" not in body[0]
         assert (await server.get("/slots?fail_on_no_slot=1"))[0] == 200
         for path, code in (
@@ -176,6 +183,7 @@ async def test_metrics():
         async with server.http.get(server.url + "/metrics") as reply:
             assert reply.status == 200
             assert reply.content_type == "text/plain"
+            assert 0 <= time.time() - int(reply.headers["Process-Start-Time-Unix"]) < 3600
             text = await reply.text()
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         for name in LLAMACPP_METRICS:
@@ -193,6 +201,37 @@ async def test_metrics():
         }
     async with running() as server:
         assert (await server.get("/metrics"))[0] == 501
+
+
+async def test_rates_count_what_happened_since_the_last_look():
+    async with running(metrics=True) as server:
+
+        async def told() -> dict[str, float]:
+            async with server.http.get(server.url + "/metrics") as reply:
+                lines = (await reply.text()).splitlines()
+            return {name: float(n) for name, n in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+        stats = server.scheduler.stats
+        stats.prompt_tokens, stats.prompt_seconds = 10, 2.0
+        stats.tokens_predicted, stats.tokens_decoded, stats.predicted_seconds = 7, 6, 3.0
+        values = await told()
+        assert values["llamacpp:prompt_tokens_seconds"] == 5
+        assert values["llamacpp:predicted_tokens_seconds"] == 2  # the first token took no step
+        values = await told()
+        assert values["llamacpp:prompt_tokens_seconds"] == values["llamacpp:predicted_tokens_seconds"] == 0
+        stats.tokens_decoded, stats.predicted_seconds = 16, 4.0
+        assert (await told())["llamacpp:predicted_tokens_seconds"] == 10
+        assert not any("per_pos" in name for name in values)
+        stats.count_draft(3, 2)
+        stats.count_draft(3, 0)
+        stats.count_draft(1, 1)
+        values = await told()
+        assert [
+            values[f"llamacpp:spec_decode_num_{n}_total"] for n in ("drafts", "draft_tokens", "accepted_tokens")
+        ] == [3, 7, 3]
+        by_position = {name: n for name, n in values.items() if "per_pos" in name}
+        name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+        assert by_position == {f'{name}{{position="0"}}': 2, f'{name}{{position="1"}}': 1}
 
 
 async def test_metrics_of_training():

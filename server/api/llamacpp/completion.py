@@ -6,7 +6,7 @@ from typing import Any
 
 from logitless.engine.requests import Finished, Progress, Token
 from logitless.server.api.probabilities import entries, splits_character
-from logitless.server.api.reply import Reply, Result, quoted, sse, timings
+from logitless.server.api.reply import Reply, Result, progress_fields, quoted, sse, timings
 
 
 class NativeReply(Reply):
@@ -48,7 +48,7 @@ class NativeReply(Reply):
         return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
 
     def progress(self, result: Result, progress: Progress) -> str:
-        return sse({**self._chunk(result, "", [], progress.id_slot), "prompt_progress": progress_object(progress)})
+        return sse({**self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)})
 
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished
@@ -82,13 +82,3 @@ class NativeReply(Reply):
             else:
                 selected[path] = value
         return selected
-
-
-def progress_object(progress: Progress) -> dict[str, Any]:
-    """llama-server's `prompt_progress`."""
-    return {
-        "total": progress.total,
-        "cache": progress.cache,
-        "processed": progress.processed,
-        "time_ms": progress.time_ms,
-    }

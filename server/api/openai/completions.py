@@ -8,9 +8,8 @@ from typing import Any
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.server.api.context import encode_json
-from logitless.server.api.llamacpp.completion import progress_object
 from logitless.server.api.probabilities import LegacyLogprobs, Shown
-from logitless.server.api.reply import Reply, Result, quoted, sse, timings
+from logitless.server.api.reply import Reply, Result, progress_fields, quoted, sse, timings
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import Job
 
@@ -95,9 +94,7 @@ class OpenAIReply(Reply):
         return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
 
     def progress(self, result: Result, progress: Progress) -> str:
-        return self._open(result) + self.chunk(
-            [self.delta(result, None, None)], prompt_progress=progress_object(progress)
-        )
+        return self._open(result) + self.chunk([self.delta(result, None, None)], **progress_fields(progress))
 
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished

@@ -110,9 +110,10 @@ async def _vectors(
     context: Context, embedder: Embedder, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None
 ) -> list[F32]:
     """A vector for each text. Every group of them is computed between two steps of the generations."""
+    served = context.served
 
-    def embed(chosen: Sequence[Sequence[int]], scheduler: Scheduler) -> list[F32]:
-        return embedder.embed(chosen, pooling, scheduler.resolve_lora(lora))
+    def embed(chosen: Sequence[Sequence[int]], _: Scheduler) -> list[F32]:
+        return served.embed(chosen, pooling, lora)
 
     found: dict[int, F32] = {}
     for group in embedder.groups(texts):

@@ -15,11 +15,10 @@ from logitless.engine.requests import Finished, Progress, Token
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
 from logitless.server.api.context import CONTEXT, client_key, encode_json, error_object, json_response
 from logitless.server.api.generate import run
-from logitless.server.api.llamacpp.completion import progress_object
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.openai.files import listed
 from logitless.server.api.openai.stored_responses import Kept
-from logitless.server.api.reply import Reply, Result, timings
+from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
@@ -151,8 +150,8 @@ class ResponsesReply(Reply):
         return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
 
     def progress(self, result: Result, progress: Progress) -> str:
-        extra = {"prompt_progress": progress_object(progress)}
-        return self._start(result) + self._event("response.in_progress", response=self._response("in_progress") | extra)
+        response = self._response("in_progress")
+        return self._start(result) + self._event("response.in_progress", response=response, **progress_fields(progress))
 
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from logitless.engine.requests import Timings
 from logitless.engine.sampling.params import FLOAT_MAX
+from logitless.server.api.reply import timings
 from logitless.server.protocol import fields
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
@@ -151,7 +153,15 @@ async def test_progress_and_timings():
         body = {"prompt": "x", "n_predict": 2, "return_progress": True, "timings_per_token": True}
         first, *chunks, last = await events(server, "/completion", body)
         assert first["prompt_progress"] == {"total": 2, "cache": 0, "processed": 2, "time_ms": 1.5}
-        assert all(set(chunk["timings"]) == TIMINGS for chunk in (*chunks, last))
+        assert all(set(chunk["timings"]) == TIMINGS for chunk in (first, *chunks, last))
+        told = {name: first["timings"][name] for name in ("cache_n", "prompt_n", "prompt_ms", "predicted_n")}
+        assert told == {"cache_n": 0, "prompt_n": 2, "prompt_ms": 1.5, "predicted_n": 0}
+
+
+@pytest.mark.parametrize(("n", "ms", "per_token", "per_second"), [(0, 0, 0, 0), (1, 0, 0, 0), (16, 30, 2, 500)])
+def test_the_first_token_costs_no_decode_step(n: int, ms: float, per_token: float, per_second: float):
+    told = timings(Timings(predicted_n=n, predicted_ms=ms))
+    assert (told["predicted_per_token_ms"], told["predicted_per_second"]) == (per_token, per_second)
 
 
 async def test_samplers_that_nobody_knows_are_left_out(caplog):

@@ -58,6 +58,9 @@ async def test_openai(server: Running):
     reply = await server.openai.embeddings.create(model="m", input=["cat sat.", "dog"])
     assert (reply.object, reply.model, [d.index for d in reply.data]) == ("list", "fake.gguf", [0, 1])
     assert (reply.usage.prompt_tokens, reply.usage.total_tokens) == (8, 8)
+    stats = server.scheduler.stats
+    assert (stats.prompt_tokens, stats.tokens_predicted) == (8, 0)
+    assert stats.n_decode > 0
     np.testing.assert_allclose(reply.data[0].embedding, wanted([CLS, CAT, SAT, DOT, SEP]), atol=1e-5)
     np.testing.assert_allclose(reply.data[1].embedding, wanted([CLS, DOG, SEP]), atol=1e-5)
     floats = await server.openai.embeddings.create(model="m", input="dog", encoding_format="float")
@@ -174,7 +177,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": 1}, 400, "'input'"),
     ({"content": [1.5]}, 400, "'content'"),
     ({"input": [[99999]]}, 400, "'input': token 99999 is outside the vocabulary"),
-    ({"input": "cat " * N_CTX}, 400, "exceeds the available context size"),
+    ({"input": "cat " * N_CTX}, 400, "is too large to process"),
     ({"input": "cat", "encoding_format": "hex"}, 400, "encoding_format"),
     ({"input": "cat", "dimensions": N_EMBD + 1}, 400, "dimensions"),
     ({"input": "cat", "dimensions": 0}, 400, "dimensions"),

@@ -200,6 +200,7 @@ async def test_progress_comes_after_the_role():
         chunks = await events(server, "/v1/chat/completions", {"messages": ASK, "return_progress": True})
         assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
         assert chunks[1]["prompt_progress"]["processed"] == chunks[1]["prompt_progress"]["total"]
+        assert chunks[1]["timings"]["prompt_n"] == chunks[1]["prompt_progress"]["total"]
 
 
 async def test_errors_are_the_client_s_own_exceptions():

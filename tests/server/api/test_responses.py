@@ -128,7 +128,7 @@ async def test_events(server: Running):
     assert [d["sequence_number"] for d in data] == list(range(len(data)))
     assert len({d["item_id"] for d in data if "item_id" in d}) == 1
     assert data[-1]["response"]["id"] == data[0]["response"]["id"]
-    assert any("prompt_progress" in d.get("response", {}) for d in data)
+    assert any("prompt_progress" in d and d["timings"]["prompt_n"] for d in data)
     says(server, CALL)
     body = {"input": "x", "tools": [{"type": "function", "name": "add"}]}
     kinds = [d["type"] for d in await named_events(server, "/responses", body)]
