@@ -82,7 +82,6 @@ class AsyncLLM:
         self.service = AsyncEngine()
         self.config = ServerConfig(
             model_path=str(path),
-            alias=path.stem,
             n_parallel=checked.n_slots,
             speculation=self.model.speculation,
             models_that_draft=model_kinds(checked),
@@ -305,7 +304,7 @@ class AsyncLLM:
 
         def counters(scheduler: Scheduler) -> dict[str, float]:
             scheduler.count()
-            return asdict(scheduler.stats)
+            return {name: n for name, n in asdict(scheduler.stats).items() if isinstance(n, int | float)}
 
         with public_errors():
             return await self.service.ask(counters, wakes=False)

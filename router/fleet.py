@@ -19,6 +19,7 @@ from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from logitless.server.config import file_names
 
 log = logging.getLogger("logitless.router")
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
@@ -107,9 +108,12 @@ class Fleet(Generic[C]):
         self.n_updates = 0
 
     def get(self, name: str) -> Model[C] | None:
-        """The model that has this name or alias."""
-        model = self.models.get(name)
-        return model or next((m for m in self.models.values() if name in m.entry.aliases), None)
+        """The model that has this name or alias, or whose file has it and no other's."""
+        if (model := self.models.get(name)) is not None:
+            return model
+        named = [m for m in self.models.values() if name in m.entry.aliases]
+        of_file = [m for m in self.models.values() if m.entry.path and name in file_names(m.entry.path)]
+        return named[0] if named else of_file[0] if len(of_file) == 1 else None
 
     def find(self, name: str) -> Model[C]:
         """The model that has this name or alias. NotFound: there is none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logitless.engine.sampling.params import SamplingParams
@@ -22,7 +24,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free one; the log line shows which
     model_path: str = ""
-    alias: str = ""  # "": the model's path
+    alias: str = ""  # "": the name of the model's file
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     n_parallel: int = 4
@@ -69,6 +71,21 @@ class ServerConfig:
     @property
     def model(self) -> str:
         """The name that responses carry: the first alias of the alphabet, as llama-server's, or the
-        path.
+        file's.
         """
-        return min(self.aliases, default=self.alias) or self.model_path
+        return min(self.aliases, default=self.alias) or model_name(self.model_path)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names by which clients may ask for the model: aliases, and its file's with and without folder."""
+        return frozenset({self.model, *self.aliases}) | file_names(self.model_path)
+
+
+def model_name(path: str | Path) -> str:
+    """A model's name by its file: without folder, ending and number of the part."""
+    return re.sub(r"-\d{5}-of-\d{5}$", "", Path(path).stem)
+
+
+def file_names(path: str) -> frozenset[str]:
+    """The names of a model's file, by which clients may ask for it: the model's, the file's, the path."""
+    return frozenset({model_name(path), Path(path).stem, Path(path).name, path} - {""})

@@ -152,7 +152,7 @@ def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metr
 
 
 def _added(stats: SchedulerStats, before: SchedulerStats) -> SchedulerStats:
-    """What the rates count, since `before`."""
+    """Counters of the rates, less those of `before`."""
     counted = ("prompt_tokens", "prompt_seconds", "tokens_decoded", "predicted_seconds")
     return SchedulerStats(**{name: getattr(stats, name) - getattr(before, name) for name in counted})
 

@@ -40,7 +40,7 @@ async def model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}."""
     context = request.app[CONTEXT]
     data = next((tuned for tuned in _tuned(context) if tuned["id"] == request.match_info["id"]), _model(context))
-    if request.match_info["id"] not in (data["id"], *data["aliases"]):
+    if request.match_info["id"] not in {data["id"], *context.config.names}:
         raise NotFound(f"no such model: {request.match_info['id']}")
     return json_response(data)
 
@@ -97,7 +97,7 @@ async def props(request: web.Request) -> web.Response:
                 "n_ctx": served.info.n_ctx,
             },
             "total_slots": config.n_parallel,
-            "model_alias": config.model if config.alias else "",
+            "model_alias": config.model,
             "model_path": config.model_path if whole else PurePath(config.model_path).name,
             "model_ftype": served.info.ftype,
             "modalities": {"vision": False, "audio": False},

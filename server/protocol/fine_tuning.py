@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any
 
 from msgspec import Struct
@@ -68,7 +67,7 @@ def new_job(
     body: Mapping[str, Any],
     store: Store,
     base: str,
-    names: set[str],
+    names: Set[str],
     n_ctx_train: int,
     may_see: Callable[[Row], bool] = lambda _: True,
 ) -> Row:
@@ -102,7 +101,7 @@ def new_job(
         "started_at": None,
         "estimated_finish": None,
         "model": model,
-        "model_name": f"ft:{Path(base).stem}:{suffix or 'logitless'}:{id.removeprefix('ftjob-')[:8]}",
+        "model_name": f"ft:{base.rpartition('/')[2]}:{suffix or 'logitless'}:{id.removeprefix('ftjob-')[:8]}",
         "fine_tuned_model": None,
         "organization_id": "logitless",
         "status": "queued",

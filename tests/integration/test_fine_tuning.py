@@ -161,10 +161,10 @@ def test_what_is_wrong_is_said_at_the_door(
         api.fine_tuning.jobs.retrieve("ftjob-x")
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         user.completions.create(model="ft:stories:none:1", prompt=PROMPT, max_tokens=1)
-    job = api.fine_tuning.jobs.create(model="stories", training_file=file, hyperparameters={"n_epochs": 500})
+    job = api.fine_tuning.jobs.create(model="stories260K", training_file=file, hyperparameters={"n_epochs": 500})
     with pytest.raises(openai.BadRequestError, match="is in use by"):
         api.files.delete(file)
-    queued = api.fine_tuning.jobs.create(model="stories", training_file=file, integrations=[])
+    queued = api.fine_tuning.jobs.create(model=str(model), training_file=file, integrations=[])
     assert api.fine_tuning.jobs.pause(job.id).status == "paused"
     assert api.fine_tuning.jobs.resume(job.id).status == "queued"
     assert api.fine_tuning.jobs.cancel(queued.id).status == "cancelled"

@@ -330,3 +330,24 @@ async def test_the_end_ends_all_and_refuses_who_waits():
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(r) for r in results} == {Unavailable}
     assert house.loaded == ""
+
+
+async def test_a_model_is_found_by_its_file_where_no_other_has_it() -> None:
+    async def start(entry: Entry) -> FakeChild:
+        return FakeChild(entry.name)
+
+    files = {
+        "one": "/m/x.gguf",
+        "two": "/m/big-00001-of-00002.gguf",
+        "x": "/n/y.gguf",
+        "b": "/a/z.gguf",
+        "c": "/b/z.gguf",
+    }
+    fleet = Fleet([Entry(name, (), path) for name, path in files.items()], start, 1)
+
+    def found(name: str) -> str:
+        model = fleet.get(name)
+        return "" if model is None else model.entry.name
+
+    names = ("one", "x.gguf", "/m/x.gguf", "big", "two", "x", "y", "z", "z.gguf", "/b/z.gguf", "")
+    assert [found(name) for name in names] == ["one", "one", "one", "two", "two", "x", "x", "", "", "c", ""]

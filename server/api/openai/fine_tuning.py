@@ -22,7 +22,7 @@ async def create(request: web.Request) -> web.Response:
     """POST /v1/fine_tuning/jobs."""
     context, tuning, client = request.app[CONTEXT], tuning_of(request), request[CLIENT]
     config, _ = context.config, context.writer
-    names = {config.model, config.model_path, tuning.base, *config.aliases}
+    names = config.names | {tuning.base}
     n_ctx = tuning.engine.hparams.n_ctx_train
 
     def parse(body: dict[str, Any]) -> Row:

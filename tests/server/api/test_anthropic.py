@@ -34,7 +34,7 @@ async def test_a_message(server: Running, client: anthropic.AsyncAnthropic):
         system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}],
     )
     assert reply.id.startswith("msg_")
-    assert (reply.type, reply.role, reply.model) == ("message", "assistant", "fake.gguf")
+    assert (reply.type, reply.role, reply.model) == ("message", "assistant", "fake")
     assert [(block.type, block.text) for block in reply.content if block.type == "text"] == [("text", "Two, é.")]
     assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
     n_prompt = len(server.scheduler.requests[-1].prompt)

@@ -56,7 +56,7 @@ def wanted(ids: list[int]) -> np.ndarray[Any, Any]:
 
 async def test_openai(server: Running):
     reply = await server.openai.embeddings.create(model="m", input=["cat sat.", "dog"])
-    assert (reply.object, reply.model, [d.index for d in reply.data]) == ("list", "fake.gguf", [0, 1])
+    assert (reply.object, reply.model, [d.index for d in reply.data]) == ("list", "fake", [0, 1])
     assert (reply.usage.prompt_tokens, reply.usage.total_tokens) == (8, 8)
     stats = server.scheduler.stats
     assert (stats.prompt_tokens, stats.tokens_predicted) == (8, 0)

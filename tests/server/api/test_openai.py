@@ -20,7 +20,7 @@ async def test_completion():
         assert reply.id.startswith("cmpl-")
         assert reply.object == "text_completion"
         assert (reply.system_fingerprint or "").startswith("b")
-        assert reply.model == "fake.gguf"
+        assert reply.model == "fake"
         (choice,) = reply.choices
         assert (choice.text, choice.finish_reason, choice.logprobs) == ("hé", "stop", None)
         assert reply.usage is not None
