@@ -72,13 +72,13 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> 
     order = expert_order(ids, n=e.n)
     # (T · n_used, n_embd)
     rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)
-    inner = b.experts("ffn_up_exps", rows, order, e.n)
+    inner = b.experts("ffn_up_exps", rows, order, e.n, e.n_ff)
     if not h.architecture.ffn.glu:
         inner = activated(h, inner)
     else:
-        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n), h.architecture.ffn.glu_limit
+        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n, e.n_ff), h.architecture.ffn.glu_limit
         inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), inner)
-    y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n), weights, order)
+    y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n, e.n_latent or h.n_embd), weights, order)
     y = b.linear("ffn_latent_up", y) if e.n_latent else y
     if not e.n_ff_shared:
         return y

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from logitless.graph.ops.elementwise import broadcast_to
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows, top_experts
+from logitless.graph.ops.moe import expert_order, expert_rows, top_experts
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape, slice_rows
@@ -60,14 +60,14 @@ class Heads:
             q = b.linear("attn_q", x)
         q = reshape(q, shape=(-1, mla.n_nope + mla.n_rope))  # (T · n_head, …)
         plain, turned = take_columns(q, 0, mla.n_nope), take_columns(q, mla.n_nope, mla.n_rope)
-        met = expert_linear(self._placed(plain), b["attn_k_b"], self._order, n=self._n)
+        met = b.experts("attn_k_b", self._placed(plain), self._order, self._n, mla.rank)
         return reshape(joined(turned, self._back(met)), shape=(-1, self._n, mla.width))
 
     def values(self, rows: Tensor) -> Tensor:
         """Head outputs (T, n_head · n_value) of attention-weighted rows (T, n_head, width)."""
         b, mla = self._side.b, self._mla
         sums = self._placed(take_columns(reshape(rows, shape=(-1, mla.width)), mla.n_rope, mla.rank))
-        made = expert_linear(sums, b["attn_v_b"], self._order, n=self._n)
+        made = b.experts("attn_v_b", sums, self._order, self._n, mla.n_value)
         return reshape(self._back(made), shape=(-1, self._n * mla.n_value))
 
     def _placed(self, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from logitless.graph.ops.linear import linear
 from logitless.graph.ops.moe import expert_linear
 from logitless.graph.ops.norm import layer_norm, rms_norm
 from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.ops.slicing import take_columns
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.errors import ModelFileError, shown
@@ -31,7 +32,7 @@ FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", 
 MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *REQUANTIZED)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
-LANES = 16  # outputs that kernels make together, which must not be of two experts
+LANES = 16  # outputs that kernels make together, which must not be of two experts: their rows are padded
 _OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 
 
@@ -79,10 +80,11 @@ class Weights:
         y = y if bias is None else add(y, bias)
         return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
 
-    def experts(self, name: str, x: Tensor, order: Tensor, n: int) -> Tensor:
-        """Each row of x (R, K) times its own expert's weight, plus that expert's bias; `order`:
-        graph/ops/moe.py."""
+    def experts(self, name: str, x: Tensor, order: Tensor, n: int, width: int) -> Tensor:
+        """Each row of x (R, K) times its own expert's weight, plus that expert's bias: (R, width).
+        `order`: graph/ops/moe.py."""
         y = expert_linear(x, self[name], order, n=n)
+        y = y if y.shape[1] == width else take_columns(y, 0, width)  # padded
         bias = self.bias(name)  # (n, N)
         if bias is None:
             return y
@@ -127,10 +129,7 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
             continue
         expected = (rows_used[part.source], *part.shape[1:])
         if part.n_experts:
-            expected, n = (part.n_experts, *expected), part.shape[0] // part.n_experts
-            if n % LANES:
-                of = "a head" if ".attn_" in part.source else "an expert"
-                raise ModelFileError(gguf.path, f"tensor '{info.name}': {n} rows of {of}, not a multiple of {LANES}")
+            expected = (part.n_experts, *expected)
         if part.stacked:
             expected = (expected[0] // part.shape[1], part.shape[1], part.shape[1])
         expected = part.in_file or expected
@@ -193,12 +192,16 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
     dtype = "f32" if plain else requantized_type(info.dtype)
     if part.transposed and DTYPES[dtype].quantised:  # along other rows
         dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
+    (rows, *columns), n = part.graph_shape, part.n_experts
+    missing = -(rows // n) % LANES if n else 0  # of each expert or head
 
     def source() -> Bytes:
         numbers = loaded()
         if not is_finite(numbers, dtype):
             raise ModelFileError(gguf.path, f"tensor {shown(info.name)} has a number that is NaN or infinite")
-        return numbers
+        if not missing:
+            return numbers
+        return np.pad(numbers.reshape(n, rows // n, -1), ((0, 0), (0, missing), (0, 0))).reshape(-1)
 
     def loaded() -> Bytes:
         if part.transposed:
@@ -211,7 +214,8 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    return session.define(state or name, part.graph_shape, dtype, source, constant=True, on_loaded=gguf.release)
+    shape = (rows + n * missing, *columns)
+    return session.define(state or name, shape, dtype, source, constant=True, on_loaded=gguf.release)
 
 
 def _transposed(info: TensorInfo, raw: Bytes, part: TensorSlice, dtype: str) -> Bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from logitless.models.quantization.requantize import REQUANTIZED
@@ -106,6 +107,11 @@ PLAIN = {
         keys={"attention.head_count": [4, 4], "attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
     ),
     "mixtral": Spec(n_expert=4, n_expert_used=2),
+    "mixtral, experts of 172": Spec(n_expert=4, n_expert_used=2, n_ff=172),
+    "mixtral of f16, experts of 172": Spec(n_expert=4, n_expert_used=2, n_ff=172, dtype="f16"),
+    "mixtral of bf16, experts of 75": Spec(n_embd=40, n_expert=4, n_expert_used=2, n_ff=75, dtype="bf16"),
+    "qwen3moe, experts of 1": Spec("qwen3moe", n_embd=72, head_dim=16, n_ff=1, n_expert=3, n_expert_used=2),
+    "gpt-oss, experts of 52": replace(GPT_OSS, n_embd=88, n_ff=52),
     "qwen3moe": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=16, n_expert_used=5),
     "one expert": Spec(n_expert=3, n_expert_used=1),
     "all experts, f16": Spec(n_expert=3, n_expert_used=3, dtype="f16"),
@@ -281,6 +287,7 @@ PLAIN = {
     ),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
+OF_172: dict[str, Any] = {"n_expert": 3, "n_expert_used": 3, "types": {"ffn_down_exps": "f16"}}
 QUANTISED = {
     **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
     **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
@@ -303,5 +310,7 @@ QUANTISED = {
     "fused q4_k, q5_k": Spec(
         "phi3", fused=True, n_embd=256, n_ff=256, dtype="q4_k", types={"attn_qkv": "q5_k"}, untied=True
     ),
+    **{f"experts of 172 {t}": Spec(n_ff=172, dtype=t, **OF_172) for t in ("q8_0", "q4_0", "q5_1", "mxfp4")},
+    **{f"experts of 172 {t}": Spec(n_embd=256, n_ff=172, dtype=t, **OF_172) for t in ("q4_k", "q6_k", "iq3_s")},
     "odd vocabulary": Spec(n_vocab=97, dtype="q8_0", untied=True),
 }

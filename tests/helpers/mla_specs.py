@@ -45,6 +45,13 @@ LATENT = {
         keys=DEEPSEEK.keys | GROUPS | {"expert_gating_func": 2, "expert_weights_norm": True},
     ),
     "deepseek2 in softmax groups": replace(DEEPSEEK, keys=DEEPSEEK.keys | GROUPS),
+    "deepseek2 of odd heads": replace(
+        DEEPSEEK,
+        n_ff=20,
+        keys=DEEPSEEK.keys
+        | {"attention.kv_lora_rank": 40, "attention.key_length": 48}
+        | {"attention.value_length": 40, "attention.value_length_mla": 24},
+    ),
     "minicpm3": Spec("minicpm3", n_head_kv=4, keys=TOGETHER | {"attention.q_lora_rank": 32}),
     "plm": Spec("plm", n_head_kv=4, keys=TOGETHER),
 }
