@@ -150,14 +150,14 @@ class PagedMemory:
         type_v: str,
         n_states: int = 0,
         n_near: int = 0,
-        nextn: bool = False,
+        mtp: bool = False,
     ) -> PagedMemory:
         """Define the variables. `n_near`: pages of sliding-window layers; 0: they share the pool
-        of full attention. `nextn`: with the layer of the MTP block."""
+        of full attention. `mtp`: with the layer of the MTP block."""
         convs, recurrent = {}, {}
         far: dict[int, list[Tensor]] = {}
         near: dict[int, list[Tensor]] = {}
-        for i in (*range(h.n_layer_kv), *((h.n_layer,) if nextn else ())):
+        for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
                 convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
@@ -176,7 +176,7 @@ class PagedMemory:
         return cls(
             PagePool(far, n_pages, tables),
             pool,
-            tuple(h.kv_source(i) for i in range(h.n_layer + nextn)),
+            tuple(h.kv_source(i) for i in range(h.n_layer + mtp)),
             convs,
             recurrent,
         )

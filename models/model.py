@@ -46,7 +46,7 @@ class Model:
     hparams: Hparams
     weights: Weights
     rotary: Rotary
-    nextn: Weights | None = (
+    mtp: Weights | None = (
         # of the block behind the layers that guesses (models/architectures/mtp.py), where it is
         # loaded
         None
@@ -142,13 +142,13 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
     return hparams
 
 
-def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, nextn: bool = False) -> Model:
-    """Define the weights on a session; bytes are read at first use. `nextn`: with the MTP block
+def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, mtp: bool = False) -> Model:
+    """Define the weights on a session; bytes are read at first use. `mtp`: with the MTP block
     (models/architectures/mtp.py). ModelFileError names the tensor at fault."""
     if hparams.architecture.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
-    weights, block = load_weights(session, gguf, hparams, nextn=nextn).apart(hparams.n_layer)
-    return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if nextn else None)
+    weights, block = load_weights(session, gguf, hparams, mtp=mtp).apart(hparams.n_layer)
+    return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if mtp else None)
 
 
 @dataclass(frozen=True)

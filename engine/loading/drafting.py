@@ -99,7 +99,7 @@ def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> N
         raise OptionConflict(
             f"--spec-type {MTP}: the model has no block that predicts one token more (files of {known} may)"
         )
-    check_weights(gguf, hparams, nextn=True)
+    check_weights(gguf, hparams, mtp=True)
 
 
 def check_draft_model(options: ModelOptions, overrides: Overrides, target: GGUFFile) -> None:

@@ -56,15 +56,15 @@ def cache_bytes(
     n_ubatch: int,
     n_checkpoints: int,
     swa_full: bool,
-    nextn: bool = False,
+    mtp: bool = False,
 ) -> CacheBytes:
     """Bytes of a KV cache of these number types.
 
     `n_checkpoints`: sliding windows that are kept beside those of the slots
-    (engine/kv_cache/block_pool.py); `nextn`: the MTP head's cache counts too.
+    (engine/kv_cache/block_pool.py); `mtp`: the MTP head's cache counts too.
     """
     types = cache_types(h, type_k, type_v)
-    layers = (*range(h.n_layer_kv), *((h.n_layer,) if nextn else ()))
+    layers = (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ()))
 
     def of_cell(layers: Iterable[int]) -> int:
         rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
@@ -102,7 +102,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
         n_ubatch=min(options.ubatch_size, options.batch_size),
         n_checkpoints=options.ctx_checkpoints,
         swa_full=swa_full,
-        nextn=n_draft_tokens > 0,
+        mtp=n_draft_tokens > 0,
     )
     n_ctx = options.ctx_size
     if cache.of(n_ctx) > max(room, 0) and n_ctx > MIN_CTX:

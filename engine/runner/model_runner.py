@@ -154,7 +154,7 @@ class ModelRunner:
         backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
         self.session: Session = Session(backends)
         self._placed = False
-        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_draft_tokens > 0)
+        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
         tables = (options.n_slots + 1, self.table_blocks)
         # One spare block and one spare table, for padding tokens.
         types = options.type_k, options.type_v
@@ -167,7 +167,7 @@ class ModelRunner:
             *types,
             n_states=self.states.n if self.states is not None else 0,
             n_near=n_window_blocks,
-            nextn=options.n_draft_tokens > 0,
+            mtp=options.n_draft_tokens > 0,
         )
         if self.states is not None:
             self.states.open(self.session, self.memory.states)

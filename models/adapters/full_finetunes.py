@@ -52,11 +52,11 @@ class FullFinetunes:
         return handle
 
     def _define(self, handle: int, gguf: GGUFFile, h: Hparams) -> tuple[Model, list[str]]:
-        tensors, block = dict(self._base.weights.tensors), self._base.nextn
+        tensors, block = dict(self._base.weights.tensors), self._base.mtp
         if block is not None:
             tensors |= block.tensors
         names = []
-        for name, part in check_weights(gguf, h, nextn=block is not None).items():
+        for name, part in check_weights(gguf, h, mtp=block is not None).items():
             ours, theirs = gguf.tensors[part.source], self._gguf.tensors[part.source]
             same = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             if same and np.array_equal(gguf.bytes_of(part.source), self._gguf.bytes_of(part.source)):
@@ -64,7 +64,7 @@ class FullFinetunes:
             tensors[name] = define_weight(self._session, gguf, name, part, f"weights.{handle}.{name}")
             names.append(tensors[name].name)
         weights, own = Weights(tensors).apart(h.n_layer)
-        return replace(self._base, weights=weights, nextn=own if block is not None else None), names
+        return replace(self._base, weights=weights, mtp=own if block is not None else None), names
 
     def digest(self, handle: int) -> str:
         """Digest of a finetune, the same in every process."""

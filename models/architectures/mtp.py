@@ -33,7 +33,7 @@ from logitless.models.weights.weights import Weights
 
 def can_guess(gguf: GGUFFile, h: Hparams) -> bool:
     """True if the file has an MTP block of an architecture with a supported one."""
-    return h.architecture.mtp.enabled and h.n_nextn > 0 and f"blk.{h.n_layer}.nextn.eh_proj.weight" in gguf.tensors
+    return h.architecture.mtp.enabled and h.n_mtp > 0 and f"blk.{h.n_layer}.nextn.eh_proj.weight" in gguf.tensors
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
 def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
     """Block input (T, n_embd) and its attention inputs, of the tokens and the hidden states
     before (T, 1, n_embd)."""
-    h, b = model.hparams, model.nextn
+    h, b = model.hparams, model.mtp
     assert b is not None
     own = b.get("nextn.embed_tokens")
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
@@ -100,5 +100,5 @@ def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Attentio
 def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:
     name, h = "nextn.shared_head_norm", model.hparams
     if h.architecture.mtp.layer_norm:
-        return rms_norm(centred(x), b[name], eps=h.nextn_eps)
+        return rms_norm(centred(x), b[name], eps=h.mtp_eps)
     return b.norm(name, x, h) if name in b else model.weights.norm("output_norm", x, h)

@@ -207,8 +207,8 @@ def _checked(part: Part, model: Part) -> tuple[Part, Metadata]:
 
 
 def _n_layer(metadata: Metadata, arch: object) -> object:
-    n_blocks, n_nextn = (metadata.get(f"{arch}.{key}", 0) for key in _COUNTS)
-    return n_blocks - n_nextn if isinstance(n_blocks, int) and isinstance(n_nextn, int) else None
+    n_blocks, n_mtp = (metadata.get(f"{arch}.{key}", 0) for key in _COUNTS)
+    return n_blocks - n_mtp if isinstance(n_blocks, int) and isinstance(n_mtp, int) else None
 
 
 def _telling(theirs: Metadata, ours: Metadata, arch: object) -> Iterator[str]:

@@ -55,8 +55,8 @@ class Hparams:
     experts: Experts | None = None
     mla: MLAParams | None = None  # head_dim and n_head_kv are then those of the compressed KV row
     # MTP blocks of the file; models/architectures/mtp.py runs the first
-    n_nextn: int = 0
-    nextn_eps: float = 0.0  # of the MTP block's last norm
+    n_mtp: int = 0
+    mtp_eps: float = 0.0  # of the MTP block's last norm
     residual_scale: float = 1.0  # factor of each block's output
     logit_scale: float = 1.0  # factor of logits
     xielu: tuple[tuple[float, float, float], ...] = ()  # (below, above, beta) of each layer
@@ -155,12 +155,12 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
-    n_nextn = keys.count_or_none("nextn_predict_layers")
-    if n_nextn >= n_blocks:
-        raise keys.error("nextn_predict_layers", f"is {n_nextn}, of {n_blocks} blocks")
-    if n_nextn and not (architecture.mtp.enabled or architecture.mtp.known):
-        raise keys.error("nextn_predict_layers", f"is {n_nextn}, but {arch} has no MTP blocks")
-    n_layer = n_blocks - n_nextn
+    n_mtp = keys.count_or_none("nextn_predict_layers")
+    if n_mtp >= n_blocks:
+        raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
+    if n_mtp and not (architecture.mtp.enabled or architecture.mtp.known):
+        raise keys.error("nextn_predict_layers", f"is {n_mtp}, but {arch} has no MTP blocks")
+    n_layer = n_blocks - n_mtp
     window = 0
     if architecture.attention.window is not None:
         window = keys.count_or_none(
@@ -170,7 +170,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     period = _window_period(keys, n_layer) if window else 0
     local = [window > 0 and is_local(architecture, period, layer) for layer in range(n_layer)]
     mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
-    near = [*local, *[False] * n_nextn]
+    near = [*local, *[False] * n_mtp]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, mla)
     temperature = keys.at_least_0("attention.temperature_scale") if architecture.attention.temperature else 0.0
     eps_key = "attention.layer_norm_epsilon" if architecture.norm.layer_norm else "attention.layer_norm_rms_epsilon"
@@ -215,8 +215,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         pooling=POOLINGS[int(pooling)],
         experts=experts,
         mla=mla,
-        n_nextn=n_nextn,
-        nextn_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
+        n_mtp=n_mtp,
+        mtp_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
         temperature=temperature,
         temperature_length=keys.count("attention.temperature_length", scaling.original_context),
         xielu=_xielu(keys, n_layer) if architecture.ffn.activation is Activation.XIELU else (),
@@ -234,7 +234,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         parallel=architecture.norm.parallel_attention
         or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
-        recurrent=read_recurrent(keys, n_layer, n_embd, n_nextn),
+        recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp),
         rotary=architecture.rope.enabled
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
         causal=_causal(keys),

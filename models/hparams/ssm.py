@@ -43,14 +43,14 @@ class RecurrentParams:
         return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.state_shape))
 
 
-def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> RecurrentParams | None:
+def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> RecurrentParams | None:
     """Recurrent sizes; None for a model without such layers. ModelFileError names the key at
     fault."""
     kind = ARCHITECTURES[keys.arch].states.kind
     found = _read(keys, n_layer, n_embd, kind) if kind else None
     if found is None:
         return None
-    return replace(found, layers=found.layers + (False,) * n_nextn, attending=found.attending + (True,) * n_nextn)
+    return replace(found, layers=found.layers + (False,) * n_mtp, attending=found.attending + (True,) * n_mtp)
 
 
 def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentParams | None:

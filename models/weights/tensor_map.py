@@ -370,10 +370,10 @@ def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
         yield from pair(b + "layer_output_norm", h.n_embd)
 
 
-def is_unused(h: Hparams, name: str, *, nextn: bool = False) -> bool:
-    """True for tensors that no graph reads and that change no result: MTP blocks (`nextn`: but the
+def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
+    """True for tensors that no graph reads and that change no result: MTP blocks (`mtp`: but the
     first), K and V of layers with KV sharing, encoders of images and sounds, training state, what
     old files derived from hyper-parameters."""
-    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(nextn, h.n_nextn))
+    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(mtp, h.n_mtp))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
     return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.removesuffix(".weight") in shared

@@ -111,12 +111,12 @@ class Weights:
         return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
 
 
-def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, TensorSlice]:
-    """The file's tensor slices by graph name; `nextn`: with the MTP block. ModelFileError names
+def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str, TensorSlice]:
+    """The file's tensor slices by graph name; `mtp`: with the MTP block. ModelFileError names
     a tensor that is missing, of a wrong shape or type, or that no weight of the graph claims
     (`is_unused` has the exceptions)."""
     declared = dict(tensor_map(h, gguf.tensors))
-    if nextn:
+    if mtp:
         declared |= mtp_tensors(h, gguf.tensors)
     rows_used: dict[str, int] = {}
     for part in declared.values():
@@ -145,9 +145,9 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[st
     found = {name: part for name, part in found.items() if _weight_of(name) not in declared.keys() - found.keys()}
     claimed = {part.source for part in found.values()}
     for name in gguf.tensors:
-        if name not in claimed and not is_unused(h, name, nextn=nextn):
+        if name not in claimed and not is_unused(h, name, mtp=mtp):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
-    for block in (f"blk.{h.n_layer + i}." for i in range(h.n_nextn)):
+    for block in (f"blk.{h.n_layer + i}." for i in range(h.n_mtp)):
         of_block = [name for name in gguf.tensors if name.startswith(block)]
         if of_block and not any(name.startswith(f"{block}nextn.") for name in of_block):
             raise ModelFileError(
@@ -161,9 +161,9 @@ def _weight_of(name: str) -> str:
     return name.removesuffix("bias") + "weight" if name.endswith(".bias") else name
 
 
-def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> Weights:
-    """Define every weight as a constant. `nextn`, ModelFileError: as in `check_weights`."""
-    found = check_weights(gguf, h, nextn=nextn)
+def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> Weights:
+    """Define every weight as a constant. `mtp`, ModelFileError: as in `check_weights`."""
+    found = check_weights(gguf, h, mtp=mtp)
     for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & REQUANTIZED.keys()):
         _, _, before, after, _ = REQUANTIZED[dtype]
         log.warning(

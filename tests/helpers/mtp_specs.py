@@ -26,8 +26,8 @@ OF_NEMOTRON = {  # its head has attention and an FFN, and its last norm has an e
 OTHER_PATTERN = {"attention.sliding_window_pattern": [False, True, True, True]}
 
 
-def _with(spec: Spec, keys: dict[str, Any] | None = None, n_nextn: int = 1, **more: Any) -> Spec:
-    return replace(spec, n_nextn=n_nextn, keys=spec.keys | (keys or {}), **more)
+def _with(spec: Spec, keys: dict[str, Any] | None = None, n_mtp: int = 1, **more: Any) -> Spec:
+    return replace(spec, n_mtp=n_mtp, keys=spec.keys | (keys or {}), **more)
 
 
 NEXTN = {
@@ -47,7 +47,7 @@ NEXTN = {
     "deepseek2 in groups": _with(LATENT["deepseek2 in groups"], n_layer=2, traits=("balanced", "head of its own")),
     "glm4moe": _with(PLAIN["glm4moe"]),
     "glm4moe 355B": _with(PLAIN["glm4moe"], n_layer=2, biases=QKV, traits=("head norms", "head of its own")),
-    "glm4moe, two blocks": _with(PLAIN["glm4moe unnormed"], n_layer=2, n_nextn=2, untied=False),
+    "glm4moe, two blocks": _with(PLAIN["glm4moe unnormed"], n_layer=2, n_mtp=2, untied=False),
     "hy_v3": _with(PLAIN["hy_v3"], n_layer=2),
     "hy_v3, a head of its own": _with(PLAIN["hy_v3"], n_layer=2, untied=False, traits=("head of its own",)),
     # As layers of their numbers, heads would have a sliding window, or no RoPE.
@@ -96,7 +96,7 @@ def said_by_block(s: Spec, t: dict[str, Array], ids: Array, before: Array) -> tu
     alone = {name.replace(b, "blk.0."): values for name, values in t.items() if name.startswith(b)}
     alone["token_embd.weight"] = both @ t[n + "eh_proj.weight"].T
     keys = s.keys | {"leading_dense_block_count": 0, "full_attention_interval": 1}
-    one = replace(s, n_layer=1, n_nextn=0, keys=keys)
+    one = replace(s, n_layer=1, n_mtp=0, keys=keys)
     if s.arch in NEMOTRON_H:  # a layer is a single sublayer there: the head is two of them
         alone |= {name.replace("blk.0.", "blk.1."): values for name, values in alone.items() if ".0.ffn" in name}
         alone |= {"blk.1.exp_probs_b.bias": alone["blk.0.exp_probs_b.bias"]}

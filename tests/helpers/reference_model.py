@@ -60,7 +60,7 @@ class Spec:
     n_expert_used: int = 0
     traits: tuple[str, ...] = ()
     vocabulary: bool = False  # write a vocabulary
-    n_nextn: int = 0  # MTP heads
+    n_mtp: int = 0  # MTP heads
 
     @property
     def d(self) -> int:
@@ -134,7 +134,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         out["cls.output"] = (2, s.n_embd)
     if n := s.keys.get("dense_2_feat_out"):
         out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
-    for i in range(s.n_layer + s.n_nextn):
+    for i in range(s.n_layer + s.n_mtp):
         layer: dict[str, tuple[int, ...]] = {}
         if s.arch == "modern-bert":
             out["token_embd_norm"] = (s.n_embd,)
@@ -226,14 +226,14 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     keys = {
         "context_length": s.n_ctx_train,
         "embedding_length": s.n_embd,
-        "block_count": s.n_layer + s.n_nextn,
+        "block_count": s.n_layer + s.n_mtp,
         "feed_forward_length": s.n_ff_dense,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
         f"attention.layer_norm_{'' if s.arch in traits.LAYER_NORM else 'rms_'}epsilon": 1e-5,
     }
-    if s.n_nextn:
-        keys["nextn_predict_layers"] = s.n_nextn
+    if s.n_mtp:
+        keys["nextn_predict_layers"] = s.n_mtp
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
         if s.arch in traits.WIDTH_OF_EXPERTS:

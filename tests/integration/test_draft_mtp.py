@@ -169,7 +169,7 @@ def test_its_memory_is_planned(path: Path) -> None:
 
 
 def test_a_model_without_such_a_block(path: Path, serve: Any, tmp_path: Path) -> None:
-    write(plain := tmp_path / "m.gguf", replace(NEXTN["glm4moe"], n_nextn=0, n_vocab=512, vocabulary=True))
+    write(plain := tmp_path / "m.gguf", replace(NEXTN["glm4moe"], n_mtp=0, n_vocab=512, vocabulary=True))
     command = [
         sys.executable,
         "-m",

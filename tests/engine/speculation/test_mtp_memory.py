@@ -57,9 +57,9 @@ def test_finetunes_made_before_the_block_came_are_served(tmp_path: Path) -> None
         assert engine.weight_sets.digest(handle) == digest_of(path)  # what slot files say of it
         model = engine.weight_sets.model(handle)
         assert model.hparams == hparams_of(engine.gguf)
-        assert model.nextn is not None
-        assert engine.model.nextn is not None
-        assert model.nextn.tensors == engine.model.nextn.tensors
+        assert model.mtp is not None
+        assert engine.model.mtp is not None
+        assert model.mtp.tensors == engine.model.mtp.tensors
     engine.close()
 
 

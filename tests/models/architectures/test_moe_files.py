@@ -166,8 +166,8 @@ def test_experts_of_any_width_are_trained(tmp_path: Path) -> None:
 def test_blocks_that_predict_more_tokens_at_once_are_left_alone(tmp_path: Path) -> None:
     """Of three blocks the last: the model is that of the first two."""
     weights = []
-    for n_nextn in (0, 1):
-        write(path := tmp_path / f"{n_nextn}.gguf", replace(GLM, n_layer=2, n_nextn=n_nextn))
+    for n_mtp in (0, 1):
+        write(path := tmp_path / f"{n_mtp}.gguf", replace(GLM, n_layer=2, n_mtp=n_mtp))
         with GGUFFile.open(path) as gguf:
             h = hparams_of(gguf)
             assert h.n_layer == 2

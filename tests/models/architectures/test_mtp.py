@@ -42,8 +42,8 @@ class Guessing:
     def __init__(self, path: Path, types: tuple[str, str] = ("f32", "f32"), n_near: int = 0) -> None:
         self.session, self.gguf = Session([CPUBackend(1)]), GGUFFile.open(path)
         self.h = hparams_of(self.gguf)
-        self.model = define_model(self.session, self.gguf, self.h, 64, nextn=True)
-        self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, 5, n_near, nextn=True)
+        self.model = define_model(self.session, self.gguf, self.h, 64, mtp=True)
+        self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, 5, n_near, mtp=True)
         self.rows = Hidden.define(self.session, self.h, N_ROWS)
         for i in range(len(self.memory.pools)):
             self.session.write(("tables", "tables.near")[i], TABLES - i)
@@ -232,7 +232,7 @@ def test_a_block_that_lacks_a_tensor_is_refused(tmp_path: Path, name: str, tenso
             h = hparams_of(gguf)
             assert can_guess(gguf, h) == (values is not GONE or tensor != "nextn.eh_proj")
             with pytest.raises(ModelFileError, match=re.escape(f"other.gguf: tensor '{whole}' {said}")):
-                check_weights(gguf, h, nextn=True)
+                check_weights(gguf, h, mtp=True)
             check_weights(gguf, h)
 
 
@@ -244,17 +244,17 @@ def test_nothing_of_a_block_is_loaded_where_it_is_not_wanted(tmp_path: Path, nam
     weights, own, pages = {}, {}, {}
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
-        assert (h.n_layer, h.n_nextn) == (s.n_layer, s.n_nextn)
+        assert (h.n_layer, h.n_mtp) == (s.n_layer, s.n_mtp)
         assert can_guess(gguf, h)
-        for nextn in (False, True):
+        for mtp in (False, True):
             session = Session([CPUBackend(1)])
-            model = define_model(session, gguf, h, 64, nextn=nextn)
-            weights[nextn] = model.weights.tensors.keys()
-            own[nextn] = model.nextn.tensors.keys() if model.nextn is not None else set()
-            memory = PagedMemory.define(session, h, 5, (1, 4), "f16", "f16", n_states=3, nextn=nextn)
-            pages[nextn] = memory.far.layers.keys()
+            model = define_model(session, gguf, h, 64, mtp=mtp)
+            weights[mtp] = model.weights.tensors.keys()
+            own[mtp] = model.mtp.tensors.keys() if model.mtp is not None else set()
+            memory = PagedMemory.define(session, h, 5, (1, 4), "f16", "f16", n_states=3, mtp=mtp)
+            pages[mtp] = memory.far.layers.keys()
             for state in (f"{block}nextn.eh_proj.weight", f"k.{h.n_layer}"):
-                with contextlib.nullcontext() if nextn else pytest.raises(KeyError, match="no variable is named"):
+                with contextlib.nullcontext() if mtp else pytest.raises(KeyError, match="no variable is named"):
                     session.read(state)
             session.close()
     assert pages[True] - pages[False] == {s.n_layer}
@@ -269,20 +269,20 @@ def test_nothing_of_a_block_is_loaded_where_it_is_not_wanted(tmp_path: Path, nam
 def test_a_file_may_say_that_it_has_a_block_and_not_have_it(tmp_path: Path) -> None:
     """A block may be in a file of its own."""
     s = NEXTN["qwen35"]
-    s = replace(s, n_nextn=0, keys=s.keys | {"nextn_predict_layers": 1, "block_count": s.n_layer + 1})
+    s = replace(s, n_mtp=0, keys=s.keys | {"nextn_predict_layers": 1, "block_count": s.n_layer + 1})
     t = write(path := tmp_path / "m.gguf", s)
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
-        assert (h.n_layer, h.n_nextn) == (4, 1)
+        assert (h.n_layer, h.n_mtp) == (4, 1)
         assert not can_guess(gguf, h)
         with pytest.raises(ModelFileError, match=r"m.gguf: tensor 'blk.4.attn_norm.weight' is missing"):
-            check_weights(gguf, h, nextn=True)
+            check_weights(gguf, h, mtp=True)
     assert error(compute(path, s, ids := tokens(s)[:N_TOKENS]), said_by_model(s, t, ids)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["bailingmoe2", "exaone-moe"])
 def test_blocks_of_other_architectures_are_left_alone(tmp_path: Path, name: str) -> None:
-    s = replace(PLAIN[name], n_nextn=1)
+    s = replace(PLAIN[name], n_mtp=1)
     t = write(path := tmp_path / "m.gguf", s)
     with GGUFFile.open(path) as gguf:
         assert not can_guess(gguf, hparams_of(gguf))
@@ -296,7 +296,7 @@ def test_a_finetune_guesses_by_its_own_block(tmp_path: Path) -> None:
     other = changed(path, tmp_path / "other.gguf", {name: 2 * t[name].astype(np.float32)})
     run = Guessing(path)
     sets = FullFinetunes(run.session, run.model, run.gguf)
-    block, base = sets.model(sets.put(other)).nextn, run.model.nextn
+    block, base = sets.model(sets.put(other)).mtp, run.model.mtp
     assert block is not None
     assert base is not None
     tensors = block.tensors

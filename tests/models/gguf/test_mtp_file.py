@@ -24,9 +24,9 @@ BLOCKS = ["qwen35", "deepseek2 balanced, no norm behind", "glm4moe", "cohere2moe
 
 def layers_of(s: Spec) -> Spec:
     """The same model without its MTP block, as its converter writes it."""
-    n = s.n_layer + s.n_nextn
+    n = s.n_layer + s.n_mtp
     keys = {k: v[: s.n_layer] if isinstance(v, list) and len(v) == n else v for k, v in s.keys.items()}
-    return replace(s, n_nextn=0, keys=keys)
+    return replace(s, n_mtp=0, keys=keys)
 
 
 def three_files(folder: Path, s: Spec) -> tuple[Path, Path, Path]:
@@ -54,9 +54,9 @@ def test_two_files_are_one_model(tmp_path: Path, name: str, whole: bool) -> None
         for tensor in one.tensors:
             np.testing.assert_array_equal(one.bytes_of(tensor), two.bytes_of(tensor))
         session = Session([CPUBackend(1)])
-        model = define_model(session, two, h, 64, nextn=True)
-        assert model.nextn is not None
-        assert all(session.read(t.name).size for t in model.nextn.tensors.values())
+        model = define_model(session, two, h, 64, mtp=True)
+        assert model.mtp is not None
+        assert all(session.read(t.name).size for t in model.mtp.tensors.values())
         session.close()
         two.check_unchanged()
 
