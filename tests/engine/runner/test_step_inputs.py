@@ -9,13 +9,10 @@ import pytest
 from logitless.engine.batch import UBatch
 from logitless.engine.runner.step_inputs import INPUTS, SAMPLING, SamplingFeeds, StepFeeds, room_of, sampling_feeds
 from logitless.engine.sampling.params import SamplingParams
-from logitless.engine.sampling.penalties import Vocabulary
 from logitless.engine.sampling.sampler import RowSampler
 from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.tensor import feed
-from tests.engine.sampling.test_sampler import VOCAB as WORDS
-
-VOCAB: Vocabulary = WORDS
+from tests.engine.sampling.test_sampler import VOCAB
 
 
 def test_rows_become_feeds() -> None:
