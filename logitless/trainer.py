@@ -81,6 +81,14 @@ class Trainer:
             raise OptionError(f"method: {method!r} is not one of lora, full")
         if optimizer not in ("adamw", "sgd"):
             raise OptionError(f"optimizer: {optimizer!r} is not one of adamw, sgd")
+        for name, value in (
+            ("warmup", warmup),
+            ("validate_every", validate_every),
+            ("save_every", save_every),
+            ("seed", seed),
+        ):
+            if value < 0:
+                raise OptionError(f"{name}: {value} must not be negative")
         self._callbacks = tuple(callbacks)
         with public_errors():
             names = OPTIONS["device"].check(device).split(",")

@@ -371,6 +371,24 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
 
 
 @pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"ctx_size": 100000}, "n_ctx 100000 is more than the model's 256 (ctx_size)"),
+        ({"batch_size": 0}, "n_batch must be at least 1, not 0 (batch_size)"),
+        ({"val_split": 2}, "the validation split must be at least 0 and below 1, not 2 (val_split)"),
+        ({"learning_rate": -1}, "the learning rate must be positive, not -1 (learning_rate)"),
+        ({"weight_decay": 5}, "not 5 (weight_decay)"),
+        ({"seed": -1}, "seed: -1 must not be negative"),
+        ({"warmup": -1}, "warmup: -1 must not be negative"),
+    ],
+)
+def test_wrong_settings_of_a_training_name_the_option(options: dict[str, Any], line: str) -> None:
+    with pytest.raises((OptionError, TrainingError)) as caught:
+        Trainer(None, [{"text": "hello there"}], **options)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("params", "line"),
     [
         ({"temperature": "hot"}, "field 'temperature': expected a number"),

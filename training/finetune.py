@@ -71,7 +71,7 @@ class FineTuning:
             if not h.causal:
                 raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
             if settings.n_ctx > h.n_ctx_train:
-                raise TrainingError(f"n_ctx {settings.n_ctx} is more than the model's {h.n_ctx_train}")
+                raise TrainingError(f"n_ctx {settings.n_ctx} is more than the model's {h.n_ctx_train} (--ctx-size)")
             self.tokenizer = tokenizer.from_metadata(self.gguf.metadata, path=self.gguf.path)
             template = of_file(self.gguf.metadata, self.tokenizer)
             if isinstance(data, str | Path):

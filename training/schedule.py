@@ -42,7 +42,7 @@ class Schedule:
         if self.kind not in ("cosine", "halving", "constant"):
             raise TrainingError(f"schedule {self.kind!r} is not cosine, halving or constant")
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise TrainingError(f"the learning rate must be positive, not {self.alpha}")
+            raise TrainingError(f"the learning rate must be positive, not {self.alpha} (--learning-rate)")
         if self.enable_restart and self.cos_decay_restart < 1:
             raise TrainingError(f"cos-decay-restart must be at least 1, not {self.cos_decay_restart}")
 
@@ -108,17 +108,17 @@ class Stopping:
             if len(self.history) == self.past:
                 rate = (self.history[0] - loss) / (abs(loss) or 1.0)
                 if self.delta > 0 and abs(rate) < self.delta:
-                    return f"the loss changed by less than {self.delta:g} in {self.past} steps (opt-delta)"
+                    return f"the loss changed by less than {self.delta:g} in {self.past} steps (--opt-delta)"
             self.history = (*self.history, loss)[-self.past :]
         if self.epsf > 0 and abs(loss - self.previous_loss) / (abs(loss) or 1.0) < self.epsf:
-            return f"the loss changed by less than {self.epsf:g} in a step (adam-epsf)"
+            return f"the loss changed by less than {self.epsf:g} in a step (--adam-epsf)"
         self.previous_loss = loss
         if loss < self.best_loss:
             self.best_loss, self.no_improvement = loss, 0
         else:
             self.no_improvement += 1
             if 0 < self.max_no_improvement <= self.no_improvement:
-                return f"no improvement in {self.no_improvement} steps (opt-max-no-improvement)"
+                return f"no improvement in {self.no_improvement} steps (--opt-max-no-improvement)"
         return None
 
     def counters(self) -> dict[str, Any]:
@@ -152,10 +152,10 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.kind not in ("adamw", "sgd"):
             raise TrainingError(f"optimizer {self.kind!r} is not adamw or sgd")
-        for name, value, low, high in (
-            ("beta1", self.beta1, 0, 1),
-            ("beta2", self.beta2, 0, 1),
-            ("decay", self.decay, 0, 1),
+        for name, value, flag in (
+            ("beta1", self.beta1, "--adam-beta1"),
+            ("beta2", self.beta2, "--adam-beta2"),
+            ("decay", self.decay, "--weight-decay"),
         ):
-            if not low <= value <= high:
-                raise TrainingError(f"adam-{name} must be between {low} and {high}, not {value}")
+            if not 0 <= value <= 1:
+                raise TrainingError(f"adam-{name} must be between 0 and 1, not {value} ({flag})")

@@ -39,9 +39,9 @@ class Settings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_batch", "grad_acc"):
+        for name, flag in (("n_ctx", "--ctx-size"), ("n_batch", "--batch-size"), ("grad_acc", "--grad-acc")):
             if getattr(self, name) < 1:
-                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)} ({flag})")
         if self.n_epochs <= 0 and self.max_steps <= 0:
             raise TrainingError("a run needs a limit: epochs or iterations")
 

@@ -22,7 +22,7 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     others = [name for name in names if name != "cpu"]
     mode, split, main = options.split_mode, options.tensor_split, options.main_gpu
     if not others and options.gpu_layers not in ("auto", 0):
-        log.warning("gpu_layers (--gpu-layers): device (--device) names the CPU only, which has all layers")
+        log.warning("--gpu-layers: --device names the CPU only, which has all layers")
     if main >= max(len(others), 1):
         raise OptionConflict(f"--main-gpu {main}: {_beside_cpu(len(others))}, and they count from 0")
     if split and len(split) > max(len(others), 1):

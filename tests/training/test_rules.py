@@ -51,9 +51,9 @@ def test_halving_is_constant_within_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("rule", "losses", "told"),
     [
-        (Stopping(past=3), [1.0] * 4, "(opt-delta)"),
+        (Stopping(past=3), [1.0] * 4, "(--opt-delta)"),
         (Stopping(max_no_improvement=2), [1.0, 1.1, 1.2], "no improvement in 2 steps"),
-        (Stopping(epsf=1e-3), [1.0, 1.0001], "(adam-epsf)"),
+        (Stopping(epsf=1e-3), [1.0, 1.0001], "(--adam-epsf)"),
         (Stopping(), [1.0, math.nan], "the loss is not finite"),
     ],
 )

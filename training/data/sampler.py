@@ -30,7 +30,7 @@ def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
     """Training and validation indices of n samples: shuffled once, the last `fraction`
     validates."""
     if not 0 <= fraction < 1:
-        raise TrainingError(f"the validation split must be at least 0 and below 1, not {fraction}")
+        raise TrainingError(f"the validation split must be at least 0 and below 1, not {fraction} (--val-split)")
     order = np.random.default_rng([seed, 1]).permutation(n)
     n_val = round(n * fraction)
     if n_val >= n:

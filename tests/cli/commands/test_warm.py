@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from logitless.cli.main import main
+from tests.helpers.bert_model import tensors, write
 from tests.helpers.paths import MODELS, ROOT
 
 MODEL = MODELS / "stories260K-conv-Q8_0.gguf"
@@ -36,6 +37,10 @@ def test_all_kernels_of_later_are_loaded() -> None:
     later = kernels(REST)
     assert len(later) > 30
     assert later <= warm
+
+
+def test_a_model_that_only_embeds(tmp_path: Path) -> None:
+    assert main(["warm", "-m", str(write(tmp_path / "bert.gguf", tensors())), "-t", "1"]) == 0
 
 
 def test_what_cannot_be_warmed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
