@@ -23,16 +23,16 @@ I32 = npt.NDArray[np.int32]
 class UBatch:
     """Tokens of one device run: `tokens[i]` at position `pos[i]` of the sequence in `slot[i]`.
 
-    Its key and value go to token slot `cells[i]`. `out` are the sampled positions (indices into the
-    batch). `rows[j]` says how to sample at `out[j]`; it is None where only the log-probability of a
-    prompt token is needed (`targets[j]` ≥ 0, the token that follows).
+    Its key and value go to token slot `slot_mapping[i]`. `out` are the sampled positions (indices
+    into the batch). `rows[j]` says how to sample at `out[j]`; it is None where only the
+    log-probability of a prompt token is needed (`targets[j]` ≥ 0, the token that follows).
     """
 
     tokens: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
     # slot mapping: block × BLOCK_SIZE + position mod BLOCK_SIZE
-    cells: list[int] = field(default_factory=list)
+    slot_mapping: list[int] = field(default_factory=list)
     out: list[int] = field(default_factory=list)
     rows: list[Row | None] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)  # -1: the sampled token itself
@@ -50,7 +50,7 @@ class UBatch:
     begin: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     # Sliding-window KV group, if separate: slot mapping, block copies, block tables.
-    window_cells: list[int] = field(default_factory=list)
+    window_slot_mapping: list[int] = field(default_factory=list)
     window_copies: list[tuple[int, int]] = field(default_factory=list)
     window_tables: dict[int, list[int]] = field(default_factory=dict)
     # MTP (models/architectures/mtp.py): hidden-state rows of the token before, and of the token

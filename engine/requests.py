@@ -22,7 +22,8 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()  # stop strings, not part of the text
     ignore_eos: bool = False  # end tokens are also in sampling.logit_bias with -inf
     cache_prompt: bool = True
-    cache_salt: str = ""  # cached prefixes are shared by requests of equal salt only; its owner is in front of a "/"
+    # cached prefixes are shared by requests of equal salt only; its owner is in front of a "/"
+    cache_salt: str = ""
     n_cache_reuse: int = 0  # cache reuse: shortest chunk of tokens to move; 0: off
     id_slot: int = -1
     priority: int = 0  # smaller values are served first

@@ -108,8 +108,8 @@ class Batch:
     tokens: Tensor  # (T,) i32
     pos: Tensor  # (T,) i32
     slot: Tensor  # (T,) i32: row of the page tables
-    cells: Tensor  # (T,) i32: token slot that its key and value are written to
-    near: Tensor  # (T,) i32: the same in the pool of sliding-window layers
+    slot_mapping: Tensor  # (T,) i32: token slot that its key and value are written to
+    window_slot_mapping: Tensor  # (T,) i32: the same in the pool of sliding-window layers
     # (T,) i32: state row to start from; -1: continue after the row before
     begin: Tensor
     end: Tensor  # (T,) i32: state row to write afterwards, or -1
@@ -118,13 +118,14 @@ class Batch:
     @classmethod
     def feeds(cls, n_tokens: int, n_out: int | None = None) -> Batch:
         """A batch of inputs; `n_out` None: logits of every row."""
-        tokens, pos, slot, cells, near, begin, end = (
-            feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells", "near", "begin", "end")
+        tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end = (
+            feed(name, (n_tokens,), "i32")
+            for name in ("tokens", "pos", "slot", "slot_mapping", "window_slot_mapping", "begin", "end")
         )
         out = None
         if n_out is not None:
             out = Out(*(feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot")))
-        return cls(tokens, pos, slot, cells, near, begin, end, out)
+        return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out)
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,8 @@ class PagedMemory:
     own keys and values, and state rows of recurrent layers (graph/ops/linear_attention.py), of
     which row 0 stays zero."""
 
-    far: PagePool  # full attention; sliding-window layers too where `near` is None
-    near: PagePool | None  # sliding-window layers
+    full: PagePool  # full attention; sliding-window layers too where `window` is None
+    window: PagePool | None  # sliding-window layers
     kv_sources: tuple[int, ...]  # by layer: the layer whose KV cache it reads
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
     recurrent: Mapping[int, Tensor]  # (N, H, D, E)
@@ -149,14 +150,14 @@ class PagedMemory:
         type_k: str,
         type_v: str,
         n_states: int = 0,
-        n_near: int = 0,
+        n_window: int = 0,
         mtp: bool = False,
     ) -> PagedMemory:
-        """Define the variables. `n_near`: pages of sliding-window layers; 0: they share the pool
+        """Define the variables. `n_window`: pages of sliding-window layers; 0: they share the pool
         of full attention. `mtp`: with the layer of the MTP block."""
         convs, recurrent = {}, {}
-        far: dict[int, list[Tensor]] = {}
-        near: dict[int, list[Tensor]] = {}
+        full: dict[int, list[Tensor]] = {}
+        window: dict[int, list[Tensor]] = {}
         for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
@@ -165,16 +166,16 @@ class PagedMemory:
                     recurrent[i] = session.define(f"recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):
                 continue
-            layers, n = (near, n_near) if n_near and h.is_local(i) else (far, n_pages)
+            layers, n = (window, n_window) if n_window and h.is_local(i) else (full, n_pages)
             layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.mla:
                 layers[i].append(session.define(f"v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
         tables = session.define("tables", table_shape, "i32", host_written=True)
         pool = None
-        if n_near:
-            pool = PagePool(near, n_near, session.define("tables.near", table_shape, "i32", host_written=True))
+        if n_window:
+            pool = PagePool(window, n_window, session.define("tables.window", table_shape, "i32", host_written=True))
         return cls(
-            PagePool(far, n_pages, tables),
+            PagePool(full, n_pages, tables),
             pool,
             tuple(h.kv_source(i) for i in range(h.n_layer + mtp)),
             convs,
@@ -194,7 +195,7 @@ class PagedMemory:
 
     @property
     def pools(self) -> list[PagePool]:
-        return [self.far] if self.near is None else [self.far, self.near]
+        return [self.full] if self.window is None else [self.full, self.window]
 
 
 @dataclass(frozen=True)
@@ -222,20 +223,20 @@ class Cached:
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
-        pool, cells = self._room(layer)
+        pool, slot_mapping = self._room(layer)
         self.stored[layer] = [
-            store(cache, new, cells)
+            store(cache, new, slot_mapping)
             for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
             if new is not None
         ]
         return self.stored[layer]
 
     def _room(self, layer: int) -> tuple[PagePool, Tensor]:
-        """The page pool of a layer, and the rows' cells in it."""
+        """The page pool of a layer, and the rows' slot mapping in it."""
         memory, batch = self.memory, self.batch
-        if memory.near is not None and layer in memory.near.layers:
-            return memory.near, batch.near
-        return memory.far, batch.cells
+        if memory.window is not None and layer in memory.window.layers:
+            return memory.window, batch.window_slot_mapping
+        return memory.full, batch.slot_mapping
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         y = causal_conv_kept(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)

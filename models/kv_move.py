@@ -20,12 +20,12 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     far, near = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
     written = []
-    for layer, (keys, *_) in memory.far.layers.items():
+    for layer, (keys, *_) in memory.full.layers.items():
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
         k = load_k(keys, source)
         if h.has_rope(layer):
             k = rope(k, angles, interleaved=h.interleaved)
         written.append(store_k(keys, k, to))
-    for _, *values in memory.far.layers.values():
+    for _, *values in memory.full.layers.values():
         written += [store_v(cache, load_v(cache, source), to) for cache in values]
     return written

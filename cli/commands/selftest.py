@@ -94,7 +94,7 @@ def step_graph(engine: ModelRunner, n_tokens: int) -> tuple[list[Tensor], dict[s
         tokens=[i % engine.hparams.n_vocab for i in positions],
         pos=positions,
         slot=[0] * n_tokens,
-        cells=positions,
+        slot_mapping=positions,
         out=positions[-n_out:],
         rows=[greedy()] * n_out,
         targets=[-1] * n_out,

@@ -49,7 +49,8 @@ def reuse_chunks(
     Returns the number of tokens that need no prefill any more.
     """
     old = slot.cached
-    if (slot.choice, slot.salt) != (seq.choice, seq.request.cache_salt):  # other adapters, or not to be shared
+    # other adapters, or not to be shared
+    if (slot.choice, slot.salt) != (seq.choice, seq.request.cache_salt):
         return 0
     start = common_prefix(old, seq.tokens)
     pieces = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))

@@ -129,8 +129,9 @@ class PrefixCache:
         return len(self.pool.free) + len(self.idle)
 
     def root_of(self, choice: Hashable, salt: str = "") -> Node:
-        """Root of the prefixes that were computed with these weights and adapters for requests of this
-        cache salt."""
+        """Root of the prefixes that were computed with these weights and adapters for requests of
+        this cache salt.
+        """
         name = (choice, salt) if salt else choice
         root = self._roots.get(name)
         if root is None:

@@ -71,12 +71,12 @@ class KVMover:
         """Move token slots: (source, target, change of position), ordered so that reads precede
         writes.
         """
-        spare = (self._memory.far.n - 1) * BLOCK_SIZE
+        spare = (self._memory.full.n - 1) * BLOCK_SIZE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])
             part += [(spare, spare, 0)] * (MOVES - len(part))
             feeds = dict(zip(("from", "to", "turn"), np.array(part, np.int32).T, strict=True))
-            self._session.run("moves", self.moved, feeds, [0] * len(self._memory.far.caches))
+            self._session.run("moves", self.moved, feeds, [0] * len(self._memory.full.caches))
 
 
 def _copied(pool: PagePool) -> list[Tensor]:

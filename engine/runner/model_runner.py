@@ -166,7 +166,7 @@ class ModelRunner:
             tables,
             *types,
             n_states=self.states.n if self.states is not None else 0,
-            n_near=n_window_blocks,
+            n_window=n_window_blocks,
             mtp=options.n_draft_tokens > 0,
         )
         if self.states is not None:
@@ -478,9 +478,9 @@ class ModelRunner:
 
         Padding tokens belong to a spare sequence on the spare block.
         """
-        spare_window_cell = self.window_kv.n * BLOCK_SIZE if self.window_kv is not None else 0
+        window_spare = self.window_kv.n * BLOCK_SIZE if self.window_kv is not None else 0
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
-        return StepFeeds(room, self.options.n_slots, self.full_kv.n * BLOCK_SIZE, spare_window_cell, spare_hidden)
+        return StepFeeds(room, self.options.n_slots, self.full_kv.n * BLOCK_SIZE, window_spare, spare_hidden)
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""

@@ -22,7 +22,8 @@ from logitless.graph.tensor import Tensor, feed
 Array = npt.NDArray[Any]
 SAMPLING = ("params", "chain", "draws", "list_ptr", "list_kind", "list_id", "list_value", "slot")
 INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `lora_scales`
-    {"tokens", "pos", "slot", "cells", "near", "begin", "end", "out", "out.pos", "out.slot", "targets", "lora_scales"}
+    {"tokens", "pos", "slot", "slot_mapping", "window_slot_mapping", "begin", "end", "out", "out.pos", "out.slot"}
+    | {"targets", "lora_scales"}
     | {"hidden.before", "hidden.to", *(f"sample.{name}" for name in SAMPLING)}
 )
 
@@ -60,7 +61,7 @@ class StepFeeds:
     """Writes batches to the input arrays of one plan: `room`, by name.
 
     Raises ValueError if the plan has an input that no step fills. Padding tokens belong to
-    `spare_slot` and write to the token slots `spare_cell` and `spare_window_cell` (sliding-window
+    `spare_slot` and write to the token slots `spare` and `window_spare` (sliding-window
     KV group) and to the row `spare_hidden` (hidden_rows.py).
 
     Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
@@ -71,8 +72,8 @@ class StepFeeds:
         self,
         room: Mapping[str, Array],
         spare_slot: int,
-        spare_cell: int,
-        spare_window_cell: int = 0,
+        spare: int,
+        window_spare: int = 0,
         spare_hidden: int = 0,
     ) -> None:
         unfilled = room.keys() - INPUTS
@@ -80,14 +81,14 @@ class StepFeeds:
             raise ValueError(f"no step fills the inputs {', '.join(sorted(unfilled))}")
         self.nbytes = sum(array.nbytes for array in room.values())
         self._tokens, self._out = room["tokens"], room.get("out")
-        self._pos, self._slot, self._cells = room.get("pos"), room.get("slot"), room.get("cells")
+        self._pos, self._slot, self._slot_mapping = room.get("pos"), room.get("slot"), room.get("slot_mapping")
         self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
-        self._window_cells, self._spare_window_cell = room.get("near"), spare_window_cell
+        self._window_slot_mapping, self._window_spare = room.get("window_slot_mapping"), window_spare
         self._begin, self._end = room.get("begin"), room.get("end")
         self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
         self._spare_hidden = spare_hidden
         self._targets, self.row_scales = room.get("targets"), room.get("lora_scales")
-        self._spare_slot, self._spare_cell = spare_slot, spare_cell
+        self._spare_slot, self._spare = spare_slot, spare
         self._sampling = SamplingFeeds(room) if "sample.params" in room else None
 
     def write(self, batch: UBatch) -> None:
@@ -101,10 +102,10 @@ class StepFeeds:
             self._pos[:n], self._pos[n:] = batch.pos, 0
         if self._slot is not None:
             self._slot[:n], self._slot[n:] = slot, self._spare_slot
-        if self._cells is not None:
-            self._cells[:n], self._cells[n:] = batch.cells, self._spare_cell
-        if self._window_cells is not None:
-            self._window_cells[:n], self._window_cells[n:] = batch.window_cells, self._spare_window_cell
+        if self._slot_mapping is not None:
+            self._slot_mapping[:n], self._slot_mapping[n:] = batch.slot_mapping, self._spare
+        if self._window_slot_mapping is not None:
+            self._window_slot_mapping[:n], self._window_slot_mapping[n:] = batch.window_slot_mapping, self._window_spare
         if self._begin is not None:  # padding reads the zero state
             self._begin[:n], self._begin[n:] = batch.begin, 0
         if self._end is not None:  # padding writes none

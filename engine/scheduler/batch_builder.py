@@ -1,4 +1,5 @@
-"""Batch builder: the arrays of one batch (token ids, positions, KV cells) from the plan of a step."""
+"""Batch builder: the arrays of one batch (token ids, positions, slot mapping) from the plan of a
+step."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
     """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are
     allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
-    tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
+    tokens, pos, slots, slot_mapping = batch.tokens, batch.pos, batch.slot, batch.slot_mapping
     for seq, n in group:
         assert seq.slot is not None
         start = seq.n_computed
@@ -59,15 +60,15 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
             tokens.append(seq.tokens[start])
             pos.append(start)
             slots.append(id)
-            cells.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
+            slot_mapping.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
         else:
             tokens += seq.tokens[start : start + n]
             tokens += draft_part(seq, n)
             pos += range(start, start + n)
             slots += [id] * n
-            cells += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
+            slot_mapping += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
         if window_table:
-            batch.window_cells += [
+            batch.window_slot_mapping += [
                 window_table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)
             ]
         if kv.state_writes:

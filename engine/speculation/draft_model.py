@@ -220,7 +220,9 @@ class ModelDrafter:
             batch.tokens += cache.tokens[start:]
             batch.pos += range(start, end)
             batch.slot += [seq.slot.id] * builder.n_now
-            batch.cells += [cache.table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
+            batch.slot_mapping += [
+                cache.table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)
+            ]
             if cache.state_rows is not None:
                 begin, ends = cache.state_rows.step(start, end, len(seq.tokens), seq.n_prompt - NEAR_END)
                 batch.begin += begin

@@ -75,7 +75,7 @@ class MTPDrafter:
             batch.tokens.append(builder.draft[-1] if builder.draft else seq.tokens[-1])
             batch.pos.append(pos)
             batch.slot.append(id)
-            batch.cells.append(seq.kv.blocks[pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE)
+            batch.slot_mapping.append(seq.kv.blocks[pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE)
             own = self._hidden.draft_row(id)
             batch.hidden_before.append(own if builder.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(own)

@@ -71,7 +71,7 @@ def last_logits(path: Path, cache_type: str) -> Any:
     for pos in np.split(np.arange(22, dtype=np.int32), [21]):
         cells = table[pos // 16] * 16 + pos % 16
         last = {"out": pos[-1:] - pos[0], "out.pos": pos[-1:], "out.slot": 0 * pos[-1:]}
-        feeds = {"tokens": tokens[pos], "pos": pos, "slot": 0 * pos, "cells": cells, **last}
+        feeds = {"tokens": tokens[pos], "pos": pos, "slot": 0 * pos, "slot_mapping": cells, **last}
         graph = [model.logits(Batch.feeds(len(pos), 1), memory)]
         (logits,) = session.plan(lambda graph=graph: graph).run(feeds)  # type: ignore[misc]
     session.close()

@@ -52,7 +52,7 @@ def steps() -> list[dict[str, Array]]:
         last = {"out": pos[-1:] - pos[0], "out.pos": pos[-1:], "out.slot": 0 * pos[-1:]}
         begin, end = np.full_like(pos, -1), np.full_like(pos, -1)  # of layers that keep states
         begin[0], end[-1] = step, step + 1
-        made.append({"tokens": TOKENS[pos], "pos": pos, "slot": 0 * pos, "cells": cells, **last})
+        made.append({"tokens": TOKENS[pos], "pos": pos, "slot": 0 * pos, "slot_mapping": cells, **last})
         made[-1] |= {"begin": begin, "end": end}
     return made
 

@@ -54,7 +54,7 @@ def continued(engine: ModelRunner, prompt: list[int], n_more: int) -> list[int]:
             tokens=tokens[n_done:],
             pos=pos,
             slot=[0] * n,
-            cells=pos,
+            slot_mapping=pos,
             out=[n - 1],
             rows=[greedy()],
             targets=[-1],

@@ -247,8 +247,8 @@ def test_gradients_through_the_cache_match_those_without_it(name: str, shared_da
     sequences = Sequences.feeds(1, LENGTH)
     pos = np.arange(LENGTH, dtype=np.int32)
     feeds = {name: values[:LENGTH] for name, values in trained.feeds().items()}
-    feeds |= {"slot": 0 * pos, "cells": pos + 32}
-    caches = {t.name: np.zeros(t.shape) for t in memory.far.caches}
+    feeds |= {"slot": 0 * pos, "slot_mapping": pos + 32}
+    caches = {t.name: np.zeros(t.shape) for t in memory.full.caches}
     states = {**trained.values, **caches, "tables": np.array([[2, 0]])}
     found = []
     for logits in (trained.model.training_logits(sequences), trained.model.logits(batch, memory)):

@@ -91,10 +91,10 @@ class GuessingEngine(FakeEngine):
             raise DeviceFailed("it fell off the bus")
         self.full_kv.tables.update({slot: list(table) for slot, table in batch.tables.items()})
         assert len(set(batch.slot)) == len(batch.tokens) == len(batch.out)
-        assert batch.begin == batch.end == batch.window_cells == batch.copies == []
+        assert batch.begin == batch.end == batch.window_slot_mapping == batch.copies == []
         ids = []
         for i, (token, slot, pos) in enumerate(zip(batch.tokens, batch.slot, batch.pos, strict=True)):
-            assert batch.cells[i] == self.full_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
+            assert batch.slot_mapping[i] == self.full_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             said = self.rows[batch.hidden_before[i]]
             if batch.hidden_before[i] != batch.hidden_to[i]:  # the first token of a draft
                 assert said == self.full_kv.content(slot, pos - 1)

@@ -206,7 +206,7 @@ class FakeEngine:
 
     def _enter(self, batch: UBatch) -> None:
         n = len(batch.tokens)
-        assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.cells) == len(set(batch.cells))
+        assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.slot_mapping) == len(set(batch.slot_mapping))
         assert len(batch.out) == len(batch.rows) == len(batch.targets)
         full_kv, window_kv = self.full_kv, self.window_kv
         full_kv.tables.update({slot: list(table) for slot, table in batch.tables.items()})
@@ -214,9 +214,9 @@ class FakeEngine:
         if window_kv is not None:
             window_kv.tables.update({slot: list(table) for slot, table in batch.window_tables.items()})
             window_kv.copy(batch.window_copies)
-            assert n == len(set(batch.window_cells))
+            assert n == len(set(batch.window_slot_mapping))
         else:
-            assert not batch.window_cells
+            assert not batch.window_slot_mapping
             assert not batch.window_tables
             assert not batch.window_copies
         if self.lost:
@@ -228,9 +228,9 @@ class FakeEngine:
                 self.states.lose()
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
-            for cell in batch.cells:  # a failed step may leave anything where it would write
+            for cell in batch.slot_mapping:  # a failed step may leave anything where it would write
                 full_kv.cells[cell] = (-1, 0)
-            for cell in batch.window_cells:
+            for cell in batch.window_slot_mapping:
                 window_kv.cells[cell] = (-1, 0)  # type: ignore[union-attr]
             for row in batch.end:
                 if row >= 0:
@@ -241,7 +241,7 @@ class FakeEngine:
         """Write the cells of some of the batch's tokens."""
         full_kv, contents = self.full_kv, []
         for i in tokens:
-            token, pos, slot, cell = batch.tokens[i], batch.pos[i], batch.slot[i], batch.cells[i]
+            token, pos, slot, cell = batch.tokens[i], batch.pos[i], batch.slot[i], batch.slot_mapping[i]
             assert cell == full_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             full_kv.cells[cell] = pos, chain(full_kv.content(slot, pos - 1), token)
             contents.append(full_kv.content(slot, pos))
@@ -269,7 +269,7 @@ class FakeEngine:
 
     def _look_around(self, batch: UBatch, window_kv: FakePages) -> None:
         """Sliding-window cells agree with the full ones as far as the window reaches."""
-        for pos, slot, cell in zip(batch.pos, batch.slot, batch.window_cells, strict=True):
+        for pos, slot, cell in zip(batch.pos, batch.slot, batch.window_slot_mapping, strict=True):
             assert cell == window_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
             window_kv.cells[cell] = pos, self.full_kv.content(slot, pos)
         for pos, slot in zip(batch.pos, batch.slot, strict=True):

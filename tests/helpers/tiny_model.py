@@ -49,7 +49,7 @@ class Tiny:
             "tokens": np.array([t % 256 for t in tokens], np.int32),
             "pos": pos,
             "slot": np.zeros(n, np.int32),
-            "cells": pos + 32,
+            "slot_mapping": pos + 32,
             "out": np.array([n - 1], np.int32),
             "out.pos": pos[-1:],
             "out.slot": np.zeros(1, np.int32),

@@ -56,7 +56,7 @@ def test_turned_keys_are_those_of_their_new_places(
     for slot, start in ((0, 57), (1, 20)):  # positions only have to be different, and nothing is read before them
         batch = UBatch(tables={slot: tables[slot]})
         batch.tokens, batch.pos, batch.slot = tokens, list(range(start, start + N)), [slot] * N
-        batch.cells = [tables[slot][i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(N)]
+        batch.slot_mapping = [tables[slot][i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(N)]
         engine.step(batch)
     cells = {slot: [tables[slot][i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(N)] for slot in tables}
     before, held = first_layer(engine)
@@ -80,7 +80,7 @@ def test_q8_0_cells_move_without_a_change_where_nothing_turns() -> None:
     engine = ModelRunner(path, RunnerOptions(n_ctx=128, n_slots=1, threads=1, type_k="q8_0", type_v="q8_0"))
     engine.load()
     batch = UBatch(tables={0: [0]}, tokens=list(range(5, 21)), pos=list(range(16)), slot=[0] * 16)
-    batch.cells = list(range(16))
+    batch.slot_mapping = list(range(16))
     engine.step(batch)
     page = engine.full_kv.read(0)
     engine.move_cells([(i, BLOCK_SIZE + i, 0) for i in range(BLOCK_SIZE)])

@@ -39,12 +39,12 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
         h = model.hparams
         session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
         pos = np.arange(N, dtype=np.int32)
-        feeds = {"tokens": pos + 5, "pos": pos, "slot": 0 * pos, "cells": pos + 16}
+        feeds = {"tokens": pos + 5, "pos": pos, "slot": 0 * pos, "slot_mapping": pos + 16}
         session.run("step", lambda: [model.logits(Batch.feeds(N), memory)], feeds)
-        before = [session.read(keys.name).copy() for keys, *_ in memory.far.layers.values()]
+        before = [session.read(keys.name).copy() for keys, *_ in memory.full.layers.values()]
         moves = {"from": pos + 16, "to": pos + 32, "turn": np.full(N, 7, np.int32)}
         session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
-        for layer, (old, (t, *_)) in enumerate(zip(before, memory.far.layers.values(), strict=True)):
+        for layer, (old, (t, *_)) in enumerate(zip(before, memory.full.layers.values(), strict=True)):
             source, target = old[1, :, :, :N], session.read(t.name)[2, :, :, :N]
             assert np.abs(source).min() > 0
             assert (source.tobytes() == target.tobytes()) == (layer == 3)
@@ -63,14 +63,14 @@ def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> N
         pos = np.arange(N, dtype=np.int32)
 
         def keys(first: int) -> np.ndarray:
-            feeds = {"tokens": pos + 5, "pos": pos + first, "slot": 0 * pos, "cells": pos + 16}
+            feeds = {"tokens": pos + 5, "pos": pos + first, "slot": 0 * pos, "slot_mapping": pos + 16}
             session.run("step", lambda: [model.logits(Batch.feeds(N), memory)], feeds)
-            return session.read(memory.far.layers[0][0].name)[1, :, :, :N].copy()
+            return session.read(memory.full.layers[0][0].name)[1, :, :, :N].copy()
 
         wanted, before = keys(7), keys(0)
         moves = {"from": pos + 16, "to": pos + 32, "turn": np.full(N, 7, np.int32)}
         session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
-        np.testing.assert_allclose(session.read(memory.far.layers[0][0].name)[2, :, :, :N], wanted, atol=1e-5)
+        np.testing.assert_allclose(session.read(memory.full.layers[0][0].name)[2, :, :, :N], wanted, atol=1e-5)
         assert np.abs(wanted - before).max() > 0.1
 
 
@@ -81,18 +81,18 @@ def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
     with opened(path) as (session, model, memory):
         h = model.hparams
         sizes = [(2, 16), (2, 16), (2, 32)] * 2
-        assert [(keys.shape[1], keys.shape[2]) for keys, _ in memory.far.layers.values()] == sizes
-        assert [(values.shape[1], values.shape[3]) for _, values in memory.far.layers.values()] == sizes
-        assert memory.far.nbytes == sum(2 * n * d * 16 * 4 for n, d in sizes)
+        assert [(keys.shape[1], keys.shape[2]) for keys, _ in memory.full.layers.values()] == sizes
+        assert [(values.shape[1], values.shape[3]) for _, values in memory.full.layers.values()] == sizes
+        assert memory.full.nbytes == sum(2 * n * d * 16 * 4 for n, d in sizes)
         session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
         pos = np.zeros(1, np.int32)
         for at, cell in ((pos, 16), (pos + 7, 40)):  # one token, alone in its sequence
             session.write("tables", np.array([[cell // 16] * 4], np.int32))
-            feeds = {"tokens": pos + 5, "pos": at, "slot": pos, "cells": pos + cell}
+            feeds = {"tokens": pos + 5, "pos": at, "slot": pos, "slot_mapping": pos + cell}
             session.run("step", lambda: list(model.cache_writes(Batch.feeds(1), memory)), feeds)
         moves = {"from": pos + 16, "to": pos + 48, "turn": pos + 7}
         session.run("moves", lambda: move_cells(h, model.rotary, memory, 1), moves)
-        first = memory.far.layers[0]  # deeper ones depend on what else was seen
+        first = memory.full.layers[0]  # deeper ones depend on what else was seen
         for t, at in zip(first, ((2, slice(None), slice(None), 8), (2, slice(None), 8)), strict=True):
             wanted = session.read(t.name)[at]
             moved = session.read(t.name)[(3, *at[1:-1], 0)]

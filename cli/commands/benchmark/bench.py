@@ -229,7 +229,7 @@ class Bench:
             tokens=tokens,
             pos=[pos for _, pos in part],
             slot=[slot for slot, _ in part],
-            cells=[slot * n * BLOCK_SIZE + pos for slot, pos in part],
+            slot_mapping=[slot * n * BLOCK_SIZE + pos for slot, pos in part],
             out=out,
             rows=[self.row] * len(out),
             targets=[-1] * len(out),

@@ -35,7 +35,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def there(engine: ModelRunner, page: int) -> list[bool]:
     """For the keys and the values of each layer, whether the system has given the memory of this page's begin."""
-    caches = engine.memory.far.caches
+    caches = engine.memory.full.caches
     assert all(cache.nbytes // cache.shape[0] == 1024 for cache in caches)
     found = []
     for cache in caches:
@@ -79,10 +79,10 @@ def test_who_waits_is_not_kept_waiting(engine: ModelRunner) -> None:
 
 def test_what_is_cached_stays(engine: ModelRunner) -> None:
     step(engine, 700)
-    before = engine.memory.far.read(engine.session, 700)
+    before = engine.memory.full.read(engine.session, 700)
     assert before.any()
     engine.prepare_ahead()
-    np.testing.assert_array_equal(engine.memory.far.read(engine.session, 700), before)
+    np.testing.assert_array_equal(engine.memory.full.read(engine.session, 700), before)
 
 
 def test_nothing_is_there_to_take_while_the_model_sleeps(engine: ModelRunner) -> None:

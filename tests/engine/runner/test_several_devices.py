@@ -91,7 +91,7 @@ def step(engine: ModelRunner, tokens: list[int]) -> int:
         tokens=tokens,
         pos=list(range(n)),
         slot=[0] * n,
-        cells=list(range(n)),
+        slot_mapping=list(range(n)),
         out=[n - 1],
         rows=[greedy()],
         targets=[-1],

@@ -61,7 +61,7 @@ def test_feeds_of_a_step_know_nothing_of_the_step_before() -> None:
 def test_tokens_that_fill_a_step_up_are_nobodys() -> None:
     """Also where the step before was full."""
     row = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
-    names = ("tokens", "pos", "slot", "cells")
+    names = ("tokens", "pos", "slot", "slot_mapping")
     outs = ("out", "out.pos", "out.slot")
     tokens, rows = (feed(name, (4,), "i32") for name in names), (feed(name, (2,), "i32") for name in outs)
     room = room_of([*tokens, *rows, *sampling_feeds(2, 16)])
@@ -84,13 +84,13 @@ def test_tokens_that_fill_a_step_up_are_nobodys() -> None:
 
 def test_a_plan_that_only_writes_the_cache_gets_its_positions_and_cells() -> None:
     """A prefill of a one-layer model has no attention, and so no `slot`."""
-    room = room_of(feed(name, (4,), "i32") for name in ("tokens", "pos", "cells"))
+    room = room_of(feed(name, (4,), "i32") for name in ("tokens", "pos", "slot_mapping"))
     for array in room.values():
         array.fill(-1)
     feeds = StepFeeds(room, 9, 160)
     feeds.write(UBatch([5, 6, 7], [1, 2, 3], [0, 0, 1], [17, 18, 35]))
     assert room["pos"].tolist() == [1, 2, 3, 0]
-    assert room["cells"].tolist() == [17, 18, 35, 160]
+    assert room["slot_mapping"].tolist() == [17, 18, 35, 160]
 
 
 def test_each_array_is_filled_whichever_others_there_are() -> None:
@@ -101,7 +101,9 @@ def test_each_array_is_filled_whichever_others_there_are() -> None:
             array.fill(113)
         row = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
         batch = UBatch([5, 6], [1, 2], [0, 1], [17, 18], [0, 1], [row, row], [-1, -1])
-        batch.begin, batch.end, batch.window_cells, batch.hidden_before, batch.hidden_to = ([3, 4] for _ in range(5))
+        batch.begin, batch.end, batch.window_slot_mapping, batch.hidden_before, batch.hidden_to = (
+            [3, 4] for _ in range(5)
+        )
         StepFeeds(room, 9, 160, 33, 7).write(batch)
         assert 113 not in room[name], name
 

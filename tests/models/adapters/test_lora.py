@@ -54,7 +54,7 @@ def log_probs(engine: ModelRunner, mixes: list[tuple[tuple[int, float], ...]], w
             batch.tokens.append(token)
             batch.pos.append(pos)
             batch.slot.append(slot)
-            batch.cells.append(slot * 16 + pos)
+            batch.slot_mapping.append(slot * 16 + pos)
     result = engine.step(batch)
     assert result.logprobs is not None
     values = result.logprobs[:, 0].reshape(len(mixes), -1)

@@ -27,7 +27,7 @@ POS = np.array([*range(20), *range(9)], np.int32)  # two sequences, one over mor
 SLOT = np.array([0] * 20 + [1] * 9, np.int32)
 TOKENS = np.random.default_rng(5).integers(3, 400, len(POS)).astype(np.int32)
 CELLS = TABLES[SLOT, POS // 16] * 16 + POS % 16
-SEEN = {"tokens": TOKENS, "pos": POS, "slot": SLOT, "cells": CELLS}
+SEEN = {"tokens": TOKENS, "pos": POS, "slot": SLOT, "slot_mapping": CELLS}
 ARCHITECTURES = (
     "llama-gqa-F32",
     "llama-gqa-Q4_K_M",
@@ -79,9 +79,9 @@ def test_rows_that_ask_alone_get_the_bits_that_they_get_among_all(tiny: Tiny, id
 
 def test_a_batch_without_logits_leaves_the_same_cache(tiny: Tiny) -> None:
     def cache() -> list[bytes]:
-        pages = [tiny.memory.far.read(tiny.session, page).tobytes() for page in range(4)]
+        pages = [tiny.memory.full.read(tiny.session, page).tobytes() for page in range(4)]
         for page in range(4):
-            tiny.memory.far.write(tiny.session, page, np.zeros(tiny.memory.far.nbytes, np.uint8))
+            tiny.memory.full.write(tiny.session, page, np.zeros(tiny.memory.full.nbytes, np.uint8))
         return pages
 
     batch = Batch.feeds(len(POS))
@@ -92,4 +92,4 @@ def test_a_batch_without_logits_leaves_the_same_cache(tiny: Tiny) -> None:
     assert cache() == remembered
     assert any(any(page) for page in remembered)
     attentions = [t for t in toposort(stores) if t.op == "attention"]
-    assert len(attentions) == len(tiny.memory.far.layers) - 1
+    assert len(attentions) == len(tiny.memory.full.layers) - 1

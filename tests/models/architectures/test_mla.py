@@ -47,9 +47,9 @@ def test_a_row_is_kept_of_a_token_and_nothing_else(name: str, tmp_path: Path) ->
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
         memory = PagedMemory.define(session, h, 5, (1, 4), "f16", "f32")
-        assert memory.far.nbytes == 16 * h.n_layer * 2 * (32 + 8)
+        assert memory.full.nbytes == 16 * h.n_layer * 2 * (32 + 8)
         session.run(
-            "copy", lambda: memory.far.copied(feed("pairs", (1, 2), "i32")), {"pairs": np.array([[0, 1]], np.int32)}
+            "copy", lambda: memory.full.copied(feed("pairs", (1, 2), "i32")), {"pairs": np.array([[0, 1]], np.int32)}
         )
     session.close()
 

@@ -36,17 +36,17 @@ Tokens = tuple[int, Array, range]  # a sequence, all of its tokens, and which of
 
 
 class Guessing:
-    """A model and the block behind it on the CPU, with two sequences in its pages; `n_near`: so
+    """A model and the block behind it on the CPU, with two sequences in its pages; `n_window`: so
     many are of layers with a window."""
 
-    def __init__(self, path: Path, types: tuple[str, str] = ("f32", "f32"), n_near: int = 0) -> None:
+    def __init__(self, path: Path, types: tuple[str, str] = ("f32", "f32"), n_window: int = 0) -> None:
         self.session, self.gguf = Session([CPUBackend(1)]), GGUFFile.open(path)
         self.h = hparams_of(self.gguf)
         self.model = define_model(self.session, self.gguf, self.h, 64, mtp=True)
-        self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, 5, n_near, mtp=True)
+        self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, 5, n_window, mtp=True)
         self.rows = Hidden.define(self.session, self.h, N_ROWS)
         for i in range(len(self.memory.pools)):
-            self.session.write(("tables", "tables.near")[i], TABLES - i)
+            self.session.write(("tables", "tables.window")[i], TABLES - i)
         self.said: dict[tuple[int, int], int] = {}  # of a sequence and a position: the row
         self.n_steps = [0, 0]  # of each sequence
         self._places = iter(1 + np.random.default_rng(11).permutation(N_ROWS - 1))  # the first row stays zero
@@ -63,8 +63,8 @@ class Guessing:
         feeds = self._feeds(parts) | to
         if self.h.recurrent:
             feeds |= {"begin": np.array(begin, np.int32), "end": np.array(end, np.int32)}
-        if self.memory.near is not None:
-            feeds["near"] = feeds["cells"] - 16
+        if self.memory.window is not None:
+            feeds["window_slot_mapping"] = feeds["slot_mapping"] - 16
 
         def nodes() -> list[Tensor]:
             n = len(feeds["tokens"])
@@ -89,7 +89,7 @@ class Guessing:
     def kept(self, slot: int) -> list[Array]:
         """The bytes of the block's pages of a sequence."""
         pages = []
-        for t in self.memory.far.layers[self.h.n_layer]:
+        for t in self.memory.full.layers[self.h.n_layer]:
             raw = self.session.read_bytes(t.name, 0, t.nbytes).reshape(t.shape[0], -1)
             pages.append(raw[TABLES[slot]])
         return pages
@@ -105,7 +105,7 @@ class Guessing:
         pos = np.array([i for _, _, which in parts for i in which], np.int32)
         tokens = np.array([ids[i] for _, ids, which in parts for i in which], np.int32)
         before = [self.said.get((s, p - 1), 0) for s, p in zip(slot.tolist(), pos.tolist(), strict=True)]
-        feeds = {"tokens": tokens, "pos": pos, "slot": slot, "cells": TABLES[slot, pos // 16] * 16 + pos % 16}
+        feeds = {"tokens": tokens, "pos": pos, "slot": slot, "slot_mapping": TABLES[slot, pos // 16] * 16 + pos % 16}
         return feeds | {"hidden.before": np.array(before, np.int32)}
 
     def _run(self, nodes: Any, feeds: dict[str, Array]) -> list[Array]:
@@ -162,7 +162,7 @@ def test_what_is_kept_has_the_same_bits(tmp_path: Path, name: str, dtype: str) -
     write(path := tmp_path / "m.gguf", s)
     ids, others, found = tokens(s), tokens(s, seed=5), []
     for i, cut in enumerate(((40,), (1,) * 40, (7, 20, 13), (33, 7), (16, 16, 8))):
-        run, start = Guessing(path, ("f16", "f16"), n_near=6 if i == 4 and name == "cohere2moe" else 0), 0
+        run, start = Guessing(path, ("f16", "f16"), n_window=6 if i == 4 and name == "cohere2moe" else 0), 0
         for n in cut:
             part, beside = (0, ids, range(start, start + n)), (1, others, range(start // 2, (start + n) // 2))
             run.step(*([part], [part, beside], [beside, part])[i % 3 if beside[2] else 0])
@@ -252,7 +252,7 @@ def test_nothing_of_a_block_is_loaded_where_it_is_not_wanted(tmp_path: Path, nam
             weights[mtp] = model.weights.tensors.keys()
             own[mtp] = model.mtp.tensors.keys() if model.mtp is not None else set()
             memory = PagedMemory.define(session, h, 5, (1, 4), "f16", "f16", n_states=3, mtp=mtp)
-            pages[mtp] = memory.far.layers.keys()
+            pages[mtp] = memory.full.layers.keys()
             for state in (f"{block}nextn.eh_proj.weight", f"k.{h.n_layer}"):
                 with contextlib.nullcontext() if mtp else pytest.raises(KeyError, match="no variable is named"):
                     session.read(state)

@@ -69,7 +69,7 @@ def compute(
                     "tokens": ids[pos].astype(np.int32),
                     "pos": pos,
                     "slot": np.zeros(n, np.int32),
-                    "cells": (table[0, pos // 16] * 16 + pos % 16).astype(np.int32),
+                    "slot_mapping": (table[0, pos // 16] * 16 + pos % 16).astype(np.int32),
                 }
                 feeds |= goes_on(n, len(rows)) if h.recurrent else {}
                 rows.append(session.run(n, lambda n=n: [model.logits(Batch.feeds(n), memory)], feeds)[0].copy())  # type: ignore[misc]
