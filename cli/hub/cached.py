@@ -14,21 +14,15 @@ from types import SimpleNamespace
 from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import llama_cache, model_source
-from logitless.cli.hub.hub import cache_folder
+from logitless.cli.hub.hub import cache_folder, folders
 from logitless.cli.hub.repository import Cached, cached_repositories, choose
-
-
-def _folders() -> list[Path]:
-    """Folders of repositories."""
-    own, llama = cache_folder(), llama_cache.named_folder()
-    return [own] if llama is None or llama == own else [own, llama]
 
 
 def models() -> dict[str, tuple[Path, str]]:
     """(file, alias) by name: USER/REPO:QUANT, the address of a file, or a plain file's name without `.gguf`. The
     default quantisation of a repository has the repository's name as its alias."""
     by_name: dict[str, tuple[Path, str]] = {}
-    for cached in (repository for folder in _folders() for repository in cached_repositories(folder)):
+    for cached in (repository for folder in folders() for repository in cached_repositories(folder)):
         names = cached.names()
         for repo, name in cached.models():
             default = choose(names, Repo(repo.id))[0] == name
@@ -42,7 +36,7 @@ def files(options: SimpleNamespace) -> Iterator[Path]:
     """The files that a server with these options opens, as far as they are here: of the model and of its draft."""
     yield from (Path(path) for path in (options.model, options.model_draft) if path)
     for repo, file in ((options.hf_repo, options.hf_file or ""), (options.hf_repo_draft, "")):
-        for folder in _folders() if repo is not None else ():
+        for folder in folders() if repo is not None else ():
             cached = Cached(folder, repo)
             with suppress(CliError):  # it has no such file
                 yield cached.path(choose(cached.names(), repo, file)[0])
@@ -63,7 +57,7 @@ def remove(name: str) -> None:
     if "://" in name:
         model_source.remove(name)
     elif "/" in name:
-        for folder in _folders():
+        for folder in folders():
             Cached(folder, Repo.parse(name)).remove()
     else:
         llama_cache.remove(name)

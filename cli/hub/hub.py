@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo
+from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, fetch
 from logitless.cli.hub.public import is_private
 from logitless.cli.hub.repository import Cached, choose, choose_block
@@ -26,6 +28,12 @@ def cache_folder() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def folders() -> tuple[Path, ...]:
+    """Folders of that layout where models may be: the cache folder, and LLAMA_CACHE, into which llama.cpp downloads."""
+    own, other = cache_folder(), llama_cache.named_folder()
+    return (own,) if other is None or other == own else (own, other)
 
 
 def endpoint() -> str:
@@ -56,33 +64,36 @@ class Hub:
         self._token = token
         self._allow_private = allow_private
         self._offline = offline or constants.is_offline_mode()
-        self._cache = cache or cache_folder()
+        self._folders = folders() if cache is None else (cache,)
+        self._cache = self._folders[0]  # the one that is written to
         self._progress = progress
         self._endpoint = endpoint()
 
     def model(self, repo: Repo, file: str = "") -> Path:
         """The model's file, or its first part, downloaded if need be. CliError: it cannot be had."""
-        here = Cached(self._cache, repo)
-        cached = here.names()
         if self._offline:
-            if not cached:
-                raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")
-            return here.path(choose(cached, repo, file)[0])
+            return self._local(repo, file)
         try:
             names = self._names(repo)
             first, *_ = (self._download(repo, name) for name in choose(names, repo, file))
             return first
         except _NoAnswerError as error:
-            name = _chosen_or_none(cached, repo, file)
-            if name is None:
-                raise CliError(f"{repo}: {error}") from None
-            return here.path(name)
+            with suppress(CliError):
+                return self._local(repo, file)
+            raise CliError(f"{repo}: {error}") from None
+
+    def _local(self, repo: Repo, file: str) -> Path:
+        """The model's file as it was downloaded. CliError: it never was."""
+        caches = [cached for folder in self._folders if (cached := Cached(folder, repo)).names()]
+        if not caches:
+            raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")
+        here = next((cached for cached in caches if _has(cached.names(), repo, file)), caches[0])
+        return here.path(choose(here.names(), repo, file)[0])
 
     def block(self, repo: Repo, model: Path | None = None) -> Path | None:
         """The file with the MTP head (models/gguf/file.py) for this model of the repository; None
         where it
         has none."""
-        here = Cached(self._cache, repo)
         like = "" if model is None else model.name
         if not self._offline:
             try:
@@ -90,8 +101,8 @@ class Hub:
                 return self._download(repo, name) if name else None
             except _NoAnswerError:
                 pass
-        name = choose_block(here.names(), like)
-        return here.path(name) if name else None
+        caches = [Cached(folder, repo) for folder in self._folders]
+        return next((c.path(name) for c in caches if (name := choose_block(c.names(), like))), None)
 
     def _names(self, repo: Repo) -> list[str]:
         from huggingface_hub import HfApi
@@ -113,6 +124,9 @@ class Hub:
         etag = metadata.etag or ""
         if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
             raise CliError(f"{repo.id}/{name}: the server does not say which version it has")
+        others = (Cached(folder, repo).file_with(name, etag) for folder in self._folders[1:])
+        if (there := next(filter(None, others), None)) is not None:
+            return there
         blob = Cached(self._cache, repo).folder / "blobs" / etag
         if not blob.exists():
             own = urlsplit(metadata.location).netloc == urlsplit(url).netloc
@@ -174,8 +188,8 @@ class _Told:
         raise _NoAnswerError(f"{self._endpoint} {reason}") from None
 
 
-def _chosen_or_none(cached: list[str], repo: Repo, file: str) -> str | None:
+def _has(cached: list[str], repo: Repo, file: str) -> bool:
     try:
-        return choose(cached, repo, file)[0]
+        return bool(choose(cached, repo, file))
     except CliError:
-        return None
+        return False

@@ -93,6 +93,11 @@ class Cached:
         assert snapshot is not None
         return snapshot / name
 
+    def file_with(self, name: str, blob: str) -> Path | None:
+        """Path of one of `names`, if this blob is its content."""
+        path = (self._snapshot() or self.folder) / name
+        return path if path.resolve().name == blob and path.exists() else None
+
     def _snapshot(self) -> Path | None:
         try:
             commit = (self.folder / "refs" / "main").read_text().strip()

@@ -23,6 +23,7 @@ from logitless.cli.hub import download, model_source
 from logitless.cli.hub.hub import Hub
 from logitless.cli.hub.repository import choose, choose_block
 from logitless.cli.setup.model import find_draft_model
+from tests.helpers.hub_cache import HubCache, add_to_hub_cache
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONTENT = bytes(range(256)) * 40
@@ -350,6 +351,29 @@ def test_a_folder_that_cannot_be_made(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CliError, match="cannot be written to"):
         download.fetch(f"{hub.url}/u/r/resolve/main/m.gguf", tmp_path / "file" / "m", name="m")
+
+
+def test_what_llama_cpp_has_downloaded_is_used(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: HubCache
+) -> None:
+    hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, "m-Q4_0.gguf": b"four", "mtp-m-Q8_0.gguf": b"head"}
+    llama = tmp_path / "llama"
+    there = add_to_hub_cache(llama, "u/r", "m-Q8_0.gguf", CONTENT)
+    add_to_hub_cache(llama, "u/r", "m-Q4_0.gguf", b"an old version")
+    head = add_to_hub_cache(llama, "u/r", "mtp-m-Q8_0.gguf", b"head")
+    assert Hub().model(Repo("u/r", "Q8_0")) == there
+    assert Hub().block(Repo("u/r"), there) == head
+    newer = Hub().model(Repo("u/r", "Q4_0"))
+    assert (newer.read_bytes(), newer.is_relative_to(tmp_path / "hub")) == (b"four", True)
+    for other in (Hub(offline=True), Hub()):
+        assert other.model(Repo("u/r", "Q8_0")) == there
+        assert other.model(Repo("u/r", "Q4_0")) == newer
+        assert other.block(Repo("u/r"), there) == head
+        hub.refusals["u/r"] = 503, ""  # for the second
+    with pytest.raises(CliError, match="u/r has no Q6_K; it has Q4_0"):
+        Hub(offline=True).model(Repo("u/r", "Q6_K"))
+    with pytest.raises(CliError, match="u/other has never been downloaded"):
+        Hub(offline=True).model(Repo("u/other"))
 
 
 # --- --model-url
