@@ -16,7 +16,7 @@ from logitless.models.adapters.stacked_lora import BASE, Choice
 
 # warm-up of a stream: prompts that arrive during it count as arrived together with its own
 FIRST_TOKENS = 8
-PATIENCE = 100  # later requests that a level of priority overtakes
+PLACES_PER_PRIORITY = 100  # later requests that a level of priority overtakes
 
 
 class Sampler(Protocol):
@@ -108,7 +108,7 @@ class Sequence:
         self.id = id  # grows with arrival
         self.request = request
         self.client = client  # the client's key: clients take turns
-        self.rank = id + PATIENCE * request.priority, id  # priority key: the smallest goes first
+        self.rank = id + PLACES_PER_PRIORITY * request.priority, id  # priority key: the smallest goes first
         self.tokens = list(request.prompt)
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose keys and values are in the cache

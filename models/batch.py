@@ -19,9 +19,9 @@ from logitless.graph.ops.attention.paged_attention import PAGE, attention, store
 from logitless.graph.ops.elementwise import broadcast_to
 from logitless.graph.ops.linear_attention import (
     causal_conv,
-    causal_conv_kept,
+    causal_conv_update,
     linear_attention,
-    linear_attention_kept,
+    linear_attention_update,
     text_begins,
 )
 from logitless.graph.tensor import Tensor, const, feed
@@ -239,7 +239,7 @@ class Cached:
         return memory.full, batch.slot_mapping
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
-        y = causal_conv_kept(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
+        y = causal_conv_update(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
         self.left.setdefault(layer, []).append(y)
         return y
 
@@ -247,11 +247,11 @@ class Cached:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
     ) -> Tensor:
         states, batch = self.memory.recurrent[layer], self.batch
-        y = linear_attention_kept(q, k, v, decay, beta, states, batch.begin, batch.end, **how._asdict())
+        y = linear_attention_update(q, k, v, decay, beta, states, batch.begin, batch.end, **how._asdict())
         self.left.setdefault(layer, []).append(y)
         return y
 
-    def kept(self, layer: int) -> list[Tensor]:
+    def writes(self, layer: int) -> list[Tensor]:
         """Nodes that write the caches and states of a layer."""
         return self.stored.get(layer, []) + self.left.get(layer, [])
 

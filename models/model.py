@@ -64,7 +64,7 @@ class Model:
         """KV and state writes of a prefill-only batch (no logits)."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
-        return cached.kept(self.hparams.n_layer_kv - 1)
+        return cached.writes(self.hparams.n_layer_kv - 1)
 
     def training_logits(self, sequences: Sequences) -> Tensor:
         """Logits (T, n_vocab) f32 of whole sequences without a cache; differentiable by

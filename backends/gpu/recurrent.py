@@ -147,18 +147,18 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     return [dispatch("text_begins", shape, (t.src[0], t), (n, t.attrs["length"]), groups_for(n, shape, WG))]
 
 
-def _keeps(t: Tensor) -> bool:
-    return t.op.endswith("_kept")
+def _updates(t: Tensor) -> bool:
+    return t.op.endswith("_update")
 
 
 def _buffers(t: Tensor) -> Buffers:
     """Buffers of a launch; without `end`, `begin` fills its place and is not read there."""
-    return (*t.src, t) if _keeps(t) else (*t.src, t.src[-1], t)
+    return (*t.src, t) if _updates(t) else (*t.src, t.src[-1], t)
 
 
 def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
     n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[2]
-    words = (n, columns, size, int(_keeps(t)))
+    words = (n, columns, size, int(_updates(t)))
     return [dispatch("causal_conv", shape, _buffers(t), words, groups_for(n, shape, WG))]
 
 
@@ -167,12 +167,12 @@ def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if size > SIZE:
         return None
     n = rows * heads * -(-width // COLUMNS)
-    forms = int(_keeps(t)), int(t.attrs["delta"]), int(t.attrs["grouped"])
+    forms = int(_updates(t)), int(t.attrs["delta"]), int(t.attrs["grouped"])
     words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), *forms)
     groups = min(n, shape.units if shape.name == "cpu" else 16384)
     return [dispatch("linear_attention", shape, _buffers(t), words, groups)]
 
 
-for _form in ("", "_kept"):
+for _form in ("", "_update"):
     lower(f"causal_conv{_form}")(_conv)
     lower(f"linear_attention{_form}")(_attention)

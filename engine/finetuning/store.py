@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from logitless.models.gguf.atomic_write import settle, sweep
 
 VERSION = 1
-PATIENCE = 5.0  # seconds to wait while another process locks the database
+LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
 RETRY = 0.02  # seconds between attempts
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
@@ -47,7 +47,7 @@ class Store:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
             sweep((self.folder / name).glob("*.part"))  # keeps files that other processes write
         self._lock = threading.Lock()
-        self._patience = PATIENCE
+        self._lock_timeout = LOCK_TIMEOUT
         try:
             self._db = sqlite3.connect(self.folder / "logitless.sqlite", check_same_thread=False, isolation_level=None)
             self._db.execute("pragma journal_mode = wal")
@@ -67,12 +67,12 @@ class Store:
     def patient(self) -> Store:
         """Same store for background threads: it waits for other processes without limit."""
         other = copy(self)
-        other._patience = math.inf
+        other._lock_timeout = math.inf
         return other
 
     def _do(self, call: Callable[[], T]) -> T:
         """Run `call` with the database locked for this thread; retry while another process writes."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._lock_timeout
         while True:
             with self._lock:
                 try:

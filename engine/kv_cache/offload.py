@@ -66,7 +66,7 @@ class Offload:
 
     def save(self, node: Node) -> None:
         """Copy a block and its auxiliary state to host memory."""
-        if self._is_kept(node):
+        if self._is_offloadable(node):
             self.save_beside(node)
             self._save_block(node)
 
@@ -89,10 +89,10 @@ class Offload:
         for node in nodes:
             if request_waits() or not self.host.has_room(self.store.nbytes):
                 break
-            if node.key not in self.host and self._is_kept(node):
+            if node.key not in self.host and self._is_offloadable(node):
                 self._save_block(node)
 
-    def _is_kept(self, node: Node) -> bool:
+    def _is_offloadable(self, node: Node) -> bool:
         """True for full blocks and, in recurrent models, for partial blocks that end a sequence."""
         assert self.host is not None
         if node.n_tokens == BLOCK_SIZE:
@@ -102,7 +102,7 @@ class Offload:
     def save_beside(self, node: Node) -> None:
         """Copy a block's auxiliary state to host memory, if a sequence may resume from it."""
         assert self.host is not None
-        if self.beside is None or not self._is_kept(node) or not self.beside.is_wanted(node):
+        if self.beside is None or not self._is_offloadable(node) or not self.beside.is_wanted(node):
             return
         key, number = _beside(node.key), self.beside.of(node)
         assert number is not None

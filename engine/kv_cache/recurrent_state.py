@@ -39,15 +39,15 @@ class RecurrentStates:
         self._n_slots = n_slots
         self._free = list(range(store.n - 1, NOTHING, -1))
         self._refs = [0] * store.n
-        self._kept: OrderedDict[Node, int] = OrderedDict()  # checkpoints in LRU order
+        self._checkpoints: OrderedDict[Node, int] = OrderedDict()  # checkpoints in LRU order
 
     def of(self, node: Node | None) -> int | None:
         """Row of the checkpoint after a node; None: there is none."""
-        return None if node is None else self._kept.get(node)
+        return None if node is None else self._checkpoints.get(node)
 
     def is_wanted(self, node: Node) -> bool:
         """True if a node has a checkpoint."""
-        return node in self._kept
+        return node in self._checkpoints
 
     def seen(self, n: int) -> range:
         """Block indices whose state resuming after `n` tokens needs: the last one."""
@@ -65,7 +65,7 @@ class RecurrentStates:
     @property
     def _n_idle(self) -> int:
         """Checkpoints that no sequence references."""
-        return sum(self._refs[row] == 1 for row in self._kept.values())
+        return sum(self._refs[row] == 1 for row in self._checkpoints.values())
 
     def match(
         self, tokens: list[int], limit: int, path: list[Node], root: Node
@@ -77,17 +77,17 @@ class RecurrentStates:
         for n in range(len(path), -1, -1):
             node = path[n - 1] if n else root
             rest = tuple(tokens[n * BLOCK_SIZE : limit])
-            begun = [c for c in node.children.values() if c in self._kept and rest[: len(c.tokens)] == c.tokens]
+            begun = [c for c in node.children.values() if c in self._checkpoints and rest[: len(c.tokens)] == c.tokens]
             best = max(begun, key=lambda c: len(c.tokens), default=None)
             if best is not None and len(best.tokens) < BLOCK_SIZE:
                 return path[:n], best, len(best.tokens), self._use(best)
-            if node in self._kept or not n:
+            if node in self._checkpoints or not n:
                 return path[:n], None, 0, self._use(node) if n else NOTHING
         raise AssertionError
 
     def _use(self, node: Node) -> int:
-        self._kept.move_to_end(node)
-        return self._kept[node]
+        self._checkpoints.move_to_end(node)
+        return self._checkpoints[node]
 
     def hold(self, seq: Sequence, row: int, n: int) -> None:
         """Let the sequence continue from this row, the state after its first `n` tokens."""
@@ -155,7 +155,7 @@ class RecurrentStates:
 
     def forget(self, node: Node) -> None:
         """Drop the checkpoint of a node."""
-        row = self._kept.pop(node, None)
+        row = self._checkpoints.pop(node, None)
         if row is not None:
             self._drop(row)
 
@@ -165,7 +165,7 @@ class RecurrentStates:
         Raises MemoryError or OSError if the device cannot.
         """
         for node in nodes:
-            if node not in self._kept and self._n_available:
+            if node not in self._checkpoints and self._n_available:
                 row = self._take()
                 try:
                     self.store.write(row, data[node])
@@ -174,10 +174,10 @@ class RecurrentStates:
                     self._drop(row)
 
     def _keep(self, node: Node, row: int) -> None:
-        if node in self._kept:
-            self._kept.move_to_end(node)
+        if node in self._checkpoints:
+            self._checkpoints.move_to_end(node)
         elif row != NOTHING:
-            self._kept[node] = self._share(row)
+            self._checkpoints[node] = self._share(row)
 
     def _drop_ends(self, seq: Sequence) -> None:
         for row in seq.kv.state_writes.values():
@@ -187,7 +187,7 @@ class RecurrentStates:
     def _take(self) -> int:
         """Take a free row, or evict the least recently used checkpoint. It has one reference."""
         while not self._free:
-            node = next(iter(self._kept))
+            node = next(iter(self._checkpoints))
             if self.on_evict is not None:
                 self.on_evict(node)
             self.forget(node)

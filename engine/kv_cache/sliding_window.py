@@ -34,17 +34,17 @@ class SlidingWindowBlocks:
     """Block pool of the sliding-window group, with cached blocks by radix node.
 
     A block that only its node references is idle: in `_behind` if the window has passed it, else in
-    `_kept`. Both are in LRU order, and `_behind` is evicted first.
+    `_reusable`. Both are in LRU order, and `_behind` is evicted first.
     """
 
     def __init__(self, store: WindowStore) -> None:
         self.store = store
         self.window = store.window
-        self.on_evict: Callable[[Node], None] | None = None  # called before a kept block is evicted
+        self.on_evict: Callable[[Node], None] | None = None  # called before a reusable block is evicted
         self._pool = BlockPool(store.n)
         self._of: dict[Node, int] = {}
         self._nodes: list[Node | None] = [None] * store.n
-        self._kept: OrderedDict[Node, None] = OrderedDict()
+        self._reusable: OrderedDict[Node, None] = OrderedDict()
         self._behind: OrderedDict[Node, None] = OrderedDict()
 
     def of(self, node: Node | None) -> int | None:
@@ -71,7 +71,7 @@ class SlidingWindowBlocks:
     def acquire(self, node: Node) -> int:
         """Add a reference to a node's block and return it."""
         block = self._of[node]
-        self._kept.pop(node, None)
+        self._reusable.pop(node, None)
         self._behind.pop(node, None)
         return self.share(block)
 
@@ -83,9 +83,9 @@ class SlidingWindowBlocks:
     def take(self) -> int:
         """Take a free block, or evict the least recently used idle one. It has one reference."""
         if not self._pool.free:
-            idle = self._behind or self._kept
+            idle = self._behind or self._reusable
             node = next(iter(idle))
-            if idle is self._kept and self.on_evict is not None:
+            if idle is self._reusable and self.on_evict is not None:
                 self.on_evict(node)
             self.forget(node)
         return self._pool.take()
@@ -95,7 +95,7 @@ class SlidingWindowBlocks:
         if block == self.store.n or self._pool.drop(block) != 1:
             return
         if node := self._nodes[block]:
-            (self._behind if behind else self._kept)[node] = None
+            (self._behind if behind else self._reusable)[node] = None
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
         """Allocate blocks for the next n tokens of each sequence."""
@@ -162,7 +162,7 @@ class SlidingWindowBlocks:
         block = self._of.pop(node, None)
         if block is not None:
             self._nodes[block] = None
-            self._kept.pop(node, None)
+            self._reusable.pop(node, None)
             self._behind.pop(node, None)
             self._pool.drop(block)
 

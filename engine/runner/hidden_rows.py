@@ -17,7 +17,7 @@ class HiddenRows:
     """
 
     def __init__(self, n_ubatch: int, n_slots: int) -> None:
-        self._kept = n_ubatch  # latest tokens whose rows are still valid
+        self._n_valid = n_ubatch  # latest tokens whose rows are still valid
         self._n_turns = 2 * n_ubatch
         self.n = 1 + self._n_turns + n_slots + 1
         self._next = 0  # row counter: tokens that have had a row
@@ -46,7 +46,7 @@ class HiddenRows:
         for offset, positions in self._spans_of(seq):
             if position in positions:
                 i = position + offset
-                return 1 + i % self._n_turns if i >= self._next - self._kept else NOTHING
+                return 1 + i % self._n_turns if i >= self._next - self._n_valid else NOTHING
         return NOTHING
 
     def _spans_of(self, seq: Sequence) -> list[Span]:

@@ -28,12 +28,12 @@ OWN, SHARED = 0.9, 0.98  # decay of counts after each draft, of one sequence and
 class AcceptanceRate:
     """Acceptance rate of recent draft tokens, by position in the draft."""
 
-    __slots__ = ("_kept", "_others", "_right", "_tried")
+    __slots__ = ("_decay", "_others", "_right", "_tried")
 
     def __init__(self, others: AcceptanceRate | None = None) -> None:
         """`others`: the rate of all sequences, which is updated too and serves as prior."""
         self._others = others
-        self._kept = SHARED if others is None else OWN
+        self._decay = SHARED if others is None else OWN
         self._tried: list[float] = []
         self._right: list[float] = []
 
@@ -43,8 +43,8 @@ class AcceptanceRate:
             if i == len(self._tried):
                 self._tried.append(0.0)
                 self._right.append(0.0)
-            self._tried[i] = self._kept * self._tried[i] + 1
-            self._right[i] = self._kept * self._right[i] + (i < n_accepted)
+            self._tried[i] = self._decay * self._tried[i] + 1
+            self._right[i] = self._decay * self._right[i] + (i < n_accepted)
         if self._others is not None:
             self._others.record_outcome(n_drafted, n_accepted)
 

@@ -77,12 +77,12 @@ def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tupl
 
 
 @writing(2, returns_destination=False)
-def causal_conv_kept(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+def causal_conv_update(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     """`causal_conv` that also writes the last K − 1 rows to states."""
     return _convolve(x, w, states, begin, end)
 
 
-causal_conv_kept.shape(causal_conv.shape_rule)
+causal_conv_update.shape(causal_conv.shape_rule)
 
 
 @causal_conv.vjp
@@ -155,7 +155,7 @@ def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grou
 
 
 @writing(5, returns_destination=False)
-def linear_attention_kept(
+def linear_attention_update(
     q: Array,
     k: Array,
     v: Array,
@@ -204,7 +204,7 @@ def _(*src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, st
     return v.shape, v.dtype
 
 
-linear_attention_kept.shape(linear_attention.shape_rule)
+linear_attention_update.shape(linear_attention.shape_rule)
 
 
 @linear_attention.vjp
@@ -304,7 +304,7 @@ def _attention_case(
 
 FORMS = ("", "kept", "back")
 for _columns, _size in ((24, 4), (100, 3), (256, 2)):
-    for _op, _form in zip((causal_conv, causal_conv_kept, causal_conv_back), FORMS, strict=True):
+    for _op, _form in zip((causal_conv, causal_conv_update, causal_conv_back), FORMS, strict=True):
         _op.case(_conv_case(_columns, _size, _form))
 for _sizes in (
     (2, 2, 16, 16, True, False),
@@ -314,5 +314,5 @@ for _sizes in (
     (6, 2, 24, 40, False, True),
     (3, 1, 128, 64, False, True),
 ):
-    for _op, _form in zip((linear_attention, linear_attention_kept, linear_attention_back), FORMS, strict=True):
+    for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
         _op.case(_attention_case(*_sizes, _form))

@@ -54,7 +54,7 @@ class Hidden:
     def feeds(cls, rows: Tensor, n_tokens: int) -> Hidden:
         return cls(rows, feed("hidden.before", (n_tokens,), "i32"), feed("hidden.to", (n_tokens,), "i32"))
 
-    def kept(self, x: Tensor) -> Tensor:
+    def store(self, x: Tensor) -> Tensor:
         """The buffer after x (T, n_embd) is written."""
         return store_v(self.rows, reshape(x, shape=(x.shape[0], 1, x.shape[1])), self.to)
 
@@ -62,7 +62,7 @@ class Hidden:
 def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor) -> list[Tensor]:
     """MTP prefill: nodes that write the block's KV cache for a step's tokens with last hidden
     states x (T, n_embd)."""
-    rows = hidden.kept(x)
+    rows = hidden.store(x)
     _, side = _begun(model, batch, load_v(rows, hidden.before))
     keys_of, _ = attending(model.hparams)
     return Cached(memory, batch).store(model.hparams.n_layer, *keys_of(side, model.hparams, model.hparams.n_layer))
@@ -81,7 +81,7 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
     x = _normed(model, b, x)
     head = "nextn.shared_head_head"
     logits = model.head(x) if head not in b else model.scale_logits(b.linear(head, x))
-    return logits, hidden.kept(x)
+    return logits, hidden.store(x)
 
 
 def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:

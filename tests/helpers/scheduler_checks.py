@@ -73,7 +73,7 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
             content = chain(content, token)
         assert rows[seq.kv.state_row] == (seq.kv.state_at, content)
         assert not seq.started or seq.kv.state_at == seq.n_computed
-    for node, row in states._kept.items():
+    for node, row in states._checkpoints.items():
         owners[row] += 1
         tokens, above = list(node.tokens), node.parent
         while above is not None:
@@ -107,7 +107,7 @@ def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
         owners[block] += 1
         assert windows._nodes[block] is node
         assert node in scheduler.cache.prefixes.nodes
-        assert (node in windows._kept or node in windows._behind) == (windows._pool.refs[block] == 1)
+        assert (node in windows._reusable or node in windows._behind) == (windows._pool.refs[block] == 1)
         n = node.n_tokens
         assert engine.window_kv.cells[block * BLOCK_SIZE :][:n] == engine.full_kv.cells[node.block * BLOCK_SIZE :][:n]
     assert owners == windows._pool.refs

@@ -39,7 +39,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     return [Task("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
 
 
-for _form in ("", "_kept"):
+for _form in ("", "_update"):
     lower(f"causal_conv{_form}")(_conv)
     lower(f"linear_attention{_form}")(_attention)
 

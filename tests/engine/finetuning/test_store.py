@@ -67,7 +67,7 @@ def test_a_full_disk(tmp_path: Path):
 
 
 def test_who_waits_for_another_process_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("logitless.engine.finetuning.store.PATIENCE", -1.0)
+    monkeypatch.setattr("logitless.engine.finetuning.store.LOCK_TIMEOUT", -1.0)
     store = Store(tmp_path)
     store.put("jobs", {"id": "j", "n": 0})
     other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)

@@ -38,7 +38,7 @@ class Desk:
 
 @pytest.mark.parametrize("what", ["pause", "create"])
 async def test_others_do_not_wait(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PATIENCE", 1.0)
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 1.0)
     desk = Desk(tmp_path)
     file = desk.store.add_file(b'{"prompt": "a", "completion": "b"}\n' * 20, "rows.jsonl", "fine-tune")["id"]
     desk.store.put("jobs", {"id": "j", "status": "running", "training_file": file, "validation_file": None})

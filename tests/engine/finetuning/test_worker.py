@@ -272,7 +272,7 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Another process writes to it, for longer than anybody would wait: the engine's thread has nothing to do."""
-    monkeypatch.setattr("logitless.engine.finetuning.store.PATIENCE", -1.0)
+    monkeypatch.setattr("logitless.engine.finetuning.store.LOCK_TIMEOUT", -1.0)
     job = Job(tmp_path, engine, full=False)
     if at != "begin":
         job.begin()

@@ -251,7 +251,7 @@ def test_a_fork_has_the_states_that_are_in_host_memory() -> None:
     b.run(prompt(70), n_predict=5, ignore_eos=True, id_slot=0)
     states, offload = b.scheduler.cache.states, b.scheduler.cache.offload
     assert states is not None
-    for node in list(states._kept):  # as if others had needed the rows
+    for node in list(states._checkpoints):  # as if others had needed the rows
         offload.save_beside(node)
         states.forget(node)
     fork(b.scheduler, 0, 1)
@@ -264,9 +264,12 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
     asked(b, prompt(70))
     states = b.scheduler.cache.states
     assert states is not None
-    states.forget(next(node for node in states._kept if node.n_tokens < BLOCK_SIZE))  # as if another had needed the row
+    # as if another had needed the row
+    states.forget(
+        next(node for node in states._checkpoints if node.n_tokens < BLOCK_SIZE)
+    )  # as if another had needed the row
     state = snapshot(b.scheduler, 0)
     assert (len(state.tokens), len(state.blocks), len(state.beside)) == (48, 3, 1)
-    states.forget(next(iter(states._kept)))
+    states.forget(next(iter(states._checkpoints)))
     state = snapshot(b.scheduler, 0)
     assert (state.tokens, state.blocks, state.beside) == ([], [], [])

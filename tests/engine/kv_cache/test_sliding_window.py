@@ -124,7 +124,7 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
     asked(b, prompt(170), n_predict=5)
     windows = b.scheduler.cache.windows
     assert windows is not None
-    for node in list(windows._kept)[-1:]:  # as if others had needed it
+    for node in list(windows._reusable)[-1:]:  # as if others had needed it
         windows.forget(node)
     state = snapshot(b.scheduler, 0)
     assert len(state.tokens) < 170

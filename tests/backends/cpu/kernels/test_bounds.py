@@ -10,7 +10,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, copy_pages, store_k, store_v
-from logitless.graph.ops.linear_attention import causal_conv_kept, linear_attention_kept
+from logitless.graph.ops.linear_attention import causal_conv_update, linear_attention_update
 from logitless.graph.tensor import Tensor, feed
 
 N_PAGES, HEADS, SIZE = 3, 2, 32
@@ -57,8 +57,8 @@ def test_states_outside_the_rows_are_skipped(session: Session) -> None:
     q, k, v = (feed(name, (n, 1, size)) for name in "qkv")
     decay, beta = (feed(name, (n, 1)) for name in ("decay", "beta"))
     feeds = rows | {t.name: np.ones(t.shape, np.float32) for t in (x, w, q, k, v, decay, beta)}
-    run(session, causal_conv_kept(x, w, convs, begin, end), feeds)
-    recalled = linear_attention_kept(q, k, v, decay, beta, states, begin, end, scale=1.0, delta=True, grouped=False)
+    run(session, causal_conv_update(x, w, convs, begin, end), feeds)
+    recalled = linear_attention_update(q, k, v, decay, beta, states, begin, end, scale=1.0, delta=True, grouped=False)
     run(session, recalled, feeds)
     assert not session.read("convs").any()
     assert not session.read("states").any()
