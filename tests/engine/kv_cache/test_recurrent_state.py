@@ -265,9 +265,7 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
     states = b.scheduler.cache.states
     assert states is not None
     # as if another had needed the row
-    states.forget(
-        next(node for node in states._checkpoints if node.n_tokens < BLOCK_SIZE)
-    )  # as if another had needed the row
+    states.forget(next(node for node in states._checkpoints if node.n_tokens < BLOCK_SIZE))
     state = snapshot(b.scheduler, 0)
     assert (len(state.tokens), len(state.blocks), len(state.beside)) == (48, 3, 1)
     states.forget(next(iter(states._checkpoints)))
