@@ -79,7 +79,7 @@ class Memory(Protocol):
     """Keys and values that a row's query attends to: its own sequence up to its position. From
     the last layer with its own KV cache on, only the rows of `out` have queries."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         """Attention output of q (T, H, D), or (R, H, D) of the `out` rows; same shape. k and v
         (T, H_kv, D) are the keys and values of all rows; v None: values are the keys (MLA), and
         only the scale applies."""
@@ -94,7 +94,7 @@ class RecurrentMemory(Protocol):
         continued from each sequence's state."""
 
     def linear_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, params: LinearAttentionParams
     ) -> Tensor:
         """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → (T, H, E):
         logitless.graph.ops.linear_attention.linear_attention, continued from each sequence's
@@ -207,19 +207,20 @@ class Cached:
     batch: Batch
     # caches after the write, by layer
     stored: dict[int, list[Tensor]] = field(default_factory=dict)
-    left: dict[int, list[Tensor]] = field(default_factory=dict)  # nodes that write states, by layer
+    # nodes that write states, by layer
+    state_writes: dict[int, list[Tensor]] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         batch, memory = self.batch, self.memory
         kv_source = memory.kv_sources[layer]
         pool, _ = self._room(kv_source)
         if kv_source == layer:
             self.store(layer, k, v)
-        asking = batch.out or batch if layer >= memory.n_layer_kv - 1 else batch
-        seen = *self.stored[kv_source], pool.tables, asking.slot, asking.pos
+        queries = batch.out or batch if layer >= memory.n_layer_kv - 1 else batch
+        kv = *self.stored[kv_source], pool.tables, queries.slot, queries.pos
         if v is None:
-            return latent_attention(q, *seen, scale=how.scale)
-        return attention(q, *seen, *how.sinks, scale=how.scale, window=how.window, cap=how.cap)
+            return latent_attention(q, *kv, scale=params.scale)
+        return attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
@@ -240,20 +241,20 @@ class Cached:
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         y = causal_conv_update(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
-        self.left.setdefault(layer, []).append(y)
+        self.state_writes.setdefault(layer, []).append(y)
         return y
 
     def linear_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, params: LinearAttentionParams
     ) -> Tensor:
         states, batch = self.memory.recurrent[layer], self.batch
-        y = linear_attention_update(q, k, v, decay, beta, states, batch.begin, batch.end, **how._asdict())
-        self.left.setdefault(layer, []).append(y)
+        y = linear_attention_update(q, k, v, decay, beta, states, batch.begin, batch.end, **params._asdict())
+        self.state_writes.setdefault(layer, []).append(y)
         return y
 
     def writes(self, layer: int) -> list[Tensor]:
         """Nodes that write the caches and states of a layer."""
-        return self.stored.get(layer, []) + self.left.get(layer, [])
+        return self.stored.get(layer, []) + self.state_writes.get(layer, [])
 
 
 def zeros(*shape: int) -> Tensor:
@@ -277,18 +278,20 @@ class Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
         return cls(length, tokens, pos, start)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
-        size, scale, window, v = self.length, how.scale, how.window, k if v is None else v
-        return causal_attention(q, k, v, self.start, *how.sinks, length=size, scale=scale, window=window, cap=how.cap)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
+        size, scale, window, v = self.length, params.scale, params.window, k if v is None else v
+        return causal_attention(
+            q, k, v, self.start, *params.sinks, length=size, scale=scale, window=window, cap=params.cap
+        )
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)
 
     def linear_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: LinearAttentionParams
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, params: LinearAttentionParams
     ) -> Tensor:
         before = zeros(1, v.shape[1], q.shape[2], v.shape[2])
-        return linear_attention(q, k, v, decay, beta, before, self._begin, **how._asdict())
+        return linear_attention(q, k, v, decay, beta, before, self._begin, **params._asdict())
 
     @cached_property
     def _begin(self) -> Tensor:
@@ -311,6 +314,8 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: AttentionParams) -> Tensor:
-        reach = how.window // 2 if how.window else -1
-        return full_attention(q, k, k if v is None else v, self.count, length=self.length, scale=how.scale, reach=reach)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
+        reach = params.window // 2 if params.window else -1
+        return full_attention(
+            q, k, k if v is None else v, self.count, length=self.length, scale=params.scale, reach=reach
+        )

@@ -36,35 +36,34 @@ class AttentionInputs(NamedTuple):
 KeysValues = tuple[Tensor, Tensor | None]  # (T, H_kv, D) each; None: values are the keys
 
 
-def keys_values(seen: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
+def keys_values(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """Keys and values of a layer with its own KV cache."""
     size = h.sizes(layer)
-    x = seen.b.linear("attn_k", seen.x)
-    values = seen.b.linear("attn_v", seen.x) if "attn_v" in seen.b else x
+    x = inputs.b.linear("attn_k", inputs.x)
+    values = inputs.b.linear("attn_v", inputs.x) if "attn_v" in inputs.b else x
     v = reshape(values, shape=(-1, size.n_head_kv, size.head_dim))
     if h.architecture.attention.value_norm:
         v = rms_norm(v, const(1.0), eps=h.eps)
-    return _with_rope(seen, "attn_k", x, h, layer), v
+    return _with_rope(inputs, "attn_k", x, h, layer), v
 
 
-def self_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
+def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """Attention block output (T, n_embd) of the query rows."""
-    x, gate = asking.b.linear("attn_q", asking.x), None
+    x, gate = queries.b.linear("attn_q", queries.x), None
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
-        gate = asking.b.linear("attn_gate", asking.x)
+        gate = queries.b.linear("attn_gate", queries.x)
     elif h.architecture.attention.gate is OutputGate.WITH_QUERY:
         x, gate = _query_and_gate(x, h)
-    q = _with_rope(asking, "attn_q", x, h, layer)
-    if (
-        h.architecture.attention.qk_norm_after_rope
-    ):  # both norms' weights go to the query, so that cached keys can be shifted
-        q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
+    q = _with_rope(queries, "attn_q", x, h, layer)
+    # both norms' weights go to the query, so that cached keys can be shifted
+    if h.architecture.attention.qk_norm_after_rope:
+        q = mul(q, mul(queries.b["attn_q_norm"], queries.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
-    sinks = (asking.b["attn_sinks"],) if "attn_sinks" in asking.b else ()
-    how = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks)
-    y = memory.attend(layer, asking.scaled_query(q), *seen, how)
+    sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
+    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks)
+    y = memory.attend(layer, queries.scaled_query(q), *kv, params)
     y = reshape(y, shape=(y.shape[0], -1))
-    return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
+    return queries.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
 
 
 def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
@@ -75,14 +74,14 @@ def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
     return reshape(q, shape=(x.shape[0], -1)), reshape(gate, shape=(x.shape[0], -1))
 
 
-def _with_rope(side: AttentionInputs, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
+def _with_rope(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
     """Queries or keys (T, heads, head_dim) after qk_norm, where the file has it, and RoPE."""
-    x = _qk_norm(side, name, x, h, h.sizes(layer).head_dim)
-    return rope(x, side.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
+    x = _qk_norm(inputs, name, x, h, h.sizes(layer).head_dim)
+    return rope(x, inputs.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
 
 
-def _qk_norm(side: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
-    weight, attention = side.b.get(f"{name}_norm"), h.architecture.attention
+def _qk_norm(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
+    weight, attention = inputs.b.get(f"{name}_norm"), h.architecture.attention
     if weight is not None and attention.qk_norm is QKNorm.ALL_HEADS:
         x = rms_norm(x, weight, eps=h.eps)
     x = reshape(x, shape=(x.shape[0], -1, head_dim))

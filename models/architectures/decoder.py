@@ -39,34 +39,34 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     inputs = per_layer_embeddings(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
     query_scale = rotary.query_scale(rows.pos)
-    keys_of, attention = attending(h)
-    seen: dict[int, KeysValues] = {}
+    keys_of, attention = attention_of(h)
+    kv_of: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
-        recalled, attends = None, h.attends(layer)
+        recurrent_output, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
-            recalled = recurrent(b, h, r, layer, y, memory)  # all rows: the state is sequential
+            recurrent_output = recurrent(b, h, r, layer, y, memory)  # all rows: the state is sequential
         if attends and layer < h.n_layer_kv:
-            seen[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
+            kv_of[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
             angles, query_scale = rotary.angles(rows.out.pos), rotary.query_scale(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
-            recalled = None if recalled is None else get_rows(recalled, rows.out.ids)
+            recurrent_output = None if recurrent_output is None else get_rows(recurrent_output, rows.out.ids)
         mixed = None
         if attends:
             mixed = attention(
-                AttentionInputs(b, y, angles[local], query_scale), seen[h.kv_source(layer)], h, memory, layer
+                AttentionInputs(b, y, angles[local], query_scale), kv_of[h.kv_source(layer)], h, memory, layer
             )
         elif "attn_output" in b:  # linear layer instead of attention (Deci)
             mixed = b.linear("attn_output", y)
-        if recalled is not None:
-            recalled = b.linear(OUTPUT[h.architecture.states.kind], recalled)
-            mixed = recalled if mixed is None else add(mixed, recalled)
-        x = added(b, h, layer, x, y, mixed)
+        if recurrent_output is not None:
+            recurrent_output = b.linear(OUTPUT[h.architecture.states.kind], recurrent_output)
+            mixed = recurrent_output if mixed is None else add(mixed, recurrent_output)
+        x = residual_stream(b, h, layer, x, y, mixed)
         if inputs is not None:
             x = add(x, per_layer_residual(b, h, layer, inputs, x))
         if "layer_output_scale" in b:
@@ -75,25 +75,25 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     return w.norm("output_norm", x, h)
 
 
-def attending(h: Hparams) -> tuple[KeysOf, Attention]:
+def attention_of(h: Hparams) -> tuple[KeysOf, Attention]:
     """The functions of keys/values and of attention: MLA's or grouped-query attention's."""
     return (mla_keys, mla_attention) if h.mla else (keys_values, self_attention)
 
 
-def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tensor | None) -> Tensor:
+def residual_stream(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tensor | None) -> Tensor:
     """Residual stream after a layer: x (T, n_embd) plus the attention output `mixed` plus the
     feed-forward block; y: x after the attention norm."""
-    attended = x
+    with_attention = x
     if mixed is not None:
-        attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
+        with_attention = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
     if not h.feeds(layer):
-        return attended
+        return with_attention
     if "ffn_norm" not in b and (mixed is None or h.architecture.ffn.parallel):
-        fed = y
+        ffn_input = y
     else:
-        fed = b.norm("ffn_norm", x if h.parallel else attended, h)
-    y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed, attended), h)
-    return add(attended, scaled(y, h.residual_scale))
+        ffn_input = b.norm("ffn_norm", x if h.parallel else with_attention, h)
+    y = b.norm("post_ffw_norm", feed_forward(b, h, layer, ffn_input, with_attention), h)
+    return add(with_attention, scaled(y, h.residual_scale))
 
 
 def per_layer_embeddings(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:

@@ -32,13 +32,13 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     streams = spread(w, h, x)
     angles = rotary.angles(rows.pos)
     of_queries = angles
-    seen: dict[int, KeysValues] = {}
+    kv_of: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
         streams = predicted(b, h, streams)
         y = b.norm("attn_norm", stream(streams, 0), h)
         if layer < h.n_layer_kv:
-            seen[layer] = keys_values(AttentionInputs(b, y, angles[local]), h, layer)
+            kv_of[layer] = keys_values(AttentionInputs(b, y, angles[local]), h, layer)
         # as in models/architectures/decoder.py
         if layer == h.n_layer_kv - 1 and rows.out is not None:
             w, inputs = w.of_rows(rows.out.ids), get_rows(inputs, rows.out.ids)
@@ -47,7 +47,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             of_queries = rotary.angles(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", stream(streams, 0), h)
-        attended = self_attention(AttentionInputs(b, y, of_queries[local]), seen[h.kv_source(layer)], h, memory, layer)
+        attended = self_attention(AttentionInputs(b, y, of_queries[local]), kv_of[h.kv_source(layer)], h, memory, layer)
         attended = add(stream(streams, 0), b.norm("post_attention_norm", attended, h))
         laurel = add(y, b.norm("laurel_post_norm", b.linear("laurel_r", b.linear("laurel_l", y)), h))
         x = scaled(add(attended, laurel), HALF)

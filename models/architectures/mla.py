@@ -23,63 +23,63 @@ from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import MLAParams
 
 
-def mla_keys(seen: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
+def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """The compressed KV row of each token: one key head, whose rows serve as values, too."""
-    row = rms_norm(seen.b.linear("attn_kv_a", seen.x), seen.b["attn_kv_a_norm"], eps=h.eps)
-    k = reshape(joined(seen.b.linear("attn_k_turned", seen.x), row), shape=(-1, 1, h.head_dim))
-    return rope(k, seen.angles, interleaved=h.interleaved), None
+    row = rms_norm(inputs.b.linear("attn_kv_a", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
+    k = reshape(concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row), shape=(-1, 1, h.head_dim))
+    return rope(k, inputs.angles, interleaved=h.interleaved), None
 
 
-def mla_attention(asking: AttentionInputs, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
+def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """Attention block output (T, n_embd) of the query rows."""
     assert h.mla is not None
-    heads = Heads(asking, h.mla, h.n_head)
-    q = rope(heads.queries(h.eps), asking.angles, interleaved=h.interleaved)
+    heads = Heads(queries, h.mla, h.n_head)
+    q = rope(heads.queries(h.eps), queries.angles, interleaved=h.interleaved)
     # (T, n_head, width)
-    rows = memory.attend(layer, asking.scaled_query(q), *seen, AttentionParams(h.attention_scale))
-    return asking.b.linear("attn_output", heads.values(rows))
+    rows = memory.attend(layer, queries.scaled_query(q), *kv, AttentionParams(h.attention_scale))
+    return queries.b.linear("attn_output", heads.values(rows))
 
 
 class Heads:
     """Per-head products of the weight-absorbed form, for T query rows. Head weights are stored
     like experts'."""
 
-    def __init__(self, side: AttentionInputs, mla: MLAParams, n_head: int) -> None:
-        self._side, self._mla, self._n = side, mla, n_head
-        rows = side.x.shape[0]
+    def __init__(self, inputs: AttentionInputs, mla: MLAParams, n_head: int) -> None:
+        self._inputs, self._mla, self._n = inputs, mla, n_head
+        rows = inputs.x.shape[0]
         nothing = broadcast_to(const(0.0), shape=(rows, n_head))
         # of equal ones the first: 0, 1, 2, …
         self._order = expert_order(top_experts(nothing, n=n_head), n=n_head)
 
     def queries(self, eps: float) -> Tensor:
         """Absorbed queries (T, n_head, width)."""
-        b, x, mla = self._side.b, self._side.x, self._mla
+        b, x, mla = self._inputs.b, self._inputs.x, self._mla
         if mla.q_rank:
             q = b.linear("attn_q_b", rms_norm(b.linear("attn_q_a", x), b["attn_q_a_norm"], eps=eps))
         else:
             q = b.linear("attn_q", x)
         q = reshape(q, shape=(-1, mla.n_nope + mla.n_rope))  # (T · n_head, …)
-        plain, turned = take_columns(q, 0, mla.n_nope), take_columns(q, mla.n_nope, mla.n_rope)
-        met = b.experts("attn_k_b", self._placed(plain), self._order, self._n, mla.rank)
-        return reshape(joined(turned, self._back(met)), shape=(-1, self._n, mla.width))
+        plain, rotary = take_columns(q, 0, mla.n_nope), take_columns(q, mla.n_nope, mla.n_rope)
+        absorbed = b.experts("attn_k_b", self._by_head(plain), self._order, self._n, mla.rank)
+        return reshape(concat_columns(rotary, self._by_token(absorbed)), shape=(-1, self._n, mla.width))
 
     def values(self, rows: Tensor) -> Tensor:
         """Head outputs (T, n_head · n_value) of attention-weighted rows (T, n_head, width)."""
-        b, mla = self._side.b, self._mla
-        sums = self._placed(take_columns(reshape(rows, shape=(-1, mla.width)), mla.n_rope, mla.rank))
-        made = b.experts("attn_v_b", sums, self._order, self._n, mla.n_value)
-        return reshape(self._back(made), shape=(-1, self._n * mla.n_value))
+        b, mla = self._inputs.b, self._mla
+        sums = self._by_head(take_columns(reshape(rows, shape=(-1, mla.width)), mla.n_rope, mla.rank))
+        heads = b.experts("attn_v_b", sums, self._order, self._n, mla.n_value)
+        return reshape(self._by_token(heads), shape=(-1, self._n * mla.n_value))
 
-    def _placed(self, x: Tensor) -> Tensor:
+    def _by_head(self, x: Tensor) -> Tensor:
         """x (T · n_head, K) from token-major to head-major order."""
         return expert_rows(x, self._order)
 
-    def _back(self, y: Tensor) -> Tensor:
+    def _by_token(self, y: Tensor) -> Tensor:
         places = reshape(slice_rows(self._order, start=1, stop=2), shape=(y.shape[0],))
         return get_rows(y, places)
 
 
-def joined(a: Tensor, b: Tensor) -> Tensor:
+def concat_columns(a: Tensor, b: Tensor) -> Tensor:
     """Columns of a (R, M) and b (R, N) side by side, (R, M + N)."""
     rows, n = a.shape
     both = broadcast_to(const(0.0), shape=(rows, n + b.shape[1]))

@@ -22,8 +22,8 @@ from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.attention import AttentionInputs
-from logitless.models.architectures.decoder import added, attending
-from logitless.models.architectures.mla import joined
+from logitless.models.architectures.decoder import attention_of, residual_stream
+from logitless.models.architectures.mla import concat_columns
 from logitless.models.batch import Batch, Cached, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
@@ -63,28 +63,28 @@ def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: T
     """MTP prefill: nodes that write the block's KV cache for a step's tokens with last hidden
     states x (T, n_embd)."""
     rows = hidden.store(x)
-    _, side = _begun(model, batch, load_v(rows, hidden.before))
-    keys_of, _ = attending(model.hparams)
-    return Cached(memory, batch).store(model.hparams.n_layer, *keys_of(side, model.hparams, model.hparams.n_layer))
+    _, inputs = _inputs_of(model, batch, load_v(rows, hidden.before))
+    keys_of, _ = attention_of(model.hparams)
+    return Cached(memory, batch).store(model.hparams.n_layer, *keys_of(inputs, model.hparams, model.hparams.n_layer))
 
 
 def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tuple[Tensor, Tensor]:
     """MTP draft step: logits (T, n_vocab) of the next tokens, one of each sequence, and the
     hidden-state buffer after the write."""
     h, layer = model.hparams, model.hparams.n_layer
-    y, side = _begun(model, batch, load_v(hidden.rows, hidden.before))
-    b = side.b
-    keys_of, attention = attending(h)
-    seen = keys_of(side, h, layer)
-    side = side._replace(query_scale=model.rotary.query_scale(batch.pos))
-    x = added(b, h, layer, y, side.x, attention(side, seen, h, Cached(memory, batch), layer))
+    y, inputs = _inputs_of(model, batch, load_v(hidden.rows, hidden.before))
+    b = inputs.b
+    keys_of, attention = attention_of(h)
+    kv = keys_of(inputs, h, layer)
+    inputs = inputs._replace(query_scale=model.rotary.query_scale(batch.pos))
+    x = residual_stream(b, h, layer, y, inputs.x, attention(inputs, kv, h, Cached(memory, batch), layer))
     x = _normed(model, b, x)
     head = "nextn.shared_head_head"
     logits = model.head(x) if head not in b else model.scale_logits(b.linear(head, x))
     return logits, hidden.store(x)
 
 
-def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
+def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
     """Block input (T, n_embd) and its attention inputs, of the tokens and the hidden states
     before (T, 1, n_embd)."""
     h, b = model.hparams, model.mtp
@@ -92,7 +92,7 @@ def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Attentio
     own = b.get("nextn.embed_tokens")
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
     before = b.norm("nextn.hnorm", reshape(before, shape=x.shape), h)
-    y = b.linear("nextn.eh_proj", joined(b.norm("nextn.enorm", x, h), before))
+    y = b.linear("nextn.eh_proj", concat_columns(b.norm("nextn.enorm", x, h), before))
     far, _ = model.rotary.angles(batch.pos)
     return y, AttentionInputs(b, b.norm("attn_norm", y, h), far)
 

@@ -95,7 +95,7 @@ class Hparams:
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
     def attends(self, layer: int) -> bool:
-        return self.sizes(layer).n_head_kv > 0 and (self.recurrent is None or self.recurrent.attending[layer])
+        return self.sizes(layer).n_head_kv > 0 and (self.recurrent is None or self.recurrent.attention[layer])
 
     def feeds(self, layer: int) -> bool:
         """True if the layer has a feed-forward block, dense or MoE."""

@@ -15,12 +15,12 @@ from logitless.models.hparams.keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class RecurrentParams:
-    """Sizes of recurrent layers. `layers` flags them, `attending` the layers with attention;
+    """Sizes of recurrent layers. `layers` flags them, `attention` the layers with attention;
     both include the MTP blocks, which attend. A convolution of `n_taps` runs over `n_columns`;
     each of `n_heads` has a state of `size` × `width`."""
 
     layers: tuple[bool, ...]
-    attending: tuple[bool, ...]
+    attention: tuple[bool, ...]
     n_taps: int
     n_columns: int
     n_key_heads: int = 0
@@ -50,7 +50,7 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> Rec
     found = _read(keys, n_layer, n_embd, kind) if kind else None
     if found is None:
         return None
-    return replace(found, layers=found.layers + (False,) * n_mtp, attending=found.attending + (True,) * n_mtp)
+    return replace(found, layers=found.layers + (False,) * n_mtp, attention=found.attention + (True,) * n_mtp)
 
 
 def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentParams | None:
@@ -59,16 +59,16 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentPa
     layers = _without_heads(keys, n_layer) if kind is StateKind.SHORT_CONV else _but_every(keys, n_layer)
     if not any(layers):
         return None
-    attending = tuple(not keeps for keeps in layers)
+    attention = tuple(not keeps for keeps in layers)
     if kind is StateKind.SHORT_CONV:
         n_taps = keys.count("shortconv.l_cache")
         _check_taps(keys, "shortconv.l_cache", n_taps)
-        return RecurrentParams(layers, attending, n_taps, n_embd)
+        return RecurrentParams(layers, attention, n_taps, n_embd)
     n_taps, n_key_heads, n_heads, size = _heads(keys)
     if keys.count("ssm.inner_size") != n_heads * size:
         raise keys.error("ssm.inner_size", f"is not that of {n_heads} heads of {size}, which is not supported")
     columns = (2 * n_key_heads + n_heads) * size
-    return RecurrentParams(layers, attending, n_taps, columns, n_key_heads, n_heads, size, size)
+    return RecurrentParams(layers, attention, n_taps, columns, n_key_heads, n_heads, size, size)
 
 
 def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
@@ -76,9 +76,9 @@ def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
     n = keys.count("ssm.inner_size")
     if n % n_heads:
         raise keys.error("ssm.inner_size", f"is {n}, not a multiple of {n_heads} heads")
-    layers, attending = _mamba_layers(keys, n_layer)
+    layers, attention = _mamba_layers(keys, n_layer)
     columns = n + 2 * n_groups * size
-    return RecurrentParams(layers, attending, n_taps, columns, n_groups, n_heads, size, n // n_heads)
+    return RecurrentParams(layers, attention, n_taps, columns, n_groups, n_heads, size, n // n_heads)
 
 
 def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
@@ -86,17 +86,17 @@ def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[boo
     architecture = ARCHITECTURES[keys.arch]
     if architecture.states.every_layer:
         return (True,) * n_layer, (architecture.attention.enabled,) * n_layer
-    attending = tuple(not without for without in _without_heads(keys, n_layer))
-    layers = tuple(not attends for attends in attending)
+    attention = tuple(not without for without in _without_heads(keys, n_layer))
+    layers = tuple(not attends for attends in attention)
     if architecture.states.one_sublayer:  # what has neither heads nor a width keeps a state
         widths = keys.counts("feed_forward_length", keys.count("block_count"), or_none=True)
         feeding = tuple(n > 0 for n in widths[:n_layer])
-        if any(map(operator.and_, attending, feeding)):
+        if any(map(operator.and_, attention, feeding)):
             raise keys.error("feed_forward_length", "is set for a layer that attends, which is not supported")
         layers = tuple(map(operator.gt, layers, feeding))
     if not any(layers):
         raise keys.error("attention.head_count_kv", "leaves no layer that keeps a state, which is not supported")
-    return layers, attending
+    return layers, attention
 
 
 def _heads(keys: Keys) -> tuple[int, int, int, int]:
