@@ -70,7 +70,20 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubCache:
     return partial(add_to_hub_cache, folder)
 
 
+@pytest.fixture(scope="session")
+def real_models(request: pytest.FixtureRequest) -> Path:
+    """Folder of packages with real models (tests/helpers/real_models.py)."""
+    if not (folder := request.config.getoption("--real-models")):
+        pytest.skip("no --real-models FOLDER")
+    return Path(folder)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-models",
+        metavar="FOLDER",
+        help="test with the models of packages (tests/integration/test_real_models.py)",
+    )
     parser.addoption(
         "--require-devices",
         action="store_true",
