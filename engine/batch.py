@@ -13,7 +13,7 @@ from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.models.adapters.stacked_lora import Mix
 
 BLOCK_SIZE = PAGE  # tokens of a KV block
-LEAST_BESIDE = 8  # tokens of a mixed batch, at least: matrix products are fastest by eight rows
+LEAST_MIXED = 8  # tokens of a mixed batch, at least: matrix products are fastest by eight rows
 # tokens of a preemptible prefill chunk: larger ones are faster, but have longer parts
 APART = (64, 16)
 I32 = npt.NDArray[np.int32]
@@ -96,9 +96,9 @@ def bucket(n: int) -> int:
     return -(-n // step) * step
 
 
-def size_beside(n: int) -> int:
+def mixed_batch_size(n: int) -> int:
     """Bucket of a mixed batch: 8, 16, 24, 32, 48, 64, 96, … (12 rows take as long as 16)."""
-    power = power_of_two(n, LEAST_BESIDE)
+    power = power_of_two(n, LEAST_MIXED)
     return power * 3 // 4 if power >= 32 and n <= power * 3 // 4 else power
 
 

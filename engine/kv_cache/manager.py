@@ -31,13 +31,13 @@ class _CachedPrefix(NamedTuple):
     block: int
     inexact: bool  # part of it is moved KV (cache_reuse.py)
     n_cached: int  # tokens of cached full blocks, usable or not
-    beside: int  # row of the recurrent state, or sliding-window block of `block`
+    auxiliary: int  # row of the recurrent state, or sliding-window block of `block`
 
 
 class KVCacheManager:
     """Allocates KV blocks to sequences and caches the blocks of finished ones."""
 
-    __slots__ = ("beside", "host", "keep_idle", "offload", "pool", "prefixes", "states", "store", "windows")
+    __slots__ = ("auxiliary", "host", "keep_idle", "offload", "pool", "prefixes", "states", "store", "windows")
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class KVCacheManager:
         self.keep_idle = keep_idle
         self.states = RecurrentStates(states, n_slots) if states is not None else None
         self.windows = SlidingWindowBlocks(window_kv) if window_kv is not None else None
-        self.beside: RecurrentStates | SlidingWindowBlocks | None = (
+        self.auxiliary: RecurrentStates | SlidingWindowBlocks | None = (
             self.states or self.windows
         )  # auxiliary per-block state
-        if self.beside is not None:
-            self.prefixes.on_forget = self.beside.forget
-        self.offload = Offload(self.prefixes, store, self.beside, host)
+        if self.auxiliary is not None:
+            self.prefixes.on_forget = self.auxiliary.forget
+        self.offload = Offload(self.prefixes, store, self.auxiliary, host)
         if host is not None and keep_idle:
             self.prefixes.on_evict = self.offload.save
-            if self.beside is not None:
-                self.beside.on_evict = self.offload.save_beside
+            if self.auxiliary is not None:
+                self.auxiliary.on_evict = self.offload.save_auxiliary
 
     @property
     def n_available(self) -> int:
@@ -92,7 +92,7 @@ class KVCacheManager:
                 match = self._match(seq, limit, tails)
         path, n_more = match.path, match.n_more
         if self.states is not None:
-            self.states.hold(seq, match.beside, len(path) * BLOCK_SIZE + n_more)
+            self.states.hold(seq, match.auxiliary, len(path) * BLOCK_SIZE + n_more)
         if self.windows is not None:
             self.windows.attach(seq, path, n_more)
         for node in path:
@@ -101,13 +101,13 @@ class KVCacheManager:
             seq.kv.blocks.append(node.block)
         seq.kv.node = path[-1] if path else seq.kv.root
         seq.kv.n_committed = len(path) * BLOCK_SIZE
-        if n_more and not self._begin_block(seq, match.block, match.beside):
+        if n_more and not self._begin_block(seq, match.block, match.auxiliary):
             self._drop_blocks(seq)
             return self.match_prefix(seq, slot, len(path) * BLOCK_SIZE, ())
         n_computed = seq.kv.n_committed + n_more
         seq.kv.shifted = seq.kv.shifted or match.inexact
         seq.kv.uploaded = False
-        if self.beside is not None:  # keep state where the match ended and near the prompt's end
+        if self.auxiliary is not None:  # keep state where the match ended and near the prompt's end
             seq.kv.marks.clear()
             seq.kv.mark(match.n_cached, n_computed)
             seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
@@ -120,16 +120,16 @@ class KVCacheManager:
     def _match(self, seq: Sequence, limit: int, tails: list[PartialBlock]) -> _CachedPrefix:
         """Longest cached prefix whose auxiliary state is cached too."""
         path, n_more, block, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.kv.root, seq.takes_inexact)
-        n_cached, beside = len(path) * BLOCK_SIZE, NOTHING
+        n_cached, auxiliary = len(path) * BLOCK_SIZE, NOTHING
         if self.states is not None:
-            path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.kv.root)
+            path, begun, n_more, auxiliary = self.states.match(seq.tokens, limit, path, seq.kv.root)
             block = -1 if begun is None else begun.block
         if self.windows is not None:
             window_block = self._window_block_of(self.windows, block, tails) if n_more else None
             here = [self.windows.of(node) is not None for node in path]
             n_blocks, n_more = usable_prefix(self.windows.seen, here, n_more, more_here=window_block is not None)
-            path, beside = path[:n_blocks], NOTHING if window_block is None else window_block
-        return _CachedPrefix(path, n_more, block, inexact, n_cached, beside)
+            path, auxiliary = path[:n_blocks], NOTHING if window_block is None else window_block
+        return _CachedPrefix(path, n_more, block, inexact, n_cached, auxiliary)
 
     def _window_block_of(self, windows: SlidingWindowBlocks, block: int, tails: list[PartialBlock]) -> int | None:
         """Sliding-window block of a partially matched block, cached or being written."""
@@ -272,8 +272,8 @@ class KVCacheManager:
 
         `end_node`: radix node of their content, if it is cached.
         """
-        if self.beside is not None:
-            self.beside.leave(seq, end_node)
+        if self.auxiliary is not None:
+            self.auxiliary.leave(seq, end_node)
         for block in reversed(seq.kv.blocks):
             self.prefixes.release(block)
         seq.kv.blocks = []

@@ -44,13 +44,13 @@ class AuxiliaryState(Protocol):
         """Write missing states to the device. Raises MemoryError or OSError if it cannot."""
 
 
-def _beside(key: bytes) -> bytes:
+def _auxiliary_key(key: bytes) -> bytes:
     """Host cache key of the auxiliary state of the block with this key."""
-    return b"beside" + key
+    return b"auxiliary" + key
 
 
 def _beside_key(block: CachedBlock) -> bytes:
-    return _beside(block.node.key if block.node is not None else block.key)
+    return _auxiliary_key(block.node.key if block.node is not None else block.key)
 
 
 class Offload:
@@ -60,14 +60,14 @@ class Offload:
     """
 
     def __init__(
-        self, prefixes: PrefixCache, store: Store, beside: AuxiliaryState | None, host: HostCache | None
+        self, prefixes: PrefixCache, store: Store, auxiliary: AuxiliaryState | None, host: HostCache | None
     ) -> None:
-        self.prefixes, self.store, self.beside, self.host = prefixes, store, beside, host
+        self.prefixes, self.store, self.auxiliary, self.host = prefixes, store, auxiliary, host
 
     def save(self, node: Node) -> None:
         """Copy a block and its auxiliary state to host memory."""
         if self._is_offloadable(node):
-            self.save_beside(node)
+            self.save_auxiliary(node)
             self._save_block(node)
 
     def _save_block(self, node: Node) -> None:
@@ -97,18 +97,18 @@ class Offload:
         assert self.host is not None
         if node.n_tokens == BLOCK_SIZE:
             return True
-        return self.prefixes.by_ends and self._has_beside(CachedBlock(node.tokens, b"", node))
+        return self.prefixes.by_ends and self._has_auxiliary(CachedBlock(node.tokens, b"", node))
 
-    def save_beside(self, node: Node) -> None:
+    def save_auxiliary(self, node: Node) -> None:
         """Copy a block's auxiliary state to host memory, if a sequence may resume from it."""
         assert self.host is not None
-        if self.beside is None or not self._is_offloadable(node) or not self.beside.is_wanted(node):
+        if self.auxiliary is None or not self._is_offloadable(node) or not self.auxiliary.is_wanted(node):
             return
-        key, number = _beside(node.key), self.beside.of(node)
+        key, number = _auxiliary_key(node.key), self.auxiliary.of(node)
         assert number is not None
         if not self.host.add_owners(key, node.owners):
             with suppress(MemoryError, OSError):
-                self.host.put(key, node.owners, self.beside.store.read(number))
+                self.host.put(key, node.owners, self.auxiliary.store.read(number))
 
     def restore(self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool) -> bool:
         """Restore blocks of tokens[:limit] from host memory, as far as there are free blocks.
@@ -130,8 +130,8 @@ class Offload:
             else:
                 prefixes.acquire(node.block)
             nodes.append(node)
-        if self.beside is not None:
-            self._restore_beside(self.beside, nodes, owner)
+        if self.auxiliary is not None:
+            self._restore_auxiliary(self.auxiliary, nodes, owner)
         for node in reversed(nodes):
             prefixes.release(node.block)
         return True
@@ -152,19 +152,19 @@ class Offload:
         host.n_restored += 1
         return prefixes.insert(parent, name, block, owner)
 
-    def _restore_beside(self, beside: AuxiliaryState, nodes: list[Node], owner: int) -> None:
+    def _restore_auxiliary(self, auxiliary: AuxiliaryState, nodes: list[Node], owner: int) -> None:
         """Restore the auxiliary state that resuming after the last of these blocks needs."""
         assert self.host is not None
-        seen = [nodes[i] for i in beside.seen(len(nodes) * BLOCK_SIZE)]
+        seen = [nodes[i] for i in auxiliary.seen(len(nodes) * BLOCK_SIZE)]
         data: dict[Node, Bytes] = {}
         for node in seen:
-            if beside.of(node) is None:
-                hit = self.host.get(_beside(node.key), owner)
+            if auxiliary.of(node) is None:
+                hit = self.host.get(_auxiliary_key(node.key), owner)
                 if hit is None:
                     return
                 data[node] = hit
         with suppress(MemoryError, OSError):
-            beside.put(seen, data)
+            auxiliary.put(seen, data)
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
         """Export a slot: (longest resumable prefix of `tokens`, blocks, auxiliary state)."""
@@ -172,8 +172,8 @@ class Offload:
         cached = self._known(root, tokens, len(tokens))
         cached, n_tokens = self._reached(cached, *self._end(root, cached, tokens))
         others: list[Bytes] = []
-        if self.beside is not None:
-            others = [self._read_beside(cached[i], owner) for i in self.beside.seen(n_tokens)]
+        if self.auxiliary is not None:
+            others = [self._read_auxiliary(cached[i], owner) for i in self.auxiliary.seen(n_tokens)]
         return tokens[:n_tokens], [self._read(block, owner) for block in cached], others
 
     def _reached(
@@ -184,10 +184,10 @@ class Offload:
         Returns (blocks, number of tokens in them).
         """
         n = len(cached)
-        if self.beside is not None:
-            here = [self._has_beside(block) for block in cached]
+        if self.auxiliary is not None:
+            here = [self._has_auxiliary(block) for block in cached]
             n, n_more = usable_prefix(
-                self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end)
+                self.auxiliary.seen, here, n_more, more_here=end is not None and self._has_auxiliary(end)
             )
         last = [end] if end is not None and n_more else []
         return [*cached[:n], *last], n * BLOCK_SIZE + n_more
@@ -203,7 +203,7 @@ class Offload:
         if self.prefixes.by_ends:
             for n in range(len(rest), 0, -1):
                 hit = self._next(node, key, rest[:n], inexact=False)
-                if hit is not None and self._has_beside(hit):
+                if hit is not None and self._has_auxiliary(hit):
                     return hit, n
             return None, 0
         if node is None or not rest:
@@ -254,9 +254,9 @@ class Offload:
                     path.append(node)
                 elif (last := prefixes.insert_partial(node, part, block, owner)) is not None:
                     path.append(last)
-            if self.beside is not None and len(path) == len(blocks):
+            if self.auxiliary is not None and len(path) == len(blocks):
                 seen = path[len(path) - len(others) :]
-                self.beside.put(seen, dict(zip(seen, others, strict=True)))
+                self.auxiliary.put(seen, dict(zip(seen, others, strict=True)))
             return True
         finally:
             for block in reversed(references):
@@ -306,10 +306,10 @@ class Offload:
                     return CachedBlock(name, own, None)
         return None
 
-    def _has_beside(self, block: CachedBlock) -> bool:
+    def _has_auxiliary(self, block: CachedBlock) -> bool:
         """True if the block's auxiliary state is on the device or in host memory."""
-        assert self.beside is not None
-        if self.beside.of(block.node) is not None:
+        assert self.auxiliary is not None
+        if self.auxiliary.of(block.node) is not None:
             return True
         return self.host is not None and _beside_key(block) in self.host
 
@@ -320,11 +320,11 @@ class Offload:
         assert data is not None
         return data
 
-    def _read_beside(self, block: CachedBlock, owner: int) -> Bytes:
-        assert self.beside is not None
-        number = self.beside.of(block.node)
+    def _read_auxiliary(self, block: CachedBlock, owner: int) -> Bytes:
+        assert self.auxiliary is not None
+        number = self.auxiliary.of(block.node)
         if number is not None:
-            return self.beside.store.read(number)
+            return self.auxiliary.store.read(number)
         data = self.host.get(_beside_key(block), owner) if self.host is not None else None
         assert data is not None
         return data

@@ -29,8 +29,8 @@ def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None, ow
         raise InvalidRequest(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
     try:
-        tokens, blocks, beside = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
-        return SlotState(tokens, blocks, names, beside, slot.salt.partition("/")[2])
+        tokens, blocks, auxiliary = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
+        return SlotState(tokens, blocks, names, auxiliary, slot.salt.partition("/")[2])
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
@@ -58,7 +58,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
         raise InvalidRequest("the state was computed with adapters, and this server has none")
     try:
         salt = f"{owner}/{state.salt}" if owner or state.salt else ""
-        fits = scheduler.cache.offload.copy_in(state.tokens, state.blocks, state.beside, slot, choice, salt)
+        fits = scheduler.cache.offload.copy_in(state.tokens, state.blocks, state.auxiliary, slot, choice, salt)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
     if not fits:

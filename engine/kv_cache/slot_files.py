@@ -67,7 +67,7 @@ class SlotState:
     tokens: list[int]
     blocks: list[npt.NDArray[np.uint8]]
     adapters: AdapterNames = ()
-    beside: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    auxiliary: list[npt.NDArray[np.uint8]] = field(default_factory=list)
     salt: str = ""  # of its requests, behind the owner
     owner: str = ""  # of the file; "": everybody
 
@@ -149,7 +149,7 @@ def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
     header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens), **more}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
     yield np.array(state.tokens, "<i4").tobytes()
-    yield from (block.data for block in (*state.blocks, *state.beside))
+    yield from (block.data for block in (*state.blocks, *state.auxiliary))
 
 
 def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotState:

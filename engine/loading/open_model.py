@@ -103,7 +103,7 @@ class OpenModel:
             return None
         wanted = draft_engine_options(self.options, engine)
         shares = wanted.devices == engine.options.devices
-        return _engine(self.options.model_draft, wanted, beside=engine if shares else None)
+        return _engine(self.options.model_draft, wanted, target=engine if shares else None)
 
     def scheduler(self, engine: ModelRunner, speculator: Speculator | None = None) -> Scheduler:
         """The scheduler of requests on this engine."""
@@ -266,9 +266,9 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
     )
 
 
-def _engine(path: str | Path, wanted: RunnerOptions, *, beside: ModelRunner | None = None) -> ModelRunner:
+def _engine(path: str | Path, wanted: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:
     try:
-        return ModelRunner(path, wanted, beside=beside)
+        return ModelRunner(path, wanted, target=target)
     except ModelFileError:
         raise
     except ValueError as error:

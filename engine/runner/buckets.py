@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from logitless.engine.batch import LEAST_BESIDE, UBatch, bucket, power_of_two, size_beside
+from logitless.engine.batch import LEAST_MIXED, UBatch, bucket, mixed_batch_size, power_of_two
 
-# tokens of a mixed batch up to which it has one of the scheduler's sizes (size_beside)
-MOST_BESIDE = 128
+# tokens of a mixed batch up to which it has one of the scheduler's sizes (mixed_batch_size)
+MOST_MIXED = 128
 # decoding sequences up to which plans are made ahead; half as many in mixed batches
 USUAL_STREAMS = 8
 
@@ -66,9 +66,9 @@ def _size(batch: UBatch) -> tuple[int, int]:
     prompt runs the same plan as the chunks before it.
     """
     n, n_out = len(batch.tokens), len(batch.out)
-    if not batch.n_streams or n == n_out or n > MOST_BESIDE:  # prefill only, or decode only
+    if not batch.n_streams or n == n_out or n > MOST_MIXED:  # prefill only, or decode only
         return bucket(n), bucket(n_out)
-    n = size_beside(n)
+    n = mixed_batch_size(n)
     return n, min(n, max(_rows(batch.n_streams + 1), bucket(n_out)))
 
 
@@ -84,7 +84,7 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens
     are included.
     """
     n_streams = min(n_slots, most)
-    beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]
+    mixed = [n for n in range(LEAST_MIXED, 1 + min(n_ubatch, MOST_MIXED)) if mixed_batch_size(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
     streams = [Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})]
@@ -93,6 +93,6 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens
         *streams,
         *(shape._replace(mtp=True) for shape in streams if n_draft_tokens),
         *(Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(n_streams + 1, n_verified + 1)})),
-        *(Shape(n, min(n, r)) for r in rows for n in beside),
+        *(Shape(n, min(n, r)) for r in rows for n in mixed),
         *(Shape(n, 1) for n in alone),
     ]

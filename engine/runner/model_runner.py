@@ -92,9 +92,9 @@ class ModelRunner:
     """
 
     def __init__(
-        self, path: str | Path, options: RunnerOptions | None = None, *, beside: ModelRunner | None = None
+        self, path: str | Path, options: RunnerOptions | None = None, *, target: ModelRunner | None = None
     ) -> None:
-        """`beside`: another model runner whose devices and threads this one shares; close that one
+        """`target`: another model runner whose devices and threads this one shares; close that one
         later.
         """
         self.options = options = options or RunnerOptions()
@@ -130,7 +130,7 @@ class ModelRunner:
         self.rerouted: dict[str, str] = {}
         self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
-        self._beside = beside
+        self._target = target
         self._open(options.devices)
         self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
         self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
@@ -142,7 +142,7 @@ class ModelRunner:
     @property
     def is_first(self) -> bool:
         """True if the devices are its own."""
-        return self._beside is None
+        return self._target is None
 
     def _open(self, devices: Sequence[str]) -> None:
         """Open a session on these devices and define model, KV cache and states; nothing is
@@ -150,8 +150,10 @@ class ModelRunner:
         """
         options, h = self.options, self.hparams
         self.devices = tuple(devices)
-        self._other = self._beside.session if self._beside is not None else None
-        backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
+        self._target_session = self._target.session if self._target is not None else None
+        backends = (
+            open_backends(devices, options.threads) if self._target_session is None else self._target_session.backends
+        )
         self.session: Session = Session(backends)
         self._placed = False
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
@@ -399,15 +401,15 @@ class ModelRunner:
         """
         shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
         # it has replaced a lost device
-        if self._beside is not None and self._beside.session is not self._other:
-            self.devices = self._beside.devices
+        if self._target is not None and self._target.session is not self._target_session:
+            self.devices = self._target.devices
             self.wake()
             raise DeviceFailed("the devices have been replaced")
         try:
             self.before_step(batch)
             return self._run(shape, batch)
         except DeviceLost as error:
-            if self._beside is not None:  # the other model runner replaces the devices
+            if self._target is not None:  # the other model runner replaces the devices
                 raise StepFailed(str(error)) from error
             self._fall_back(error)
             raise DeviceFailed(str(error)) from error
@@ -518,10 +520,10 @@ class ModelRunner:
         """Layout of KV blocks, for slot files."""
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
         types = self.options.type_k, self.options.type_v
-        beside = self.window_kv or self.states
+        auxiliary = self.window_kv or self.states
         window = self.window_kv.window if self.window_kv is not None else 0
         return CacheKind(
-            model, *types, BLOCK_SIZE, self.full_kv.nbytes, beside.nbytes if beside is not None else 0, window
+            model, *types, BLOCK_SIZE, self.full_kv.nbytes, auxiliary.nbytes if auxiliary is not None else 0, window
         )
 
     def close(self) -> None:

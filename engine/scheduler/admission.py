@@ -93,7 +93,7 @@ class Admission:
             if other.started and other.n_uncomputed > 1 and same_bits:
                 n_common = min(limit, common_prefix(seq.tokens, other.tokens))
                 if n_common - other.n_computed >= BLOCK_SIZE:
-                    if self.kv.beside is not None:
+                    if self.kv.auxiliary is not None:
                         other.kv.mark(n_common, other.n_computed)
                     return True
         return False

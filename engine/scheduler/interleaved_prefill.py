@@ -131,8 +131,8 @@ class InterleavedPrefill:
             if n:
                 seq.served = self._running.step
                 self.seq, self.n = seq, n
-                if self._kv.beside is not None:
-                    self._kv.beside.prepare([(seq, n)])
+                if self._kv.auxiliary is not None:
+                    self._kv.auxiliary.prepare([(seq, n)])
                 self._parts = self._runner.run_in_parts(build_batch([(seq, n)]))
                 self._next_seconds = next(self._parts)
                 self._first_seconds = self._clock() - began
@@ -159,8 +159,8 @@ class InterleavedPrefill:
     def _drop(self) -> None:
         """Abandon the chunk: its tokens stay uncomputed."""
         seq, self.seq, self._parts = self.seq, None, iter(())
-        if seq is not None and self._kv.beside is not None:
-            self._kv.beside.undo([(seq, self.n)])
+        if seq is not None and self._kv.auxiliary is not None:
+            self._kv.auxiliary.undo([(seq, self.n)])
 
     def _failed(self, error: Exception) -> None:
         """Have the same tokens computed by an ordinary step, which finds out whose fault it was."""

@@ -98,8 +98,8 @@ class OutputProcessor:
             if seq.n_computed - kv.n_committed >= BLOCK_SIZE:
                 assert seq.slot is not None
                 self._cache.cache_full_blocks(seq, seq.slot)
-            if self._cache.beside is not None:
-                self._cache.beside.commit(seq)
+            if self._cache.auxiliary is not None:
+                self._cache.auxiliary.commit(seq)
             if seq.drafts is not None:
                 self._cache.free_rejected(seq)
             if stop is not None:

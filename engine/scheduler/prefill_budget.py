@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from logitless.engine.batch import power_of_two, size_below, size_beside
+from logitless.engine.batch import mixed_batch_size, power_of_two, size_below
 
 STRETCH = 2.2  # duration of a mixed step relative to one without prompts; clients see a little more
 BETWEEN = 2.0  # the same for interleaved prefill, whose parts stop in time
@@ -72,7 +72,7 @@ class PrefillBudget:
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
-            size, n_streams = size_beside(n_tokens), n_tokens - n_prompt
+            size, n_streams = mixed_batch_size(n_tokens), n_tokens - n_prompt
             usual, smallest = self._usual(n_streams), size == self._least(n_streams)
             added = max(0.0, seconds - usual)
             if smallest:
@@ -139,16 +139,16 @@ class PrefillBudget:
 
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""
-        return size_beside(n_streams + min(self.most, LEAST_PROMPT))
+        return mixed_batch_size(n_streams + min(self.most, LEAST_PROMPT))
 
 
 def _above(size: int) -> int:
-    return size_beside(size + 1)
+    return mixed_batch_size(size + 1)
 
 
 def _at_most(n: int) -> int:
     """The largest size of n tokens or fewer."""
-    return size_below(size_beside(n + 1))
+    return size_below(mixed_batch_size(n + 1))
 
 
 def _expected(size: int) -> float:

@@ -229,8 +229,8 @@ class Scheduler:
         group, rest = split(plan, self._limit)
         began = self.clock()
         try:
-            if self.cache.beside is not None:
-                self.cache.beside.prepare(group)
+            if self.cache.auxiliary is not None:
+                self.cache.auxiliary.prepare(group)
             batch = build_batch(group, self.engine.hidden)
             result = self.engine.step(batch)
         except DeviceFailed as error:
@@ -256,8 +256,8 @@ class Scheduler:
         """Halve the batch, in order of rank. A sequence that fails alone, with a single token, has
         failed."""
         self.stats.n_failed_steps += 1
-        if self.cache.beside is not None:
-            self.cache.beside.undo(group)
+        if self.cache.auxiliary is not None:
+            self.cache.auxiliary.undo(group)
         if any(n > seq.n_uncomputed for seq, n in group):
             # without drafts first
             return [(seq, min(n, seq.n_uncomputed)) for seq, n in group] + rest

@@ -299,10 +299,10 @@ class FakeEngine:
 
     @property
     def cache_kind(self) -> CacheKind:
-        beside = self.window_kv or self.states
+        auxiliary = self.window_kv or self.states
         window = 0 if self.window_kv is None else self.window_kv.window
         return CacheKind(
-            "fake", "f16", "f16", BLOCK_SIZE, BLOCK_SIZE * 16, 0 if beside is None else beside.nbytes, window
+            "fake", "f16", "f16", BLOCK_SIZE, BLOCK_SIZE * 16, 0 if auxiliary is None else auxiliary.nbytes, window
         )
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:

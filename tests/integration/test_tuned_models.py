@@ -119,9 +119,9 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     for more in kinds:
         job = api.fine_tuning.jobs.create(model="base", seed=1, hyperparameters={**common, **more}, **files)
         with ThreadPoolExecutor(3) as pool:
-            beside = pool.submit(during, api, job.id, lambda: answer(server, expected))
+            auxiliary = pool.submit(during, api, job.id, lambda: answer(server, expected))
             events = wait(api, server.url, job.id)
-            told = beside.result()
+            told = auxiliary.result()
         done = api.fine_tuning.jobs.retrieve(job.id)
         assert done.status == "succeeded", done.error
         assert done.fine_tuned_model is not None

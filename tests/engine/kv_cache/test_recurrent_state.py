@@ -235,7 +235,7 @@ def test_slots_are_saved_and_restored(tmp_path: Path) -> None:
     b = bench()
     answer = b.run(prompt(70), n_predict=5, ignore_eos=True, id_slot=0).ids
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.blocks), len(state.beside)) == (74, 5, 1)
+    assert (len(state.tokens), len(state.blocks), len(state.auxiliary)) == (74, 5, 1)
     save(tmp_path, "a", b.engine.cache_kind, state)
     again, _ = load(tmp_path, "a", b.engine.cache_kind, 1000)
     assert again.tokens == state.tokens
@@ -252,7 +252,7 @@ def test_a_fork_has_the_states_that_are_in_host_memory() -> None:
     states, offload = b.scheduler.cache.states, b.scheduler.cache.offload
     assert states is not None
     for node in list(states._checkpoints):  # as if others had needed the rows
-        offload.save_beside(node)
+        offload.save_auxiliary(node)
         states.forget(node)
     fork(b.scheduler, 0, 1)
     erase(b.scheduler, 0)
@@ -267,7 +267,7 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
     # as if another had needed the row
     states.forget(next(node for node in states._checkpoints if node.n_tokens < BLOCK_SIZE))
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.blocks), len(state.beside)) == (48, 3, 1)
+    assert (len(state.tokens), len(state.blocks), len(state.auxiliary)) == (48, 3, 1)
     states.forget(next(iter(states._checkpoints)))
     state = snapshot(b.scheduler, 0)
-    assert (state.tokens, state.blocks, state.beside) == ([], [], [])
+    assert (state.tokens, state.blocks, state.auxiliary) == ([], [], [])

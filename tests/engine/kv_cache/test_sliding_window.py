@@ -106,12 +106,12 @@ def test_slots_are_saved_and_restored(tmp_path: Any) -> None:
     b = bench()
     answer = b.run(prompt(170), n_predict=5, ignore_eos=True, id_slot=0).ids
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.blocks), len(state.beside)) == (174, 11, 3)
+    assert (len(state.tokens), len(state.blocks), len(state.auxiliary)) == (174, 11, 3)
     kind = b.engine.cache_kind
     save(tmp_path, "a", kind, state)
     again, _ = load(tmp_path, "a", kind, 1000)
     assert again.tokens == state.tokens
-    for found, wanted in zip([*again.blocks, *again.beside], [*state.blocks, *state.beside], strict=True):
+    for found, wanted in zip([*again.blocks, *again.auxiliary], [*state.blocks, *state.auxiliary], strict=True):
         np.testing.assert_array_equal(found, wanted)
     other = bench()
     install(other.scheduler, 1, again)
@@ -128,7 +128,7 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
         windows.forget(node)
     state = snapshot(b.scheduler, 0)
     assert len(state.tokens) < 170
-    assert len(state.beside) == len(blocks_in_window(len(state.tokens), WINDOW))
+    assert len(state.auxiliary) == len(blocks_in_window(len(state.tokens), WINDOW))
 
 
 def test_drafts_that_are_wrong_leave_nothing_behind() -> None:

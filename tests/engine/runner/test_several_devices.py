@@ -282,7 +282,7 @@ def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Pat
     options = RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=("opencl:0", "cpu"))
     engine = ModelRunner(model, options)
     engine.load()
-    draft = ModelRunner(model, options, beside=engine)
+    draft = ModelRunner(model, options, target=engine)
     draft.load()
     n_vocab = engine.hparams.n_vocab
     vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)
