@@ -19,7 +19,7 @@ from logitless.cli.flags.flags import CliError, UsageError, parse, unknown
 from logitless.cli.log import say_warnings
 from logitless.engine.loading.options import OptionConflict, OptionError
 
-_HELP = ("-h", "--help", "--help-all")
+_HELP = ("-h", "--help", "--help-all", "--usage")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -62,6 +62,8 @@ class Options(TypedDict, total=False):
     rope_freq_scale: float
     rope_freq_base: float
     yarn_orig_ctx: int
+    yarn_beta_fast: float
+    yarn_beta_slow: float
     lora: Path | str | Sequence[str | Path]
     lora_scaled: str | Sequence[str | tuple[str | Path, float]]
     lora_init_without_apply: bool

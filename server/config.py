@@ -63,8 +63,11 @@ class ServerConfig:
     static: str = ""  # the folder of files that are served in the place of the page
     prefill_assistant: bool = True
     reasoning_format: str = "auto"
+    reasoning_effort: str = ""  # of requests that do not say, a variable of the chat template
     reasoning_budget: int = -1  # tokens of reasoning before it is ended; -1: no limit
+    reasoning_budget_message: str = ""  # comes before the end of reasoning where its budget ends it
     pooling: str = ""  # of embeddings; "": what the model's file says
+    embd_normalize: int = 2  # what a request gets that does not say
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     verbose: bool = False
 

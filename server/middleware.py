@@ -23,7 +23,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # what is not read here needs the admin key, where there is one
 _ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
-_METHODS = frozenset({"DELETE"})  # of routes, beside GET and POST
+_METHODS = "GET, POST, DELETE, OPTIONS"  # of routes
 
 
 class Guard:
@@ -119,16 +119,12 @@ class Guard:
         return Client(owner, anybody or alone or is_admin, anybody or is_admin, owner if isolated else "")
 
     def _preflight(self, request: web.Request) -> web.Response:
-        """llama-server's answer, with the method and the headers that the browser asks for.
+        """llama-server's answer, with the headers that the browser asks for.
 
         With credentials `*` would be the name of a header.
         """
-        method = request.headers.get("Access-Control-Request-Method", "")
-        more = f", {method}" if method in _METHODS else ""
         headers = request.headers.get("Access-Control-Request-Headers") or "*"
-        return web.Response(
-            headers={"Access-Control-Allow-Methods": "GET, POST" + more, "Access-Control-Allow-Headers": headers}
-        )
+        return web.Response(headers={"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": headers})
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "logitless"

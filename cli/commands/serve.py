@@ -28,6 +28,17 @@ def run(options: SimpleNamespace) -> int:
 
         print(devices.as_text(devices.devices()))
         return 0
+    if options.cache_list:
+        from logitless.cli.hub import cached
+
+        print("\n".join(cached.models()))
+        return 0
+    if options.completion_bash:
+        from logitless.cli.command_table import COMMANDS
+        from logitless.cli.commands import completion
+
+        print(completion.script(["bash"], COMMANDS))
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server handles signals itself
     import asyncio
 
@@ -68,6 +79,8 @@ def _wants_router(options: SimpleNamespace) -> bool:
     from logitless.cli.hub import cached
 
     n = len(cached.models())
+    if not n and {"models_max", "models_autoload"} & {dest for dest, _ in options.given}:
+        return True  # it may download models
     if n:
         print(f"no -m: serving the {n} models of the caches by their names (--demo: the demo)", file=sys.stderr)
     return n > 0

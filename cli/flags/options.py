@@ -23,7 +23,7 @@ from logitless.engine.loading.values import (
 )
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, INT_MAX, Param, SamplerParams, params_of
 
-HELP = Flag("-h --help", "show this and leave", common=True)
+HELP = Flag("-h --help --usage", "show this and leave", common=True)
 HELP_ALL = Flag("--help-all", "show all flags and leave", common=True)
 VERSION = Flag("--version", "show the version and leave", common=True)
 GENERAL = (HELP, VERSION)
@@ -76,7 +76,10 @@ CACHE = Group(
 )
 MODEL_KEYS = Group(
     "In the place of what the model's file says (0: as it says)",
-    model_flags("override_kv rope_scaling rope_scale rope_freq_scale rope_freq_base yarn_orig_ctx"),
+    (
+        *model_flags("override_kv rope_scaling rope_scale rope_freq_scale rope_freq_base yarn_orig_ctx"),
+        *model_flags("yarn_beta_fast yarn_beta_slow"),
+    ),
 )
 SPECULATION = Group(
     "Speculative decoding (same texts, fewer steps; a request may choose with speculative.type)",
@@ -189,6 +192,7 @@ SERVING = Group(
             file_name,
             None,
             "FILE",
+            env="LLAMA_ARG_API_KEY_FILE",
         ),
         Flag(
             "--cache-isolation",
@@ -278,10 +282,12 @@ SERVING = Group(
             file_name,
             None,
             "FILE",
-            env="LLAMA_LOG_FILE",
+            env="LLAMA_ARG_LOG_FILE LLAMA_LOG_FILE",
             common=True,
         ),
         Flag("--log-disable", "log nothing"),
+        Flag("-cl --cache-list", "list the downloaded models and leave"),
+        Flag("--completion-bash", "print bash's completion script and leave"),
     ),
 )
 
@@ -313,7 +319,7 @@ REQUESTS = Group(
             json_object,
             None,
             "JSON",
-            env="LLAMA_CHAT_TEMPLATE_KWARGS",
+            env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS LLAMA_CHAT_TEMPLATE_KWARGS",
         ),
         Flag(
             "--reasoning-format",
@@ -339,7 +345,36 @@ REQUESTS = Group(
             env="LLAMA_ARG_REASONING",
             common=True,
         ),
+        Flag(
+            "--reasoning-effort",
+            "level of reasoning of requests that do not say, as the chat template names it; default: its own",
+            text,
+            "default",
+            "LEVEL",
+            env="LLAMA_ARG_REASONING_EFFORT",
+        ),
+        Flag(
+            "--reasoning-budget-message",
+            "text that comes before the end of reasoning where its budget ends it",
+            text,
+            "",
+            "TEXT",
+            env="LLAMA_ARG_THINK_BUDGET_MESSAGE",
+        ),
+        Flag(
+            "--sse-ping-interval",
+            "seconds of silence after which a comment keeps a stream alive; -1: never",
+            whole(1, 2**31 - 1, or_minus_one="never"),
+            30,
+            env="LLAMA_ARG_SSE_PING_INTERVAL",
+        ),
         *model_flags("embedding pooling rerank"),
+        Flag(
+            "--embd-normalize",
+            "scale of embeddings whose request does not say: -1: as it is; 0: the largest is 32760; p: the p-norm is 1",
+            whole(-1, 2**15),
+            2,
+        ),
         Flag(
             "--prefill-assistant",
             "go on with a last message of the assistant",

@@ -63,8 +63,12 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         props=options.props,
         prefill_assistant=options.prefill_assistant,
         reasoning_format=options.reasoning_format,
+        reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
         reasoning_budget=options.reasoning_budget,
+        reasoning_budget_message=options.reasoning_budget_message,
+        sse_ping_interval=options.sse_ping_interval,
         pooling="rank" if options.rerank else options.pooling or "",
+        embd_normalize=options.embd_normalize,
         chat_template_kwargs=template_variables(options),
         behind_router="LOGITLESS_BEHIND_ROUTER" in os.environ,
     )

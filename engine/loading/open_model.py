@@ -228,6 +228,9 @@ def metadata_overrides(options: ModelOptions) -> Overrides:
         own["rope.freq_base"] = options.rope_freq_base
     if options.yarn_orig_ctx:
         own["rope.scaling.original_context_length"] = options.yarn_orig_ctx
+    for name, value in (("beta_fast", options.yarn_beta_fast), ("beta_slow", options.yarn_beta_slow)):
+        if value > 0:
+            own[f"rope.scaling.yarn_{name}"] = value
     return Overrides(tuple(options.override_kv), tuple(own.items()))
 
 

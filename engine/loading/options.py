@@ -413,6 +413,20 @@ class ModelOptions:
     yarn_orig_ctx: int = _option(
         "--yarn-orig-ctx", 0, "YaRN: training context of the model, in tokens", whole(0), env="LLAMA_ARG_YARN_ORIG_CTX"
     )
+    yarn_beta_fast: float = _option(
+        "--yarn-beta-fast",
+        -1.0,
+        "YaRN: turns in the training context above which a dimension stays as it is; -1: as the model says",
+        number(-1),
+        env="LLAMA_ARG_YARN_BETA_FAST",
+    )
+    yarn_beta_slow: float = _option(
+        "--yarn-beta-slow",
+        -1.0,
+        "YaRN: turns in the training context below which a dimension is stretched; -1: as the model says",
+        number(-1),
+        env="LLAMA_ARG_YARN_BETA_SLOW",
+    )
 
     # Adapters
     lora: Sequence[str] = _option(

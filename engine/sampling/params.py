@@ -86,7 +86,14 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
         int, Param("random seed; -1: a new one for each request", flag="-s --seed", env="LLAMA_ARG_SEED")
     ] = -1  # 4294967295 is the same
     temperature: Annotated[
-        float, _soft("temperature; 0: greedy", "--temp --temperature", 0.0, env="LLAMA_ARG_TEMP", common=True)
+        float,
+        _soft(
+            "temperature; 0: greedy",
+            "--temp --temperature",
+            0.0,
+            env="LLAMA_ARG_TEMPERATURE LLAMA_ARG_TEMP",
+            common=True,
+        ),
     ] = 0.8
     dynatemp_range: Annotated[float, _soft("dynamic temperature: half its range", "--dynatemp-range")] = 0.0
     dynatemp_exponent: Annotated[float, _soft("dynamic temperature: exponent", "--dynatemp-exp")] = 1.0
@@ -108,9 +115,15 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
     ] = 0.0
     xtc_threshold: Annotated[float, _soft("what counts as a top choice for XTC", "--xtc-threshold", 0, 1)] = 0.1
     repeat_last_n: Annotated[int, _hard("tokens that penalties look at; -1: all", "--repeat-last-n", -1)] = 64
-    repeat_penalty: Annotated[float, _soft("penalty of repeated tokens; 1: none", "--repeat-penalty")] = 1.0
-    presence_penalty: Annotated[float, _soft("penalty of tokens that occurred", "--presence-penalty")] = 0.0
-    frequency_penalty: Annotated[float, _soft("penalty per occurrence", "--frequency-penalty")] = 0.0
+    repeat_penalty: Annotated[
+        float, _soft("penalty of repeated tokens; 1: none", "--repeat-penalty", env="LLAMA_ARG_REPEAT_PENALTY")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, _soft("penalty of tokens that occurred", "--presence-penalty", env="LLAMA_ARG_PRESENCE_PENALTY")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _soft("penalty per occurrence", "--frequency-penalty", env="LLAMA_ARG_FREQUENCY_PENALTY")
+    ] = 0.0
     dry_multiplier: Annotated[float, _soft("DRY: strength; 0: off", "--dry-multiplier")] = 0.0
     dry_base: Annotated[float, _soft("DRY: growth per token of the repetition", "--dry-base")] = 1.75
     dry_allowed_length: Annotated[int, _hard("DRY: repetitions up to here cost nothing", "--dry-allowed-length")] = 2

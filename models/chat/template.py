@@ -147,6 +147,8 @@ class ChatTemplate:
         }
         if given.get("reasoning_effort") == "none":
             values |= {"enable_thinking": False, "thinking": False}
+        if "+ functions" in self.source:  # Firefunction's, which would fail without
+            values["functions"] = ""
         if tools and not self.calls.instructs:
             values["functions"] = json.dumps(tools, ensure_ascii=False, indent=2)
         return values

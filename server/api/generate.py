@@ -15,7 +15,7 @@ from typing import Annotated
 from aiohttp import web
 from msgspec import Struct
 
-from logitless.engine.errors import InvalidRequest, NotFound, ServerFault
+from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
@@ -240,5 +240,6 @@ async def control(request: web.Request) -> web.Response:
         bad_request("id", "must not be empty")
     key, stream = context.running.get(id, ("", None))
     if stream is None or key != client_key(request):
-        raise NotFound(f"no completion with id {id[:64]!r} is running")
+        message = f"no completion with id {id[:64]!r} is running"
+        return json_response({"id": id, "success": False, "message": message})  # as llama-server
     return json_response({"id": id, "success": await context.service.end_reasoning(stream)})

@@ -14,8 +14,9 @@ from logitless.engine.errors import ExceedsContext, InvalidRequest, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.server.protocol.chat.messages import part_texts
 from logitless.server.protocol.completions import MAX_RESULTS, RequestParser
-from logitless.server.protocol.fields import bad_request, read
+from logitless.server.protocol.fields import article, bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
 
@@ -90,12 +91,12 @@ class RerankJob:
 
 def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder, pooling: str) -> EmbeddingJob:
     """POST /v1/embeddings and /embedding."""
-    asked = read(EmbeddingBody, body)
+    asked = read(EmbeddingBody, body, defaults={"embd_normalize": parser.config.embd_normalize})
     name = "content" if body.get("input") is None and asked.content is not None else "input"
     prompts, _ = parser.prompts(getattr(asked, name), name)
     if len(prompts) > MAX_RESULTS:
         bad_request(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
-    texts = tuple(parser.tokens(prompt, name) for prompt in prompts)
+    texts = tuple(parser.tokens(_parts_joined(prompt, name), name) for prompt in prompts)
     for ids in texts:
         _fits(ids, embedder)
     if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
@@ -103,6 +104,16 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
     base64 = asked.encoding_format == "base64"
     return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions)
+
+
+def _parts_joined(prompt: object, name: str) -> object:
+    """The prompt; the text of its typed parts if it is {content: [parts]}."""
+    if not isinstance(prompt, dict) or "content" not in prompt:
+        return prompt
+    content = prompt["content"]
+    if not isinstance(content, list):
+        bad_request(f"{name}.content", f"expected an array of parts, got {article(content)}")
+    return "".join(part_texts(content, f"{name}.content"))
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:

@@ -220,6 +220,10 @@ def test_a_reasoning_budget(server: Any, client: openai.OpenAI) -> None:
         assert message["content"]
         shown = server.post("/detokenize", {"tokens": tokens[:budget]})["content"]
         assert message["reasoning_content"].split() == shown.split()
+    warned = {**body, "reasoning_budget_tokens": 2, "reasoning_budget_message": "No more."}
+    message = server.post("/v1/chat/completions", warned)["choices"][0]["message"]
+    assert message["reasoning_content"].endswith("No more.")
+    assert message["content"]
     reply = server.post("/v1/chat/completions", {**body, "reasoning_budget_tokens": 0})
     assert reply["__verbose"]["prompt"].endswith("<think></think>\n\n")
     assert "reasoning_content" not in reply["choices"][0]["message"]

@@ -377,13 +377,13 @@ async def test_cors():
                 assert reply.status == 200
                 assert reply.headers["Access-Control-Allow-Origin"] == "web.mydomain.fr"
                 assert reply.headers["Access-Control-Allow-Credentials"] == "true"
-                assert reply.headers["Access-Control-Allow-Methods"] == "GET, POST"
+                assert reply.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE, OPTIONS"
                 assert reply.headers["Access-Control-Allow-Headers"] == "*"
         async with server.http.get(server.url + "/health", headers=headers) as reply:
             assert reply.headers["Access-Control-Allow-Origin"] == "web.mydomain.fr"
         headers["Access-Control-Request-Method"] = "DELETE"
         async with server.http.options(server.url + "/v1/files/file-1", headers=headers) as reply:
-            assert reply.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
+            assert reply.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE, OPTIONS"
         headers["Access-Control-Request-Headers"] = "authorization, x-request-id"
         async with server.http.options(server.url + "/v1/files/file-1", headers=headers) as reply:
             assert reply.headers["Access-Control-Allow-Headers"] == "authorization, x-request-id"

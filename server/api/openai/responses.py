@@ -137,6 +137,7 @@ class ResponsesReply(Reply):
         self._blocks = Blocks()
         self._item_ids: list[str] = []
         self._n_events = 0
+        self._extra: dict[str, Any] = {}  # further fields of deltas
         self._homes = homes(asked["tools"])
 
     def whole(self) -> object:
@@ -147,6 +148,8 @@ class ResponsesReply(Reply):
 
     def token(self, result: Result, token: Token) -> str:
         text = self._start(result)
+        if self.options.timings_per_token and token.timings is not None:
+            self._extra = {"timings": timings(token.timings)}
         return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
 
     def progress(self, result: Result, progress: Progress) -> str:
@@ -160,7 +163,7 @@ class ResponsesReply(Reply):
         steps += self._blocks.finish(cut=finished.stop_type == "limit")
         text += self._told(steps)
         final = self._final(result)
-        return text + self._event(f"response.{final['status']}", response=final)
+        return text + self._event(f"response.{final['status']}", response=final, timings=final["timings"])
 
     def failed(self, error: RequestError) -> str:
         """As OpenAI tells it, and `error` beside it, which makes its client raise."""
@@ -245,7 +248,7 @@ class ResponsesReply(Reply):
         kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
         logprobs: dict[str, Any] = {"logprobs": []} if block.kind == TEXT else {}
         if step == MORE:
-            return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs)
+            return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs, **self._extra)
         whole = {"text": block.text}
         if block.kind == CALL:
             whole = {"arguments": block.text, "name": self._called(block)["name"]}

@@ -91,7 +91,12 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     if template is None:
         raise InvalidRequest("this model has no chat template; give one with --chat-template")
     config = parser.config
-    defaults = {"reasoning_format": config.reasoning_format, "reasoning_budget_tokens": config.reasoning_budget}
+    defaults = {
+        "reasoning_format": config.reasoning_format,
+        "reasoning_effort": config.reasoning_effort,
+        "reasoning_budget_tokens": config.reasoning_budget,
+        "reasoning_budget_message": config.reasoning_budget_message,
+    }
     chat = read(Chat, body, defaults=defaults)
     messages = parse_messages(chat, body["messages"])
     tools = parse_tools(chat, body, template)
@@ -179,7 +184,7 @@ def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, primer: st
     if template.reasoning is None or not (budget > 0 or control):
         return None
     opening, closing = template.reasoning
-    forced = tuple(parser.encode(closing, parse_special=True))
+    forced = tuple(parser.encode(chat.reasoning_budget_message + closing, parse_special=True))
     begun = primer.lstrip().startswith(opening) and closing not in primer
     return ReasoningLimit(opening.encode(), closing.encode(), forced, budget, begun)
 

@@ -91,6 +91,7 @@ class Chat(Struct, frozen=True, kw_only=True):
             aliases=("thinking_token_budget",),
         ),
     ] = -1
+    reasoning_budget_message: Annotated[str, Param("text before the end of reasoning that its budget ends")] = ""
     include_reasoning: Annotated[bool, Param("show the reasoning; false: the answer alone")] = True
     reasoning_control: Annotated[bool, Param("let /v1/chat/completions/control end the reasoning")] = False
 
@@ -111,9 +112,13 @@ def parse_messages(chat: Chat, given: Sequence[Mapping[str, Any]]) -> list[dict[
 def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | None:
     """A message's text: a string, or typed parts joined by `separator`."""
     content: str | list[Any] | None = message.get("content")
-    name = f"messages[{i}].content"
     if content is None or isinstance(content, str):
         return content
+    return separator.join(part_texts(content, f"messages[{i}].content"))
+
+
+def part_texts(content: Sequence[Any], name: str) -> list[str]:
+    """The texts of typed parts, which stand in the field `name`. InvalidRequest: one is no text."""
     texts: list[str] = []
     for k, part in enumerate(content):
         if not isinstance(part, dict):
@@ -127,4 +132,4 @@ def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | No
         if not isinstance(text, str):
             bad_request(f"{name}[{k}].text", f"expected a string, got {article(text)}")
         texts.append(text)
-    return separator.join(texts)
+    return texts

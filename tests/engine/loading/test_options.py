@@ -81,3 +81,10 @@ def test_options_that_do_not_fit_the_model_are_refused_before_anything_is_alloca
         open_model(model, ModelOptions(**option))
     assert str(caught.value).startswith(line)
     assert isinstance(caught.value, OptionConflict) is ("--spec-type:" not in line and "--lora" not in line)
+
+
+def test_yarn_options_stand_in_for_the_files_keys(shared_data: Path) -> None:
+    model = shared_data / "models" / "arch-llama-yarn-F32.gguf"
+    scaling = open_model(model).hparams.rope_scaling
+    changed = open_model(model, ModelOptions(yarn_beta_fast=16, yarn_beta_slow=2)).hparams.rope_scaling
+    assert (changed.beta_fast, changed.beta_slow) == (16, 2) != (scaling.beta_fast, scaling.beta_slow)

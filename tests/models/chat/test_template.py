@@ -436,6 +436,7 @@ def test_variables_of_older_templates_have_defaults() -> None:
     assert datetime.strptime(date, "%d %b %Y").date() in (now.date(), (now - timedelta(minutes=1)).date())
     assert abs(datetime.strptime(time, "%b %d %Y %H:%M:%S GMT") - now) < timedelta(minutes=1)
     assert functions == "False"
+    assert template("{{ 'Tools:' + functions }}").render([USER]) == "Tools:"
     assert template(source).render([USER], date_string="x", datetime="y") == "x|y|False"
     listed = template("{{ tools | length }}{{ functions }}{# <tool_call> #}").render([USER], tools=[TOOL])
     assert json.loads(listed[1:]) == [TOOL]

@@ -213,3 +213,30 @@ def test_norms():
     assert normalized(x, 3).tolist() == pytest.approx([3 / cubic, -4 / cubic, 0])
     assert all(math.isfinite(v) for v in normalized(x, 2**15))
     assert normalized(np.zeros(N_EMBD, np.float32), 2).tolist() == [0] * N_EMBD
+
+
+async def test_typed_parts_are_one_text(server: Running):
+    parts = [{"type": "text", "text": "cat "}, {"type": "text", "text": "sat."}]
+    for given in ({"content": parts}, ["cat sat.", {"content": parts}], {"prompt_string": "cat sat."}):
+        status, body = await server.post("/v1/embeddings", {"input": given})
+        assert status == 200
+        _, alone = await server.post("/v1/embeddings", {"input": "cat sat."})
+        assert all(item["embedding"] == alone["data"][0]["embedding"] for item in body["data"])
+    for content, message in (
+        ("cat", "field 'input.content': expected an array of parts"),
+        ([{"type": "image_url", "image_url": {"url": "data:"}}], "field 'input.content[0]': image_url needs a model"),
+        ([{"type": "other"}], "field 'input.content[0].type': must be text"),
+    ):
+        status, body = await server.post("/v1/embeddings", {"input": {"content": content}})
+        assert status == 400
+        assert message in body["error"]["message"]
+
+
+async def test_the_servers_scale_is_of_requests_that_do_not_say(bert: Model):
+    async with running(tokenizer=bert[1], embedder=bert[0], pooling="mean", embd_normalize=-1) as server:
+        answers = [
+            await server.post("/v1/embeddings", {"input": "dog", **more}) for more in ({}, {"embd_normalize": 2})
+        ]
+    raw, asked = (np.array(body["data"][0]["embedding"]) for _, body in answers)
+    assert abs(np.linalg.norm(asked) - 1) < 1e-5 < abs(np.linalg.norm(raw) - 1)
+    np.testing.assert_allclose(raw / np.linalg.norm(raw), asked, atol=1e-6)

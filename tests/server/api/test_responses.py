@@ -129,6 +129,11 @@ async def test_events(server: Running):
     assert len({d["item_id"] for d in data if "item_id" in d}) == 1
     assert data[-1]["response"]["id"] == data[0]["response"]["id"]
     assert any("prompt_progress" in d and d["timings"]["prompt_n"] for d in data)
+    assert data[-1]["timings"] == data[-1]["response"]["timings"]
+    timed = await named_events(server, "/v1/responses", {"input": "x", "timings_per_token": True})
+    of_deltas = [d["timings"]["predicted_n"] for d in timed if d["type"] == "response.output_text.delta"]
+    assert of_deltas == sorted(of_deltas)
+    assert of_deltas[0] > 0
     says(server, CALL)
     body = {"input": "x", "tools": [{"type": "function", "name": "add"}]}
     kinds = [d["type"] for d in await named_events(server, "/responses", body)]

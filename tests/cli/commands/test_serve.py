@@ -1,0 +1,44 @@
+"""`logitless serve`: which server its flags mean, and flags that print and leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from logitless.cli.commands import serve
+from logitless.cli.flags.flags import parse
+from logitless.cli.flags.options import SERVE
+from logitless.cli.main import main
+from tests.helpers.hub_cache import HubCache
+
+FLAGS = [flag for group in SERVE for flag in group.flags]
+
+
+@pytest.mark.parametrize(
+    ("words", "router"),
+    [
+        ([], False),  # the demo
+        (["--models-max", "2"], True),
+        (["--no-models-autoload"], True),
+        (["--models-max", "2", "-m", "x.gguf"], False),
+        (["--models-max", "2", "--demo"], False),
+    ],
+)
+def test_flags_of_a_router_mean_one_where_no_model_is_downloaded_yet(
+    hub_cache: HubCache, words: list[str], router: bool
+) -> None:
+    assert serve._wants_router(parse(FLAGS, words, {})) is router
+
+
+def test_lists_the_downloaded_models(hub_cache: HubCache, capsys: pytest.CaptureFixture[str]) -> None:
+    for quant in ("Q8_0", "Q4_K_M"):
+        hub_cache("u/r", f"r-{quant}.gguf")
+    for flag in ("--cache-list", "-cl"):
+        assert main([flag]) == 0
+        assert sorted(capsys.readouterr().out.split()) == ["u/r:Q4_K_M", "u/r:Q8_0"]
+
+
+def test_prints_the_completion_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion-bash"]) == 0
+    told = capsys.readouterr().out
+    assert main(["completion", "bash"]) == 0
+    assert told.strip() == capsys.readouterr().out.strip()
