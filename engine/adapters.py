@@ -39,6 +39,8 @@ class Entry:
     handle: int = 0
     digest: str = ""  # digest of its weights, once they have been read
     last_used: int = 0
+    listed: bool = True  # among the models, by its name
+    removed: bool = False  # its id stays
 
     @property
     def whole(self) -> bool:
@@ -48,7 +50,7 @@ class Entry:
 class Adapters:
     """Adapters and full finetunes.
 
-    Any thread may read `find` and `entries`; the rest is the engine thread's.
+    Any thread may call `find` and `remove` and read `entries`; the rest is the engine thread's.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Adapters:
         name: str = "",
         scale: float = 0.0,
         metadata: dict[str, str] | None = None,
+        listed: bool = True,
     ) -> int:
         """Register an adapter, or (without a source) the full finetune in a file; returns its id.
 
@@ -83,7 +86,7 @@ class Adapters:
             existing.path, existing.source, existing.handle = str(path), source, 0
             existing.digest = ""
             return existing.id
-        entry = Entry(len(self.entries), name, str(path), source, scale, metadata or {})
+        entry = Entry(len(self.entries), name, str(path), source, scale, metadata or {}, listed=listed)
         self.entries.append(entry)
         if name:
             self._by_name[name] = entry
@@ -94,6 +97,12 @@ class Adapters:
         entry = self._by_name.get(name)
         return None if entry is None else entry.id
 
+    def remove(self, name: str) -> None:
+        """Forget a model name. Running requests keep its weights until they end."""
+        entry = self._by_name.pop(name, None)
+        if entry is not None:
+            entry.removed = True
+
     def set_scales(self, scales: dict[int, float]) -> None:
         """Set the default scales, for requests that name no adapters; unlisted adapters get 0."""
         for entry in self.entries:
@@ -101,9 +110,9 @@ class Adapters:
 
     def resolve(self, lora: Lora | None) -> Choice:
         """Load the adapters of a request to the device. Raises InvalidRequest for an unknown id."""
-        selection = dict(lora) if lora is not None else {entry.id: entry.scale for entry in self.entries}
+        selection = dict(lora) if lora is not None else {e.id: e.scale for e in self.entries if not e.removed}
         for id in selection:
-            if not 0 <= id < len(self.entries):
+            if not 0 <= id < len(self.entries) or self.entries[id].removed:
                 raise InvalidRequest(f"field 'lora': there is no adapter {id}")
         chosen = [(self.entries[id], scale) for id, scale in sorted(selection.items()) if scale]
         self._clock += 1
@@ -138,7 +147,8 @@ class Adapters:
         """
         scales: dict[int, float] = {}
         for digest, scale in names:
-            alike = (entry for entry in self.entries if self._digest(entry) == digest and entry.id not in scales)
+            others = (entry for entry in self.entries if entry.id not in scales and not entry.removed)
+            alike = (entry for entry in others if self._digest(entry) == digest)
             entry = next(alike, None)
             if entry is None:
                 raise InvalidRequest(f"the state was computed with a finetune that is not loaded here ({digest[:40]})")

@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, NotSupported, Unavailable
+from logitless.engine.finetuning.job import base_of
 from logitless.router.cached import Cache, CachedModels
 from logitless.router.catalog import CatalogError
 from logitless.router.conversations import Conversations
@@ -21,7 +22,7 @@ from logitless.router.jobs import RouterJobs
 from logitless.router.listing import ModelMeta, download_item, events, model_item
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
-from logitless.server.api import anthropic
+from logitless.server.api import anthropic, info
 from logitless.server.api.context import api_key, json_response, read_body, to_thread
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.api.llamacpp.resume import LookupBody, stream_id
@@ -116,6 +117,7 @@ class Router:
             ("GET", "/v1/files/{id}", files.file),
             ("DELETE", "/v1/files/{id}", files.delete),
             ("GET", "/v1/files/{id}/content", files.content),
+            ("DELETE", "/v1/models/{id:.+}", self._delete_model),
             ("GET", _JOBS, fine_tuning.jobs),
             ("POST", _JOBS, self._create_job),
             ("GET", f"{_JOBS}/{{id}}", fine_tuning.job),
@@ -156,7 +158,7 @@ class Router:
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
         await self._ask_what_they_are()
-        return json_response(ollama.listed(self._listed(request)))
+        return json_response(ollama.listed(self._listed(request, checkpoints=info.asks_checkpoints(request))))
 
     async def _ask_what_they_are(self) -> None:
         """Ask each running server once for its model's `meta`, for later listings."""
@@ -173,17 +175,17 @@ class Router:
         async with self._reading:  # in order: an older reading must not replace a newer one
             self._fleet.update(await to_thread(self._read))
 
-    def _listed(self, request: web.Request) -> Iterator[dict[str, Any]]:
+    def _listed(self, request: web.Request, *, checkpoints: bool) -> Iterator[dict[str, Any]]:
         item = partial(model_item, meta=self._meta, whole=request[CLIENT].is_admin)
         yield from (item(m) for m in self._fleet.models.values() if not m.entry.hidden)
         yield from (download_item(download) for download in self.downloads.running.values() if download.files)
-        for name, base in self._desk.tuned():
+        for name, base in self._desk.tuned(checkpoints=checkpoints):
             if (model := self._fleet.get(base)) is not None:
                 own = model.entry.name
                 yield {**item(model), "id": name, "aliases": [], "root": own, "parent": own}
 
     async def _model(self, request: web.Request) -> web.Response:
-        for item in self._listed(request):
+        for item in self._listed(request, checkpoints=True):
             if request.match_info["id"] in (item["id"], *item["aliases"]):
                 return json_response(item)
         hidden = self._fleet.find(request.match_info["id"])
@@ -336,7 +338,14 @@ class Router:
         job = self._desk.store.get("jobs", request.match_info["id"])
         if job is None or not request[CLIENT].may_see(job):
             return await fine_tuning.job(request)
-        return await self._to(request, job["model"], b"")
+        return await self._to(request, base_of(job), b"")
+
+    async def _delete_model(self, request: web.Request) -> web.StreamResponse:
+        """Delete a fine-tuned model, through the server of its base model if that runs."""
+        base = self._fleet.get(self._desk.base_of(request.match_info["id"]))
+        if base is None or base.child is None:
+            return await fine_tuning.delete_model(request)
+        return await self._to(request, base.entry.name, b"")
 
     # -- requests that name no model
 

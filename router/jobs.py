@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from logitless.engine.finetuning.job import RUNNING, set_status
+from logitless.engine.finetuning.job import RUNNING, base_of, set_status
 from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.finetuning.tuned_models import TunedModel, delete, tuned_models
 from logitless.server.api.openai.tuning_context import no_folder
 
 POLL = 0.3  # seconds between two looks at the store, to which the models' servers write
@@ -48,19 +49,22 @@ class RouterJobs:
         """The base model of a finetune's name; "": no job has this name."""
         jobs = self._store.all("jobs") if self._store is not None and name.startswith("ft:") else []
         names = (name, name.rpartition("@")[0])  # the second: without a checkpoint's number
-        return next((str(job["model"]) for job in jobs if job["model_name"] in names), "")
+        return next((base_of(job) for job in jobs if job["model_name"] in names), "")
 
-    def tuned(self) -> Iterator[tuple[str, str]]:
-        """(name, base model) of every finetune and checkpoint."""
-        for job in reversed(self._store.all("jobs") if self._store is not None else []):
-            checkpoints = [row["fine_tuned_model_checkpoint"] for row in self.store.checkpoints(job["id"])]
-            for name in [job["model_name"], *checkpoints] if checkpoints else []:
-                yield name, job["model"]
+    def tuned(self, *, checkpoints: bool) -> Iterator[tuple[str, str]]:
+        """(name, base model) of every finetune, and of every checkpoint if they are asked for."""
+        for model in tuned_models(self._store) if self._store is not None else ():
+            if checkpoints or not model.is_checkpoint:
+                yield model.name, base_of(model.job)
+
+    def delete_model(self, model: TunedModel) -> None:
+        """Delete a model that no server has loaded. InvalidRequest: its job is not over."""
+        delete(self.store, model)
 
     def unfinished(self) -> list[str]:
         """Models that unfinished jobs need, the oldest job first."""
         jobs = self._store.all("jobs") if self._store is not None else []
-        return list(dict.fromkeys(job["model"] for job in reversed(jobs) if job["status"] in RUNNING))
+        return list(dict.fromkeys(base_of(job) for job in reversed(jobs) if job["status"] in RUNNING))
 
     # -- changes by the models' servers
 

@@ -98,6 +98,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("DELETE", "/v1/responses/{id}", "openai.responses.forget"),
     ("GET", "/v1/responses/{id}/input_items", "openai.responses.input_items"),
     ("POST", "/v1/score", "score.score"),
+    ("DELETE", "/v1/models/{id:.+}", "openai.fine_tuning.delete_model"),
     ("GET", "/v1/files", "openai.files.files"),
     ("POST", "/v1/files", "openai.files.upload"),
     ("GET", "/v1/files/{id}", "openai.files.file"),

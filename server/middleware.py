@@ -21,7 +21,7 @@ log = logging.getLogger("logitless.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # what is not read here needs the admin key, where there is one
-_ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
+_ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models", "/v1/models/")
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 _METHODS = "GET, POST, DELETE, OPTIONS"  # of routes
 

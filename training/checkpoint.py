@@ -8,6 +8,7 @@ A run that is restored goes on to the same bytes. Version 0 files, which have no
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -79,6 +80,9 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         "optimizer.adam.best_loss": Key(stopping["best_loss"], ValueType.FLOAT64),
         "optimizer.adam.previous_loss": Key(stopping["previous_loss"], ValueType.FLOAT64),
         "optimizer.adam.no_improvement_count": u32(stopping["no_improvement"]),
+        "training.validation.best_loss": Key(stopping["best_valid_loss"], ValueType.FLOAT64),
+        "training.validation.best_iteration": u64(stopping["best_step"]),
+        "training.validation.no_improvement_count": u32(stopping["n_worse"]),
     }
     if trainable.lora is not None:
         keys["training.lora.alpha"] = f32(trainable.lora.alpha)
@@ -199,6 +203,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
                 "best_loss": get("optimizer.adam.best_loss", float),
                 "previous_loss": get("optimizer.adam.previous_loss", float),
                 "no_improvement": get("optimizer.adam.no_improvement_count", int),
+                "best_valid_loss": get("training.validation.best_loss", float, math.inf),
+                "best_step": get("training.validation.best_iteration", int, 0),
+                "n_worse": get("training.validation.no_improvement_count", int, 0),
                 "history": () if past is None else _history(gguf, past, updates),
                 "n_updates": updates,
             },

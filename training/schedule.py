@@ -92,12 +92,16 @@ class Stopping:
     delta: float = 1e-5  # the relative change that still counts as progress
     max_no_improvement: int = 0  # steps without a new best loss
     epsf: float = 0.0  # the relative change from one step to the next that is none
+    patience: int = 0  # validations without a new best validation loss
 
     best_loss: float = math.inf
     previous_loss: float = math.inf
     no_improvement: int = 0
     history: tuple[float, ...] = ()
     n_updates: int = 0
+    best_valid_loss: float = math.inf
+    best_step: int = 0  # of the best validation loss
+    n_worse: int = 0  # validations since
 
     def update(self, loss: float) -> str | None:
         """Reason to stop after a step with this loss, or None."""
@@ -121,6 +125,20 @@ class Stopping:
                 return f"no improvement in {self.no_improvement} steps (--opt-max-no-improvement)"
         return None
 
+    def validated(self, loss: float, step: int) -> None:
+        """Note a validation loss after optimizer step `step`; see `stale`."""
+        if loss < self.best_valid_loss:
+            self.best_valid_loss, self.best_step, self.n_worse = loss, step, 0
+        else:
+            self.n_worse += 1
+
+    @property
+    def stale(self) -> str:
+        """Reason to stop because validation losses do not fall any more, or ""."""
+        if 0 < self.patience <= self.n_worse:
+            return f"no lower validation loss than that of step {self.best_step} in {self.n_worse} validations"
+        return ""
+
     def counters(self) -> dict[str, Any]:
         """Counters for a checkpoint."""
         return {
@@ -129,6 +147,9 @@ class Stopping:
             "no_improvement": self.no_improvement,
             "history": self.history,
             "n_updates": self.n_updates,
+            "best_valid_loss": self.best_valid_loss,
+            "best_step": self.best_step,
+            "n_worse": self.n_worse,
         }
 
     def restore(self, counters: dict[str, Any]) -> None:

@@ -151,6 +151,26 @@ def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "tr
     )  # fmt: skip
 
 
+def start_from(trainable: Trainable, adapter: Adapter) -> None:
+    """Begin with an adapter's values instead. TrainingError: it has not these tensors and ranks.
+
+    Of a fused matrix the file has one pair, with A stacked and B block-diagonal; a part's own
+    columns are those where its B is not 0.
+    """
+    values: dict[str, F32] = {}
+    for name in (n.removesuffix(".lora_a") for n in trainable.names if n.endswith(".lora_a")):
+        pair = adapter.pairs.get(name)
+        if pair is None:
+            raise TrainingError(f"the adapter has no tensor '{name}.lora_a'")
+        a, b = pair.a, pair.b
+        assert trainable.lora is not None
+        if (rank := trainable.lora.rank_of(name)) < pair.rank:
+            first = int(b.any(axis=0).argmax()) // rank * rank
+            a, b = a[first : first + rank], b[:, first : first + rank] * np.float32(rank / pair.rank)
+        values |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+    trainable.write(values)
+
+
 def full(
     session: Session, model: Model, gguf: GGUFFile, h: Hparams, patterns: Sequence[str] = ("*",), prefix: str = "train"
 ) -> Trainable:

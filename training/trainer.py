@@ -208,8 +208,8 @@ class Trainer:
         yield from self.steps.settle()
         reason, cancelled = "", False
         while not reason:
-            if self.counters.iterations >= self.n_steps:
-                reason = self._limit()
+            reason = self._limit() if self.counters.iterations >= self.n_steps else self.stopping.stale
+            if reason:
                 break
             control = self._control()
             if self.before_step is not None:
@@ -299,6 +299,7 @@ class Trainer:
             result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)
             done += len(samples)
             yield Validating(done, n, result)
+        self.stopping.validated(result.loss, self.counters.iterations)
         yield Validated(self.counters.iterations, self.counters.epochs, result)
 
     # -- state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from logitless.training.schedule import default_warmup
@@ -24,7 +24,8 @@ class Hyperparameters:
     """Hyperparameters of a job that runs.
 
     Batches and epochs count examples. `learning_rate_multiplier` scales the base rate: 1e-3 for
-    LoRA, 1e-5 for a full finetune (`full`), as in llama-finetune.
+    LoRA, 1e-5 for a full finetune (`full`), as in llama-finetune. `early_stopping_patience`: epochs
+    without a lower validation loss until the job ends; 0: it runs to its end.
     """
 
     n_epochs: int
@@ -35,10 +36,12 @@ class Hyperparameters:
     lora_r: int = 8
     lora_alpha: float = 0.0
     full: bool = False
+    validation_split: float = 0.0
+    early_stopping_patience: int = 0
 
 
-AUTOMATIC = ("n_epochs", "batch_size", "learning_rate_multiplier", "context_length", "warmup_steps")
-DEFAULTS = {**dict.fromkeys(AUTOMATIC, "auto"), "lora_r": 8, "lora_alpha": 0.0, "full": False}
+DEFAULTS = {f.name: "auto" if f.default is MISSING else f.default for f in fields(Hyperparameters)}
+AUTOMATIC = tuple(name for name, value in DEFAULTS.items() if value == "auto")
 
 
 def resolved(asked: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: int) -> Hyperparameters:

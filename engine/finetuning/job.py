@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logitless.engine.finetuning.hyperparameters import Hyperparameters, resolved, told
@@ -38,6 +39,16 @@ class Prepared:
     warnings: tuple[str, ...] = ()
 
 
+def base_of(job: Row) -> str:
+    """Name of the base model, which a job that starts from a fine-tuned model has, too."""
+    return str(job.get("base") or job["model"])
+
+
+def checkpoint_path(store: Store, id: str) -> Path:
+    """File with everything that a job's run depends on, from which it resumes."""
+    return store.folder / "checkpoints" / f"{id}.gguf"
+
+
 def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> Row | None:
     """Cancel, pause or resume a job; None if its status is not in `allowed`."""
 
@@ -53,14 +64,14 @@ def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> 
     return job
 
 
-def _windows(dataset: Examples, n_train: int, batch_size: int) -> tuple[Examples, int, int]:
+def _windows(dataset: Examples, training: I32, batch_size: int) -> tuple[Examples, int, int]:
     """(dataset with its windows' length, windows of a device run, device runs of a step at most).
 
     A batch of few tokens gets shorter windows than the context, because padding costs as much as
     tokens do.
     """
-    sizes = sorted(dataset.sizes[:n_train].tolist(), reverse=True)
-    typical = math.ceil(SPREAD * batch_size * sum(sizes) / n_train)
+    sizes = sorted(dataset.sizes[training].tolist(), reverse=True)
+    typical = math.ceil(SPREAD * batch_size * sum(sizes) / len(sizes))
     most = min(sum(sizes[:batch_size]), typical)
     dataset = dataset.in_windows(min(dataset.n_tokens, -(-max(dataset.longest, most) // 16) * 16))
     n_windows = dataset.most_windows(batch_size)
@@ -73,7 +84,7 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
     import numpy as np
 
     from logitless.training.data.load import jsonl_examples, row_lengths
-    from logitless.training.data.sampler import ExampleSampler
+    from logitless.training.data.sampler import ExampleSampler, split
     from logitless.training.errors import TrainingError
     from logitless.training.schedule import Schedule
     from logitless.training.trainer import Settings
@@ -85,9 +96,17 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
         if not store.file_path(id).exists():
             raise TrainingError(f"the file {id} is gone")
     lengths = [row_lengths(store.file_path(id), id, tokenizer, template) for id in files]
-    if not len(lengths[0]):
+    n = len(lengths[0])
+    if not n:
         raise TrainingError(f"{files[0]}: has no token to learn")
-    h = resolved(asked, lengths[0], max(int(n.max(initial=0)) for n in lengths), n_ctx_train)
+    if fraction := float(asked.get("validation_split", 0.0)):
+        if n < 2:
+            raise TrainingError(f"{files[0]}: a validation_split of one example leaves none to train on")
+        fraction = max(fraction, 1 / n)  # at least one example
+    training, validation = (
+        split(n, fraction, job["seed"]) if fraction else (np.arange(n, dtype=np.int32), np.zeros(0, np.int32))
+    )
+    h = resolved(asked, lengths[0][training], max(int(n.max(initial=0)) for n in lengths), n_ctx_train)
 
     def rows(id: str) -> Examples:
         found = jsonl_examples(store.file_path(id), id, tokenizer, template, h.context_length)
@@ -95,11 +114,11 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
         return found
 
     dataset = rows(job["training_file"])
-    n_train = len(dataset)
     if job["validation_file"]:
         dataset = dataset.joined(rows(job["validation_file"]))
-    dataset, n_batch, n_runs = _windows(dataset, n_train, min(h.batch_size, n_train))
-    order = ExampleSampler(dataset, np.arange(n_train, dtype=np.int32), job["training_file"], job["seed"])
+        validation = np.arange(n, len(dataset), dtype=np.int32)
+    dataset, n_batch, n_runs = _windows(dataset, training, h.batch_size)
+    order = ExampleSampler(dataset, training, job["training_file"], job["seed"])
     n_steps = order.n_batches(h.n_epochs, h.batch_size)
     if h.warmup_steps >= n_steps:
         warnings.append(
@@ -118,6 +137,5 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
             cos_decay_steps=max(1, n_steps),
         ),
     )
-    validation = np.arange(n_train, len(dataset), dtype=np.int32)
-    choices = told(asked, h, n_train, float(lengths[0].mean()))
+    choices = told(asked, h, len(training), float(lengths[0][training].mean()))
     return Prepared(h, settings, order, validation, choices, tuple(warnings))

@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from errno import ENOSPC
@@ -240,6 +240,12 @@ class Store:
             step,
             _json(row),
         )
+
+    def forget_checkpoints(self, job: str, paths: Collection[str]) -> None:
+        """Delete the rows of the checkpoints with these paths."""
+        for row in self.checkpoints(job):
+            if row["path"] in paths:
+                self._run("delete from checkpoints where id = ?", row["id"])
 
     def checkpoints(self, job: str) -> list[Row]:
         """Checkpoints of a job, the newest first."""

@@ -18,8 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logitless.engine.engine_task import EngineTask
-from logitless.engine.finetuning.job import ENDED, RUNNING, Prepared, prepare, set_status
+from logitless.engine.finetuning.job import (
+    ENDED,
+    RUNNING,
+    Prepared,
+    base_of,
+    checkpoint_path,
+    prepare,
+    set_status,
+)
 from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.graph.execution.session import Session
     from logitless.models.chat.template import ChatTemplate
+    from logitless.models.gguf.file import GGUFFile
     from logitless.models.tokenizer import Tokenizer
     from logitless.training.trainer import Event, Trainer
 
@@ -76,8 +86,10 @@ class FineTuningWorker:
         self._prepared: Prepared | Exception | None = None
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
+        self._start_file: GGUFFile | None = None  # the whole model that the job starts from
         self._left_alone: set[str] = set()  # failed jobs whose failure could not be stored
         self._saved, self._saved_at = 0, 0.0  # last checkpoint: its optimizer steps and its time
+        self._published = 0  # optimizer step of the last model that requests got
         self._settled = True  # the trainer is between two optimizer steps
         self._task: EngineTask | None = None  # off-thread task of the job, which waits for it
         self._then: Callable[[Any], None] = _nothing  # called with the task's result
@@ -85,15 +97,17 @@ class FineTuningWorker:
         for job in self._jobs():
             if job["status"] in RUNNING:
                 self._forget_undone(job["id"])
-            for row in reversed(store.checkpoints(job["id"])):
-                self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
-            if store.checkpoints(job["id"]) and job.get("model_name"):
-                self._register(job, job["model_name"], store.checkpoints(job["id"])[0]["path"])
+        for model in tuned_models(store):
+            if self._owns(model.job):
+                self._register(model.job, model.name, model.path, listed=not model.is_checkpoint)
         self._choose()
 
     def _jobs(self) -> list[Row]:
         """Jobs of this server, the oldest first."""
-        return [job for job in reversed(self.store.all("jobs")) if self._names is None or job["model"] in self._names]
+        return [job for job in reversed(self.store.all("jobs")) if self._owns(job)]
+
+    def _owns(self, job: Row) -> bool:
+        return self._names is None or base_of(job) in self._names
 
     # -- any thread
 
@@ -135,6 +149,11 @@ class FineTuningWorker:
         with path.open("rb") as file:
             for _ in row_texts(read_rows(file, filename), self._template, filename):
                 pass
+
+    def delete_model(self, model: TunedModel) -> None:
+        """Delete a model of a job that is over, and forget its name. InvalidRequest: it is not."""
+        for name in delete(self.store, model):
+            self.adapters.remove(name)
 
     @property
     def ready(self) -> bool:
@@ -258,23 +277,32 @@ class FineTuningWorker:
         """Create the trainer of a job, restored from its checkpoint, and compile its plans
         (off-thread).
         """
+        from logitless.models.adapters.lora import read_adapter
+        from logitless.models.gguf.file import GGUFFile
         from logitless.training.checkpoint import read_checkpoint
-        from logitless.training.trainable import LoraOptions, full, lora
+        from logitless.training.schedule import Stopping
+        from logitless.training.trainable import LoraOptions, full, lora, start_from
         from logitless.training.trainer import Trainer
 
         h = prepared.hyperparameters
         prefix = f"job.{job['id']}"
         engine = self.engine
+        path = self._checkpoint_path(job["id"])
+        start = None if path.exists() else self._start_of(job)
         if h.full:
-            trainable = full(engine.session, engine.model, engine.gguf, engine.hparams, prefix=prefix)
+            weights = engine.gguf if start is None else GGUFFile.open(start)
+            self._start_file = weights if weights is not engine.gguf else None
+            trainable = full(engine.session, engine.model, weights, engine.hparams, prefix=prefix)
         else:
             options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
             trainable = lora(engine.session, engine.model, options, prefix)
+            if start is not None:
+                start_from(trainable, read_adapter(start, engine.gguf, engine.hparams))
         trainable = replace(trainable, owner=self._on_device)
         settings, validation = prepared.settings, prepared.validation
-        trainer = Trainer(trainable, settings, prepared.order, validation, prefix=prefix, apart=True)
+        stopping = Stopping(patience=h.early_stopping_patience)
+        trainer = Trainer(trainable, settings, prepared.order, validation, stopping=stopping, prefix=prefix, apart=True)
         try:
-            path = self._checkpoint_path(job["id"])
             if path.exists():
                 read_checkpoint(path).restore(trainer)
             engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=len(validation) > 0))
@@ -299,12 +327,23 @@ class FineTuningWorker:
             raise
         return trainer
 
+    def _start_of(self, job: Row) -> str | None:
+        """File of the fine-tuned model that a job starts from; None: it starts from the base model."""
+        from logitless.training.errors import TrainingError
+
+        if base_of(job) == job["model"]:
+            return None
+        model = find(self._keeper, job["model"])
+        if model is None:
+            raise TrainingError(f"the model {job['model']} is gone")
+        return model.path
+
     def _begun(self, trainer: Trainer) -> None:
         self._trainer, self._work, self._settled = trainer, trainer.work(), True
         stats = self.stats
         stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
         stats.step, stats.n_steps = trainer.counters.iterations, trainer.n_steps
-        self._saved, self._saved_at = trainer.counters.iterations, time.monotonic()
+        self._saved, self._saved_at, self._published = trainer.counters.iterations, time.monotonic(), 0
 
     def close(self) -> None:
         """Save a checkpoint, from which the job resumes when the server starts again."""
@@ -367,12 +406,12 @@ class FineTuningWorker:
             self._send(partial(self._tell, job, message, metrics, publish=publish))
         elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
             self._send(partial(self._save, job))
-        elif isinstance(event, Save):
+        elif isinstance(event, Save) and event.iteration != self._published:  # else its epoch has published it
             self._send(partial(self._publish, job))
         elif isinstance(event, Finished):
             if event.reason == "the loss is not finite":
                 raise TrainingError(event.reason)
-            self._send(partial(self._finish, job), self._leave)
+            self._send(partial(self._finish, job, event.reason), self._leave)
 
     def _tell(self, job: Row, message: str, metrics: Row, *, publish: bool) -> None:
         """Store the metrics of a step (off-thread)."""
@@ -380,10 +419,12 @@ class FineTuningWorker:
         if publish:
             self._publish(job)
 
-    def _finish(self, job: Row) -> None:
+    def _finish(self, job: Row, reason: str) -> None:
         """Store the success of a job and its result file (off-thread)."""
         trainer = self._trainer
         assert trainer is not None
+        if trainer.counters.iterations < trainer.n_steps:
+            self._keeper.add_event(job["id"], f"The job ends early: {reason}")
         events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
         lines = ["step,train_loss,train_accuracy,valid_loss"]
         columns = ("step", "train_loss", "train_mean_token_accuracy", "full_valid_loss")
@@ -393,10 +434,16 @@ class FineTuningWorker:
             "\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", "")
         )
         job = self._keeper.get("jobs", job["id"]) or job
+        best = self._best(job)
+        if best is not None:
+            self._register(job, job["model_name"], best["path"])
+            message = f"The model is that of step {best['step_number']}, which has the lowest validation loss"
+            self._keeper.add_event(job["id"], message)
         self._update(
             job,
             status="succeeded",
             finished_at=int(time.time()),
+            model_path=best["path"] if best is not None else None,
             fine_tuned_model=job["model_name"],
             trained_tokens=trainer.counters.tokens,
             result_files=[results["id"]],
@@ -404,10 +451,19 @@ class FineTuningWorker:
         self._keeper.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
         self._keeper.add_event(job["id"], "The job has successfully completed")
 
+    def _best(self, job: Row) -> Row | None:
+        """Checkpoint with the lowest validation loss, if the job stops early; else None: the last."""
+        assert self._trainer is not None
+        stopping = self._trainer.stopping
+        if not stopping.patience:
+            return None
+        rows = self._keeper.checkpoints(job["id"])
+        return next((row for row in rows if row["step_number"] == stopping.best_step), None)
+
     # -- checkpoints
 
     def _checkpoint_path(self, job: str) -> Path:
-        return self.store.folder / "checkpoints" / f"{job}.gguf"
+        return checkpoint_path(self.store, job)
 
     def _forget_undone(self, job: str) -> None:
         """Delete the metrics of steps after the last checkpoint, which a kill has lost."""
@@ -446,8 +502,9 @@ class FineTuningWorker:
         }
         self._keeper.add_checkpoint(job["id"], step, row)
         self._save(job)
-        self._register(job, name, str(path))
+        self._register(job, name, str(path), listed=False)
         self._register(job, job["model_name"], str(path))
+        self._published = step
         self._keeper.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
 
     def _metrics(self, job: str, step: int) -> Row:
@@ -458,12 +515,12 @@ class FineTuningWorker:
                 metrics |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
         return metrics
 
-    def _register(self, job: Row, name: str, path: str) -> None:
+    def _register(self, job: Row, name: str, path: str, *, listed: bool = True) -> None:
         from logitless.models.adapters.lora import read_adapter
 
         whole = job["hyperparameters"].get("full")
         source = None if whole else partial(read_adapter, path, self.engine.gguf, self.engine.hparams)
-        self._on_device(partial(self.adapters.add, path, source, name=name))
+        self._on_device(partial(self.adapters.add, path, source, name=name, listed=listed))
 
     # -- ends
 
@@ -519,7 +576,9 @@ class FineTuningWorker:
             self._trainer.steps.forget()
         if self._work is not None:
             self._work.close()
-        self._work = self._trainer = self._prepared = None
+        if self._start_file is not None:
+            self._start_file.close()
+        self._work = self._trainer = self._prepared = self._start_file = None
         self._settled = True
         self.stats.jobs_running = 0
         with self._lock:

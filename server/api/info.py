@@ -23,9 +23,11 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """GET /v1/models: the model, and its finetunes that have names."""
+    """GET /v1/models: the model, and its finetunes that have names; with ?checkpoints=true those of
+    epochs, too.
+    """
     context = request.app[CONTEXT]
-    return json_response(ollama.listed([_model(context), *_tuned(context)]))
+    return json_response(ollama.listed([_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))]))
 
 
 async def show(request: web.Request) -> web.Response:
@@ -39,20 +41,28 @@ async def show(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}."""
     context = request.app[CONTEXT]
-    data = next((tuned for tuned in _tuned(context) if tuned["id"] == request.match_info["id"]), _model(context))
+    data = next(
+        (tuned for tuned in _tuned(context, checkpoints=True) if tuned["id"] == request.match_info["id"]),
+        _model(context),
+    )
     if request.match_info["id"] not in {data["id"], *context.config.names}:
         raise NotFound(f"no such model: {request.match_info['id']}")
     return json_response(data)
 
 
-def _tuned(context: Context) -> list[dict[str, Any]]:
+def asks_checkpoints(request: web.Request) -> bool:
+    """True if a listing of models is to have the checkpoints of fine-tuning jobs, too."""
+    return request.query.get("checkpoints", "").lower() in ("1", "true")
+
+
+def _tuned(context: Context, *, checkpoints: bool) -> list[dict[str, Any]]:
     """Adapters and whole finetunes that have the name of a model."""
     known = context.served.adapters
     base = _model(context)
     return [
         {**base, "id": entry.name, "aliases": [], "tags": [], "root": base["id"], "parent": base["id"]}
         for entry in (known.entries if known is not None else ())
-        if entry.name
+        if entry.name and not entry.removed and (entry.listed or checkpoints)
     ]
 
 

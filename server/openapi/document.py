@@ -49,6 +49,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("get", "/v1/models", ("/models", "/api/tags"), "server", "The models: one", None, False),
     ("post", "/api/show", (), "server", "The model's chat template and context, as Ollama tells them", FREE, False),
     ("get", "/v1/models/{id}", (), "server", "One model", None, False),
+    ("delete", "/v1/models/{id}", (), "training", "Delete a fine-tuned model", None, False),
     ("get", "/props", (), "server", "Properties and default settings", None, False),
     ("post", "/props", (), "server", "Change properties (needs --props)", FREE, False),
     ("get", "/metrics", (), "server", "Prometheus metrics (needs --metrics)", None, False),

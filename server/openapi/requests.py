@@ -73,6 +73,7 @@ QUERIES: dict[tuple[str, str], dict[str, Schema]] = {
     ("get", "/v1/stream"): _CONVERSATION | _FROM,
     ("delete", "/v1/stream"): _CONVERSATION,
     ("get", "/v1/stream/{id}"): _FROM,
+    ("get", "/v1/models"): {"checkpoints": {"type": "boolean"}},
     ("get", "/v1/files"): _PAGE | {"order": {"enum": ["asc", "desc"]}, "purpose": {"type": "string"}},
     ("get", "/v1/responses/{id}/input_items"): _PAGE | {"order": {"enum": ["asc", "desc"]}},
     ("get", "/v1/fine_tuning/jobs"): _PAGE,

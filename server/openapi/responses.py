@@ -167,6 +167,7 @@ REPLIES: dict[tuple[str, str], Schema] = {
     ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL), models=_array(OBJECT)),
     ("post", "/api/show"): _always(template=STRING, model_info=OBJECT, details=OBJECT),
     ("get", "/v1/models/{id}"): _MODEL,
+    ("delete", "/v1/models/{id}"): _always(id=STRING, object=_one("model"), deleted=_one(True)),
     ("get", "/props"): _PROPS,
     ("post", "/props"): _DONE,
     ("get", "/openapi.json"): _always(openapi=STRING, info=OBJECT, paths=OBJECT, components=OBJECT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any
@@ -10,7 +11,9 @@ from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
 from logitless.engine.finetuning.hyperparameters import AUTOMATIC, DEFAULTS
+from logitless.engine.finetuning.job import ENDED, base_of
 from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import bad_request, read
 
@@ -34,6 +37,12 @@ class HyperparametersBody(Struct, frozen=True, kw_only=True):
     lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
     warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
     full: Annotated[bool, Param("train all weights instead of an adapter")]
+    validation_split: Annotated[
+        float, Param("part of the examples that validates instead of a file", 0, 0.9, hard=True)
+    ]
+    early_stopping_patience: Annotated[
+        int, _count("epochs without a lower validation loss that end the job; the best one is its model; 0: any", low=0)
+    ]
 
 
 class Supervised(Struct, frozen=True, kw_only=True):
@@ -52,7 +61,7 @@ class Method(Struct, frozen=True, kw_only=True):
 class JobBody(Struct, frozen=True, kw_only=True):
     """POST /v1/fine_tuning/jobs."""
 
-    model: Annotated[str, Param("the model that is served")] = ""
+    model: Annotated[str, Param("the model that is served, or a fine-tuned one to start from")] = ""
     training_file: Annotated[str, Param("the id of an uploaded file")]
     validation_file: Annotated[str, Param("the id of an uploaded file")] = ""
     suffix: Annotated[str, Param("part of the result's name")] = ""
@@ -71,11 +80,14 @@ def new_job(
     n_ctx_train: int,
     may_see: Callable[[Row], bool] = lambda _: True,
 ) -> Row:
-    """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files that count."""
+    """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count."""
     asked = read(JobBody, body)
     model, suffix = asked.model, asked.suffix
-    if model not in names:
+    start = None if model in names else find(store, model)
+    if model not in names and (start is None or not may_see(start.job)):
         bad_request("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
+    if start is not None and not start.is_checkpoint and start.job["status"] not in ENDED:
+        bad_request("model", f"{model} is being trained: start from one of its checkpoints, {model}@STEP")
     for name, file in (("training_file", asked.training_file), ("validation_file", asked.validation_file)):
         row = store.get("files", file) if file else None
         row = row if row is not None and may_see(row) else None
@@ -91,7 +103,11 @@ def new_job(
     if kind != "supervised":
         bad_request("method.type", f"{kind} is not there; supervised is")
     given = asked.method.supervised
-    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, n_ctx_train)
+    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, n_ctx_train, start)
+    if h["validation_split"] and asked.validation_file:
+        bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
+    if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):
+        bad_request("hyperparameters.early_stopping_patience", "needs a validation_file or a validation_split")
     id = new_id("ftjob")
     return {
         "id": id,
@@ -101,6 +117,7 @@ def new_job(
         "started_at": None,
         "estimated_finish": None,
         "model": model,
+        "base": base_of(start.job) if start is not None else model,
         "model_name": f"ft:{base.rpartition('/')[2]}:{suffix or 'logitless'}:{id.removeprefix('ftjob-')[:8]}",
         "fine_tuned_model": None,
         "organization_id": "logitless",
@@ -119,17 +136,31 @@ def new_job(
     }
 
 
-def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> dict[str, Any]:
+def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int, start: TunedModel | None) -> dict[str, Any]:
     unknown = set(raw) - set(HyperparametersBody.__struct_fields__)
     if unknown:
         bad_request(f"hyperparameters.{min(unknown)}", "is not known")
     given = {k: None if v == "auto" else v for k, v in raw.items()}
-    if raw.get("full") is True:
+    if start is not None:
+        given = _inherited(given, start)
+    if given.get("full") is True:
         for name in ("lora_r", "lora_alpha"):
-            if raw.get(name) is not None:
+            if given.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
     automatic = [name for name in AUTOMATIC if given.get(name) is None]
     defaults = {**DEFAULTS, **dict.fromkeys(automatic, 1)}  # the numbers are replaced below
     most = min(n_ctx_train, 1 << 16)
     asked = read(HyperparametersBody, given, defaults=defaults, within="hyperparameters.", context_length=most)
     return {**asdict_struct(asked), **dict.fromkeys(automatic, "auto")}
+
+
+def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
+    """Hyperparameters with those of the model that a job starts from, which it cannot change."""
+    fixed: dict[str, Any] = {"full": start.whole}
+    if not start.whole:
+        fixed |= {name: start.job["hyperparameters"][name] for name in ("lora_r", "lora_alpha")}
+    for name, value in fixed.items():
+        if given.get(name) not in (None, value):
+            kind = "a whole model" if start.whole else "an adapter"
+            bad_request(f"hyperparameters.{name}", f"{start.name} is {kind}, whose {name} is {json.dumps(value)}")
+    return {**given, **fixed}

@@ -61,9 +61,9 @@ def lora_scales(listed: Sequence[LoraScale], adapters: Adapters | None, name: st
     n = 0 if adapters is None else len(adapters.entries)
     for i, item in enumerate(listed):
         place, id = f"{name}[{i}]", item.id
-        if not 0 <= id < n:
+        if adapters is None or not 0 <= id < n or adapters.entries[id].removed:
             bad_request(f"{place}.id", f"there is no adapter {str(id)[:20]}; the server has {n}")
-        if adapters is not None and adapters.entries[id].whole:
+        if adapters.entries[id].whole:
             bad_request(f"{place}.id", f"{id} is a whole model: ask for it by the field 'model'")
         if id in scales:
             bad_request(f"{place}.id", f"adapter {id} is listed twice")

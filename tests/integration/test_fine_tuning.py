@@ -31,7 +31,8 @@ def upload(api: openai.OpenAI, rows: list[dict[str, str]] = ROWS) -> str:
 def wait(api: openai.OpenAI, url: str, job: str, until: str = "") -> list[dict[str, Any]]:
     """The job's events as they come, until one says this, or the job is over."""
     found: list[dict[str, Any]] = []
-    with api._client.stream("GET", f"{url}/v1/fine_tuning/jobs/{job}/events?stream=true", timeout=120) as response:
+    events = f"{url}/v1/fine_tuning/jobs/{job}/events?stream=true"
+    with api._client.stream("GET", events, headers=api.auth_headers, timeout=120) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -48,6 +49,28 @@ def tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def greedy(api: openai.OpenAI, model: str) -> str:
     return api.completions.create(model=model, prompt=PROMPT, max_tokens=16, temperature=0).choices[0].text
+
+
+def deleted(url: str, api: openai.OpenAI, nobody: openai.OpenAI, name: str) -> None:
+    """A model, after a job that goes on from it."""
+    more: Any = {"n_epochs": 1, "batch_size": 16, "learning_rate_multiplier": 0.01}
+    job = api.fine_tuning.jobs.create(model=name, training_file=upload(api), hyperparameters=more)
+    first = next(e["data"]["train_loss"] for e in wait(api, url, job.id) if "train_loss" in e["data"])
+    again = api.fine_tuning.jobs.retrieve(job.id)
+    assert (again.model, again.status) == (name, "succeeded")
+    assert first < 1
+    with pytest.raises((openai.AuthenticationError, openai.PermissionDeniedError)):
+        nobody.models.delete(name)
+    tuned = greedy(api, name)
+    assert api.models.delete(name).model_dump() == {"id": name, "object": "model", "deleted": True}
+    for ask in (api.models.delete, api.models.retrieve, lambda model: greedy(api, model)):
+        with pytest.raises(openai.NotFoundError):
+            ask(name)
+    with pytest.raises(openai.NotFoundError, match="no fine-tuned model 'stories'"):
+        api.models.delete("stories")
+    assert again.fine_tuned_model is not None
+    assert [m.id for m in api.models.list()] == ["stories", again.fine_tuned_model]
+    assert greedy(api, again.fine_tuned_model) == tuned
 
 
 def test_a_job_is_killed_resumed_and_used(
@@ -106,10 +129,15 @@ def test_a_job_is_killed_resumed_and_used(
         ]
         assert [v.model for v in vectors] == [done.fine_tuned_model, names[0], "stories"]
         assert vectors[0].data[0].embedding == vectors[1].data[0].embedding != vectors[2].data[0].embedding
-        assert {done.fine_tuned_model, *names} <= {m.id for m in api.models.list()}
+        assert [m.id for m in api.models.list()] == ["stories", done.fine_tuned_model]
+        everything = {m.id for m in api.models.list(extra_query={"checkpoints": "true"})}
+        assert everything == {"stories", *names, done.fine_tuned_model}
+        assert api.models.retrieve(names[1]).id == names[1]
         adapters.append(tensors(folder / "checkpoints" / f"{job.id}@{steps[-1]}.gguf"))
         rest = tensors(folder / "checkpoints" / f"{job.id}.gguf")
         adapters[-1] |= {name: rest[name] for name in rest if name.startswith("optimizer")}
+        if killed:
+            deleted(server.url, api, connect(f"{server.url}/v1", "nobody"), done.fine_tuned_model)
         server.stop()
     assert adapters[0].keys() == adapters[1].keys()
     assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
@@ -139,9 +167,9 @@ def test_what_is_wrong_is_said_at_the_door(
     with pytest.raises(openai.AuthenticationError):
         upload(nobody)
     file = upload(api)
-    assert user.files.retrieve(file).filename == "rows.jsonl"
-    assert user.files.content(file).text.splitlines()[0] == json.dumps(ROWS[0])
-    assert [f.id for f in user.files.list()] == [file]
+    assert api.files.retrieve(file).filename == "rows.jsonl"
+    assert api.files.content(file).text.splitlines()[0] == json.dumps(ROWS[0])
+    assert [[f.id for f in who.files.list()] for who in (api, user)] == [[file], []]  # it is the admin's
 
     def refused(**fields: Any) -> str:
         with pytest.raises(openai.BadRequestError) as error:
@@ -173,4 +201,4 @@ def test_what_is_wrong_is_said_at_the_door(
         api.fine_tuning.jobs.resume(job.id)
     assert api.files.delete(file).deleted
     with pytest.raises(openai.NotFoundError):
-        user.files.retrieve(file)
+        api.files.retrieve(file)

@@ -210,6 +210,17 @@ def test_files_and_jobs_belong_to_all_models(client: openai.OpenAI) -> None:
     assert done.fine_tuned_model in {model.id for model in client.models.list()}
     assert client.models.retrieve(done.fine_tuned_model).parent == "a"  # type: ignore[attr-defined]
     assert say(client, done.fine_tuned_model).model == done.fine_tuned_model
+    job = client.fine_tuning.jobs.create(model=done.fine_tuned_model, training_file=file.id, hyperparameters=once)
+    wait(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "succeeded")
+    name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+    assert name is not None
+    assert say(client, name).model == name
+    assert client.models.delete(name).deleted  # by its server
+    with pytest.raises(openai.NotFoundError):
+        say(client, name)
+    say(client, "b")  # takes the only place
+    assert client.models.delete(done.fine_tuned_model).deleted
+    assert not [model.id for model in client.models.list() if model.id.startswith("ft:")]
     with pytest.raises(openai.BadRequestError, match="is succeeded, so it cannot be queued"):
         client.fine_tuning.jobs.resume(job.id)
     assert client.files.delete(file.id).deleted

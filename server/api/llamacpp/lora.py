@@ -24,7 +24,7 @@ async def adapters(request: web.Request) -> web.Response:
                 **({"model": entry.name} if entry.name else {}),
             }
             for entry in (known.entries if known is not None else ())
-            if not entry.whole
+            if not (entry.whole or entry.removed)
         ]
     )
 

@@ -22,7 +22,7 @@ MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
 PURPOSES = ("fine-tune",)
-_HIDDEN = ("model_name", "path", "owner")
+_HIDDEN = ("base", "model_name", "model_path", "path", "owner")
 
 
 async def upload(request: web.Request) -> web.Response:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest, unkept
+from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
+from logitless.engine.finetuning.tuned_models import find
 from logitless.server.api.context import CONTEXT, encode_json, json_response, to_thread
 from logitless.server.api.openai.files import found, listed, seen, shown
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
@@ -77,6 +79,19 @@ async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> w
     if changed is None:
         raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
     return json_response(shown(changed))
+
+
+async def delete_model(request: web.Request) -> web.Response:
+    """DELETE /v1/models/{id}: a fine-tuned model with its files."""
+    name, desk = request.match_info["id"], desk_of(request)
+    model = await to_thread(lambda: find(desk.store, name))
+    if model is None or not request[CLIENT].may_see(model.job):
+        raise NotFound(f"there is no fine-tuned model {name[:200]!r}")
+    try:
+        await to_thread(partial(desk.delete_model, model))
+    except OSError as error:
+        raise unkept("the model cannot be deleted", error) from None
+    return json_response({"id": name, "object": "model", "deleted": True})
 
 
 async def checkpoints(request: web.Request) -> web.Response:

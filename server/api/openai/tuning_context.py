@@ -11,6 +11,7 @@ from aiohttp import web
 
 from logitless.engine.errors import NotSupported
 from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.finetuning.tuned_models import TunedModel
 from logitless.engine.finetuning.worker import FineTuningWorker
 from logitless.server.api.context import CONTEXT
 
@@ -23,6 +24,9 @@ class Desk(Protocol):
 
     def check(self, path: Path, filename: str) -> None:
         """TrainingError names the line of a file that cannot be trained on."""
+
+    def delete_model(self, model: TunedModel) -> None:
+        """InvalidRequest: the model is still needed."""
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel, pause or resume a job; None where its state does not allow that."""

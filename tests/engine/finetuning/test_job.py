@@ -17,6 +17,7 @@ from logitless.engine.finetuning.store import Row, Store
 from logitless.models import tokenizer
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fine_tuning import new_job
+from logitless.training.errors import TrainingError
 from logitless.training.scratch import byte_vocabulary
 
 N_CTX_TRAIN = 512
@@ -103,6 +104,36 @@ def test_what_auto_chose_is_told_and_what_was_asked_stays(tmp_path: Path, vocabu
     )
     asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 3, "context_length": 64, "warmup_steps": 0}
     assert prepared(tmp_path, vocabulary, rows, **asked).choices == ""
+
+
+@pytest.mark.parametrize(("fraction", "n_held_out"), [(0.25, 5), (0.01, 1), (0.9, 18)])
+def test_a_split_validates_on_examples_that_are_not_learned(
+    tmp_path: Path, vocabulary: Tokenizer, fraction: float, n_held_out: int
+) -> None:
+    """At least one; "auto" looks at the others alone."""
+    found = prepared(tmp_path, vocabulary, [{"text": f"row {i:02}"} for i in range(20)], validation_split=fraction)
+    training = found.order.indices.tolist()
+    assert len(found.validation) == n_held_out
+    assert sorted([*training, *found.validation.tolist()]) == list(range(20))
+    assert f"from {20 - n_held_out} examples" in found.choices
+    n, windows = found.order.validation(found.validation)
+    assert sum(int(w.weights.sum()) for w in windows) == n_held_out * 7
+    assert n <= n_held_out
+
+
+def test_a_split_of_one_example_and_stopping_without_validation_are_refused(
+    tmp_path: Path, vocabulary: Tokenizer
+) -> None:
+    with pytest.raises(TrainingError, match="of one example leaves none to train on"):
+        prepared(tmp_path, vocabulary, [{"text": "a"}], validation_split=0.1)
+    store = Store(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"early_stopping_patience.*needs a validation_file or a validation_split"):
+        job_of(store, [{"text": "a"}], early_stopping_patience=1)
+    file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")["id"]
+    body = {"model": "m", "training_file": file, "validation_file": file}
+    with pytest.raises(InvalidRequest, match="validation_split': there is a validation_file"):
+        new_job({**body, "hyperparameters": {"validation_split": 0.5}}, store, "m", {"m"}, N_CTX_TRAIN)
+    store.close()
 
 
 def test_a_job_shows_auto_until_it_runs(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.adapters import Adapters
 from logitless.engine.batch import UBatch
 from logitless.engine.engine_task import EngineTask
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.store import Store
+from logitless.engine.finetuning.tuned_models import find, tuned_models
 from logitless.engine.finetuning.worker import FineTuningWorker
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
@@ -35,6 +37,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.server.protocol.fine_tuning import new_job
 from logitless.training import checkpoint, save
 from logitless.training.errors import TrainingError
+from logitless.training.schedule import Stopping
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
 HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learning_rate_multiplier": 5.0}
@@ -359,3 +362,111 @@ def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
     tuning.close()
     assert (part.call_count, path.exists(), caplog.messages) == (0, there, [])
     assert Store(tmp_path).get("jobs", job.id)["status"] == ("failed" if task == "_keep_failure" else "succeeded")  # type: ignore[index]
+
+
+def finished(job: Job, **fields: Any) -> str:
+    """Another job of the same server, run to its end; its id."""
+    training_file = job.store.get("jobs", job.id)["training_file"]  # type: ignore[index]
+    body = {"model": "m", "training_file": training_file, **fields}
+    row = new_job(body, job.store, "m", {"m"}, 512)
+    job.store.put("jobs", row)
+    job.id = row["id"]
+    job.tuning.created()
+    job.finish(math.inf)
+    job.leave()
+    return job.id
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
+def test_a_job_starts_from_a_fine_tuned_model(engine: ModelRunner, tmp_path: Path, full: bool) -> None:
+    """Its first loss is the one that the other ended with, and not the base model's."""
+    job = Job(tmp_path, engine, full=full)
+    job.finish(math.inf)
+    job.leave()
+    first = job.id
+    name = job.store.get("jobs", first)["model_name"]  # type: ignore[index]
+    finished(job, model=name, hyperparameters=HYPERPARAMETERS)
+    row = job.store.get("jobs", job.id)
+    assert row is not None
+    assert (row["model"], row["base"], row["hyperparameters"]["full"]) == (name, "m", full)
+    losses = [
+        [e["data"]["train_loss"] for _, e in job.store.events(id) if "train_loss" in e["data"]]
+        for id in (first, job.id)
+    ]
+    assert losses[1][0] < losses[0][-1] + 0.2 < losses[0][0]
+    assert job.tuning.adapters.find(row["model_name"]) is not None
+    refused = {"full": not full} if full else {"lora_r": 5}
+    with pytest.raises(InvalidRequest, match="hyperparameters"):
+        finished(job, model=name, hyperparameters=refused)
+    with pytest.raises(InvalidRequest, match="field 'model'"):
+        finished(job, model="ft:m:none:1")
+    job.tuning.delete_model(find(job.store, name))  # type: ignore[arg-type]
+    again = {"model": row["model_name"], "hyperparameters": HYPERPARAMETERS}
+    finished(job, **again)  # which holds all that it needs
+    job.tuning.close()
+
+
+def test_a_deleted_model_is_gone_with_its_files_and_names(engine: ModelRunner, tmp_path: Path) -> None:
+    job = Job(tmp_path, engine, full=False)
+    job.begin()
+    while not list(tuned_models(job.store)):
+        job.turn(math.inf)
+    running = next(tuned_models(job.store))
+    if job.status == "running":
+        with pytest.raises(InvalidRequest, match="cancel it first"):
+            job.tuning.delete_model(running)
+    job.finish(math.inf)
+    job.leave()
+    kept = job.id
+    finished(job, hyperparameters={**HYPERPARAMETERS, "n_epochs": 2})
+    models = [model for model in tuned_models(job.store) if model.job["id"] == job.id]
+    first, last, whole = models
+    assert [model.is_checkpoint for model in models] == [True, True, False]
+    with pytest.raises(InvalidRequest, match=r"is the model .* itself"):
+        job.tuning.delete_model(last)
+    job.tuning.delete_model(first)
+    assert not Path(first.path).exists()
+    assert [m.name for m in tuned_models(job.store) if m.job["id"] == job.id] == [last.name, whole.name]
+    id = job.tuning.adapters.find(whole.name)
+    assert id is not None
+    job.tuning.delete_model(whole)
+    assert {path.name.partition("@")[0].removesuffix(".gguf") for path in (tmp_path / "checkpoints").iterdir()} == {
+        kept
+    }
+    assert job.tuning.adapters.find(whole.name) is job.tuning.adapters.find(last.name) is None
+    with pytest.raises(InvalidRequest, match="there is no adapter"):
+        job.tuning.adapters.resolve(((id, 1.0),))
+    adapters = Adapters(engine.adapters, engine.weight_sets)
+    again = FineTuningWorker(job.store, engine, Mock(), None, adapters, "m")
+    assert sorted(entry.name for entry in adapters.entries) == sorted(
+        model.name for model in tuned_models(job.store) if model.job["id"] == kept
+    )
+    assert [entry.listed for entry in adapters.entries] == ["@" not in entry.name for entry in adapters.entries]
+    again.close()
+
+
+def test_a_job_stops_early_with_its_best_model(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation losses by epoch; a restart after the last one changes nothing."""
+    losses = iter([3.0, 2.0, 2.5, 2.25, 1.0, 1.0])
+    validated = Stopping.validated
+    monkeypatch.setattr(Stopping, "validated", lambda self, _, step: validated(self, next(losses), step))
+    job = Job(tmp_path, engine, full=False)
+    job.tuning.set_status(job.id, ("queued", "running"), "cancelled")
+    job.leave()
+    asked = {**HYPERPARAMETERS, "batch_size": 4, "n_epochs": 6, "validation_split": 0.2, "early_stopping_patience": 2}
+    finished(job, hyperparameters=asked)
+    row = job.store.get("jobs", job.id)
+    assert row is not None
+    told = [event["message"] for _, event in job.store.events(job.id)]
+    assert "The job ends early: no lower validation loss than that of step 8 in 2 validations" in told
+    assert [r["step_number"] for r in job.store.checkpoints(job.id)] == [16, 12, 8, 4]
+    model = find(job.store, row["model_name"])
+    assert model is not None
+    assert model.path == job.store.checkpoints(job.id)[2]["path"]
+    id = job.tuning.adapters.find(row["model_name"])
+    assert id is not None
+    assert job.tuning.adapters.entries[id].path == model.path
+    assert next(losses) == 1.0
+    job.tuning.close()

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
 from logitless.models.adapters.low_rank import EMBEDDING, NORMS
 from logitless.models.adapters.merge import merge
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import hparams_of
+from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.quantize import dequantized
 from logitless.models.weights.weights import check_weights
+from logitless.training.errors import TrainingError
+from logitless.training.trainable import LoraOptions, lora, start_from
 from tests.helpers.architecture_specs import PLAIN
 from tests.helpers.reference_model import write
 from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
@@ -257,6 +261,31 @@ def test_the_file_is_llama_cpps(arch: str, shared_data: Path, tmp_path: Path, ca
     assert reader.fields["adapter.lora.alpha"].contents() == 8.0
     names = {t.name for t in reader.tensors}
     assert {f"{EMBEDDING}.lora_a", "blk.0.ffn_down.weight.lora_b", "blk.0.attn_norm.weight.lora_a"} <= names
+
+
+@pytest.mark.parametrize("arch", ["llama-gqa-F32", "phi3-F32"])
+def test_a_run_starts_from_the_adapter_of_a_file(arch: str, shared_data: Path, tmp_path: Path) -> None:
+    """phi3's query, key and value are one matrix of the file."""
+    path = shared_data / "models" / f"arch-{arch}.gguf"
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        sessions = [Session([CPUBackend(1)]) for _ in range(3)]
+        first, second = (
+            lora(session, define_model(session, gguf, h, 16), LoraOptions(rank=3, alpha=6.0, seed=seed), "t")
+            for seed, session in enumerate(sessions[:2])
+        )
+        rng = np.random.default_rng(2)
+        values = {name: rng.standard_normal(v.shape, np.float32) for name, v in first.read().items()}
+        first.write(values)
+        write_adapter(tmp_path / "a.gguf", first.adapter(), gguf, h)
+        start_from(second, read_adapter(tmp_path / "a.gguf", gguf, h))
+        for name, found in second.read().items():
+            assert np.allclose(found, values[name], rtol=1e-6)
+        narrow = lora(sessions[2], define_model(sessions[2], gguf, h, 16), LoraOptions(rank=4))
+        with pytest.raises(TrainingError, match="lora_a' is of shape"):
+            start_from(narrow, read_adapter(tmp_path / "a.gguf", gguf, h))
+    for session in sessions:
+        session.close()
 
 
 def test_norms_as_a_whole_are_passed_over(shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
