@@ -20,6 +20,7 @@ class CompletionRequest:
     # most tokens to generate; -1: until a stop or a full context; 0: prefill only
     n_predict: int = -1
     stop: tuple[str, ...] = ()  # stop strings, not part of the text
+    turn_end: str = ""  # text that ends a turn as an end token does, which the vocabulary lacks
     ignore_eos: bool = False  # end tokens are also in sampling.logit_bias with -inf
     cache_prompt: bool = True
     # cached prefixes are shared by requests of equal salt only; its owner is in front of a "/"

@@ -204,7 +204,7 @@ class OutputProcessor:
         assert seq.slot is not None
         stop: Stop | None
         if word_found is not None:
-            stop = Stop("word", word_found)
+            stop = Stop("eos") if word_found == request.turn_end else Stop("word", word_found)
         elif len(seq.tokens) >= seq.slot.n_ctx and not self._shifts:
             stop = Stop("limit", truncated=True)
         elif seq.n_generated == request.n_predict or seq.stop_filter.ended or (request.verify and _departs(seq)):

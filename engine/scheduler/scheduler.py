@@ -158,8 +158,9 @@ class Scheduler:
             raise InvalidRequest(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
+        stops = (*request.stop, request.turn_end) if request.turn_end else request.stop
         stop_filter = StopFilter(
-            pieces, request.stop, request.n_indent, keep_stop=request.stop_text, min_tokens=request.sampling.min_tokens
+            pieces, stops, request.n_indent, keep_stop=request.stop_text, min_tokens=request.sampling.min_tokens
         )
         choice = self.resolve_lora(request.lora)
         root = self.cache.prefixes.root_of(choice, request.cache_salt)

@@ -58,6 +58,7 @@ def _llama2(start: str, system: str, strip: bool = False) -> str:
 
 CHATML = _turns("{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}", "{{ '<|im_start|>assistant\n' }}")
 """What a model without a template of its own gets."""
+CHATML_END = "<|im_end|>"
 
 _SYS = "{{ '<<SYS>>\n' }}C{{ '\n<</SYS>>\n\n' }}"
 _GEMMA = (

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from logitless.models.chat.builtins import BUILTINS, CHATML
+from logitless.models.chat.builtins import BUILTINS, CHATML, CHATML_END
 from logitless.models.chat.jinja import ChatTemplateError, Renderer
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reasoning_tags
@@ -86,6 +86,13 @@ class ChatTemplate:
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
         self._probe_formats()
+
+    def turn_end(self, tokenizer: Tokenizer) -> str:
+        """The text that ends the model's turn: ChatML's, where the vocabulary has no such token.
+        "": an end token does."""
+        if self.source != CHATML or len(tokenizer.encode(CHATML_END, add_special=False)) == 1:
+            return ""
+        return CHATML_END
 
     def render(
         self,

@@ -79,7 +79,7 @@ class FakeTemplate:
     caps: ClassVar = {"supports_tools": False}
     calls, reasoning = GENERIC, None
 
-    continuation = ChatTemplate.continuation
+    continuation, turn_end = ChatTemplate.continuation, ChatTemplate.turn_end
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any) -> str:
         if any(message["role"] == "villain" for message in messages):

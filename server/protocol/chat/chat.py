@@ -72,10 +72,12 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
     given, begun = first.sampling.grammar, prompt.style.primer
     constraint = chat_constraint(given, prompt.tools, template, begun, prompt.thinks, parser.grammars)
     preserved = first.preserved | prompt.preserved
+    turn_end = "" if asked.ignore_eos else template.turn_end(parser.tokenizer)
     requests = [
         replace(
             request,
             preserved=preserved,
+            turn_end=turn_end,
             reasoning=prompt.limit,
             sampling=replace_struct(request.sampling, grammar=constraint),
         )

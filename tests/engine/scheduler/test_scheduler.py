@@ -50,6 +50,15 @@ def test_every_kind_of_end() -> None:
     assert kinds == {("eos", False), ("word", False), ("limit", False), ("limit", True)}
 
 
+def test_a_text_that_ends_a_turn_is_an_end() -> None:
+    """As an end token is, and not a stop string of the request's."""
+    bench = Bench(n_ctx=64)
+    plain = bench.run(prompt(3), n_predict=20, ignore_eos=True).text
+    answer = bench.run(prompt(3), n_predict=20, ignore_eos=True, turn_end=plain[4:7])
+    at = plain.index(plain[4:7])
+    assert (answer.text, answer.finished.stop_type, answer.finished.stopping_word) == (plain[:at], "eos", "")
+
+
 def test_ignored_end_tokens_go_on() -> None:
     bench = Bench(n_ctx=64)
     ended = next(salt for salt in range(99) if bench.run(prompt(3, salt), n_predict=50).finished.stop_type == "eos")

@@ -223,6 +223,12 @@ def test_from_metadata(shared_data: Path) -> None:
     }
     tokenizer = tokenizer_from(values)
     assert from_metadata(values, tokenizer).source == CHATML
+    assert from_metadata(values, tokenizer).turn_end(tokenizer) == "<|im_end|>"
+    assert from_metadata(values, tokenizer, "phi3").turn_end(tokenizer) == ""
+    known = dict(values)
+    for key, last in (("tokenizer.ggml.tokens", b"<|im_end|>"), ("tokenizer.ggml.token_type", 3)):
+        known[key] = [*values[key], last]
+    assert from_metadata(values, tokenizer).turn_end(tokenizer_from(known)) == ""
     values["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     values["tokenizer.chat_template.tool_use"] = "tools: {{ tools | length }}{# <tool_call> #}"
     chat = from_metadata(values, tokenizer)

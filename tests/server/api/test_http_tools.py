@@ -297,3 +297,12 @@ async def test_refusals(server: Running):
     await refused(server, "/v1/chat/completions", {**body, "stream": True, "logprobs": True}, 400, "logprobs")
     await refused(server, "/completion", {"prompt": "x", "tools": [TOOL]}, 400, "tools")
     assert not server.scheduler.requests
+
+
+async def test_chatml_ends_a_turn_by_its_text_where_the_vocabulary_lacks_it():
+    ask = {"messages": ASK}
+    async with chatting("chatml") as server:
+        says(server, "2.")
+        for body, end in ((ask, "<|im_end|>"), (ask | {"ignore_eos": True}, "")):
+            await server.post("/v1/chat/completions", body)
+            assert server.scheduler.requests[-1].turn_end == end
