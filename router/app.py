@@ -22,7 +22,7 @@ from logitless.router.jobs import RouterJobs
 from logitless.router.listing import ModelMeta, download_item, events, model_item
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
-from logitless.server.api import anthropic, info
+from logitless.server.api import info
 from logitless.server.api.context import api_key, json_response, read_body, to_thread
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.api.llamacpp.resume import LookupBody, stream_id
@@ -101,9 +101,8 @@ class Router:
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         app.router.add_get(prefix + "/openapi.json", self._openapi)
         for method, path in endpoints():  # routes added above take precedence
-            handler = anthropic.refusing(self._pass_on) if path.startswith("/v1/messages") else self._pass_on
             for allowed in ("GET", "HEAD") if method == "GET" else (method,):
-                app.router.add_route(allowed, prefix + path, handler)
+                app.router.add_route(allowed, prefix + path, self._pass_on)
         add_pages(app, config)
         app.cleanup_ctx.append(self._connections)
         return app

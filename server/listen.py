@@ -62,7 +62,7 @@ class Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # logs, and refuses where an answer has begun
-        response = error_response(_refusal(status, exc, message))
+        response = error_response(_refusal(status, exc, message), request)
         response.headers["Server"] = "logitless"
         response.force_close()
         return response
@@ -71,7 +71,7 @@ class Protocol(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPExpectationFailed):
-            resp = error_response(ExpectationFailed("header 'Expect': can only be 100-continue"))
+            resp = error_response(ExpectationFailed("header 'Expect': can only be 100-continue"), request)
         body = request.content
         if not body.is_eof() and ("Upgrade" in request.headers or (request.content_length or 0) > LINGER_BYTES):
             resp.force_close()  # aiohttp's parser stops for an upgrade, or the drain will not do

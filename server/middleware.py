@@ -62,7 +62,7 @@ class Guard:
             request[CLIENT] = self._client(request, path)
             return await handler(request)
         except RequestError as error:
-            return error_response(error)
+            return error_response(error, request)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
@@ -76,18 +76,18 @@ class Guard:
                 " ".join(str(error).split()),
                 exc_info=log.isEnabledFor(logging.DEBUG),
             )
-            return error_response(ServerFault("internal error; the server's log has the reason"))
+            return error_response(ServerFault("internal error; the server's log has the reason"), request)
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if error.status == 404:
-            return error_response(NotFound(f"no such endpoint: {request.path}"))
+            return error_response(NotFound(f"no such endpoint: {request.path}"), request)
         refused = RequestError(error.reason)
         refused.code = error.status
         if isinstance(error, web.HTTPMethodNotAllowed):
             refused.message = f"{request.method} is not allowed here"
         elif isinstance(error, web.HTTPRequestEntityTooLarge):
             refused.message = f"the request is larger than {self._config.max_body} bytes"
-        response = error_response(refused)
+        response = error_response(refused, request)
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = error.headers["Allow"]
         return response

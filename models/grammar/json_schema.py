@@ -140,7 +140,7 @@ def resolve(root: Any, ref: str) -> tuple[str, Any] | None:
 def _prepared(source: str, strict: bool) -> str:
     schema = json.loads(source)
     schema = _edited(schema, _Identifiers(schema))
-    schema = _edited(schema, _Closing(schema))
+    schema = _edited(_edited(schema, _Closing(schema)), _drop_idle)
     if not strict:
         schema = _edited(schema, _drop_wide_bounds)
         if compile_error(schema):
@@ -243,6 +243,36 @@ def _composition(root: Schema, path: str, schema: Any) -> list[str]:
     if len(own) < 2 and (not describing or (not own and (alternatives or len(describing) == 1))):
         return []
     return [path, *(path + _pointer(step) for step in describing)]
+
+
+_ALL: tuple[Any, ...] = (True, {})  # schemas that everything fits
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "minContains": (0,),
+    "unevaluatedItems": _ALL,
+    "unevaluatedProperties": _ALL,
+    "propertyNames": (*_ALL, {"type": "string"}),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+    "not": (False,),
+    "then": _ALL,
+    "else": _ALL,
+    "format": ("",),
+    "$recursiveAnchor": (False,),
+}
+
+
+def _drop_idle(schema: Schema, path: str) -> Schema:
+    """The schema without keywords that the engine does not know and that say nothing."""
+    if (schema.get("minContains") == 0 and "maxContains" not in schema) or "contains" not in schema:
+        for key in ("contains", "minContains", "maxContains"):
+            schema.pop(key, None)
+    for key, idle in _IDLE.items():
+        if any(type(schema.get(key)) is type(value) and schema[key] == value for value in idle):
+            del schema[key]
+    if "if" not in schema or not schema.keys() & {"then", "else"}:
+        for key in ("if", "then", "else"):
+            schema.pop(key, None)
+    return schema
 
 
 def _drop_wide_bounds(schema: Schema, path: str) -> Schema:

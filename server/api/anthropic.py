@@ -10,12 +10,11 @@ from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import Finished, Progress, Timings, Token
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, encode_json, error_object, error_response, json_response
+from logitless.server.api.context import CONTEXT, anthropics_error, encode_json, json_response
 from logitless.server.api.generate import run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
 from logitless.server.config import ServerConfig
-from logitless.server.middleware import Handler
 from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.anthropic import chat_body
@@ -24,21 +23,6 @@ from logitless.server.protocol.dialects.translate import whole_members
 _STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
 
 
-def refusing(handler: Handler) -> Handler:
-    """The handler, with refusals in Anthropic's form."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except RequestError as error:
-            response = error_response(error)
-            response.text = encode_json(_error(error))
-            return response
-
-    return handle
-
-
-@refusing
 async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
     context = request.app[CONTEXT]
@@ -51,7 +35,6 @@ async def messages(request: web.Request) -> web.StreamResponse:
     return await run(request, context, job, MessagesReply(job, context.served, context.config))
 
 
-@refusing
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages/count_tokens."""
     context = request.app[CONTEXT]
@@ -62,10 +45,6 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"input_tokens": n_tokens})
-
-
-def _error(error: RequestError) -> dict[str, Any]:
-    return {"type": "error", **error_object(error)}
 
 
 class MessagesReply(Reply):
@@ -110,7 +89,7 @@ class MessagesReply(Reply):
         return _event("message_stop")
 
     def failed(self, error: RequestError) -> str:
-        return f"event: error\ndata: {encode_json(_error(error))}\n\n"
+        return f"event: error\ndata: {encode_json(anthropics_error(error))}\n\n"
 
     def _head(self, timings: Timings) -> dict[str, Any]:
         return {

@@ -23,6 +23,7 @@ from logitless.server.auth import Keys
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.fields import json_object
+from logitless.server.slashes import canonical
 from logitless.server.unpack import content
 
 T = TypeVar("T")
@@ -180,9 +181,29 @@ def error_object(error: RequestError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, "type": error.type, **error.extra}}
 
 
-def error_response(error: RequestError) -> web.Response:
-    """A refusal."""
-    response = json_response(error_object(error), error.code)
+_ANTHROPICS = {  # of our types; all others have the same name there
+    "exceed_context_size_error": "invalid_request_error",
+    "not_supported_error": "invalid_request_error",
+    "server_error": "api_error",
+    "unavailable_error": "overloaded_error",
+}
+
+
+def anthropics_error(error: RequestError) -> dict[str, Any]:
+    """The error as Anthropic's API shows it."""
+    told = error_object(error)["error"]
+    return {"type": "error", "error": {**told, "type": _ANTHROPICS.get(error.type, error.type)}}
+
+
+def is_anthropics(request: web.BaseRequest) -> bool:
+    """True if the client is one of Anthropic's API."""
+    return "anthropic-version" in request.headers or "/v1/messages" in canonical(request.path)
+
+
+def error_response(error: RequestError, request: web.BaseRequest | None = None) -> web.Response:
+    """A refusal of a request, in the shape that its client reads."""
+    shape = anthropics_error if request is not None and is_anthropics(request) else error_object
+    response = json_response(shape(error), error.code)
     if error.code == 501:  # clients of OpenAI and Anthropic repeat every other 5xx
         response.headers["x-should-retry"] = "false"
     if error.code == 401:

@@ -50,21 +50,6 @@ def entries(
     return [{**entry(p.id, p.value), top_name: [entry(id, value) for id, value in p.top[:top]]} for p in probs]
 
 
-def splits_character(tail: bytes) -> bool:
-    """True if the text so far, of which `tail` are the last bytes, ends inside a UTF-8 character.
-
-    llama-server's rule, which looks for the start of a character only: such a token has no entry in its native shape.
-    """
-    for length, byte in enumerate(reversed(tail[-3:]), 1):
-        if byte & 0xE0 == 0xC0:
-            return length < 2
-        if byte & 0xF0 == 0xE0:
-            return length < 3
-        if byte & 0xF8 == 0xF0:
-            return length < 4
-    return False
-
-
 class Shown:
     """Tokens of the text that is shown; text that a stop string cut off has none."""
 
@@ -83,8 +68,37 @@ class Shown:
         return list(tokens[:n])
 
     def _piece(self, id: int) -> bytes:
-        request = self._request
-        return self._tokenizer.piece(id, special=request.special or id in request.preserved)
+        return _shown_piece(self._tokenizer, self._request, id)
+
+
+def _shown_piece(tokenizer: Tokenizer, request: CompletionRequest, id: int) -> bytes:
+    """The bytes of a token in the text; a hidden special token has none."""
+    return tokenizer.piece(id, special=request.special or id in request.preserved)
+
+
+class _Places:
+    """Places of tokens in a text, in characters."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._start = start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, piece: bytes) -> int:
+        """The place of the next token; one inside a character is at that character."""
+        pending = self._decoder.getstate()[0]
+        text = self._decoder.decode(piece)
+        broken = pending and text.startswith("\ufffd") and not (pending + piece).startswith(_REPLACEMENT)
+        at = self._start + bool(broken)  # the token's text comes after a character that it broke off
+        self._start += len(text)
+        return at
+
+    @property
+    def end(self) -> int:
+        """The length of the text so far."""
+        return self._start + bool(self._decoder.getstate()[0])
+
+
+_REPLACEMENT = "\ufffd".encode()
 
 
 def _n_bytes(raw: bytes, n: int) -> int:
@@ -107,24 +121,22 @@ class LegacyLogprobs:
     characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, top: int, post_sampling: bool, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, top: int, request: CompletionRequest, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._top = top
+        self._request = request
         self._as_ids = as_ids
-        self._post = post_sampling
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._post = request.sampling.post_sampling_probs
+        self._places = _Places()
 
     def of(self, probs: Sequence[TokenProb]) -> dict[str, Any]:
         """These tokens, which follow those of the call before."""
         tokens, values, tops, offsets = self._empty()
         for prob in probs:
-            piece = self._tokenizer.piece(prob.id)
             tokens.append(self._name(prob.id))
             values.append(self._logprob(prob.value))
-            tops.append({self._name(i): self._logprob(v) for i, v in prob.top[: self._top]})
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(piece))
+            tops.append(self._likeliest(prob))
+            offsets.append(self._places.add(_shown_piece(self._tokenizer, self._request, prob.id)))
         return self._arrays(tokens, values, tops, offsets)
 
     def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> dict[str, Any]:
@@ -132,23 +144,26 @@ class LegacyLogprobs:
         in front.
         """
         tokens, values, tops, offsets = self._empty()
-        pieces = [self._tokenizer.piece(id) for id in ids]
-        lengths = [len(self._decoder.decode(piece)) for piece in pieces]
-        start = len(text) - sum(lengths)
-        for i in range(len(pieces)):
+        places = _Places()
+        starts = [places.add(self._tokenizer.piece(id)) for id in ids]
+        before = places.end - len(text)  # characters of what the tokenizer put in front
+        for i, id in enumerate(ids):
             prob = probs[i] if i < len(probs) else None
-            tokens.append(self._name(ids[i]))
+            tokens.append(self._name(id))
             values.append(None if prob is None else self._logprob(prob.value))
-            top = None if prob is None else prob.top[: self._top]
-            tops.append(None if top is None else {self._name(t): self._logprob(v) for t, v in top})
-            offsets.append(max(0, start))
-            start += lengths[i]
+            tops.append(None if prob is None else self._likeliest(prob))
+            offsets.append(max(0, starts[i] - before))
         self.skip(text)
         return self._arrays(tokens, values, tops, offsets)
 
     def skip(self, text: str) -> None:
         """Text that comes before the tokens still to be told."""
-        self._offset = len(text)
+        self._places = _Places(len(text))
+
+    def _likeliest(self, prob: TokenProb) -> dict[str, float]:
+        """The likeliest tokens, and the chosen one, which may not be among them."""
+        told = {self._name(id): self._logprob(value) for id, value in prob.top[: self._top]}
+        return told | {self._name(prob.id): self._logprob(prob.value)}
 
     def _name(self, id: int) -> str:
         """A token as OpenAI names it: its text, or its bytes where they are no text."""

@@ -27,7 +27,7 @@ class Result:
     """Result of one generation so far."""
 
     __slots__ = (
-        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens", "untold",
+        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tokens", "untold",
         "untold_ids",
     )  # fmt: skip
 
@@ -40,7 +40,6 @@ class Result:
         self.held: list[Token] = []  # streams: told with the text that they are in
         self.untold = ""  # that text, as far as it has come
         self.untold_ids: list[int] = []  # return_token_ids: told with the next chunk
-        self.tail = b""  # the last bytes of the text whose probabilities were told
         self.n_tokens = 0
         self.opened = False
         self.finished = Finished("limit")
@@ -193,11 +192,13 @@ class Reply:
         prompts = [result.finished for result in self.results[:: self.options.best_of]]
         n_prompt = sum(done.n_prompt for done in prompts)
         n_predicted = sum(result.finished.n_predicted for result in self.results)
+        n_cached = sum(done.n_cached for done in prompts)
+        n_written = n_prompt - n_cached if self.results[0].request.cache_prompt else 0
         usage: dict[str, Any] = {
             "completion_tokens": n_predicted,
             "prompt_tokens": n_prompt,
             "total_tokens": n_predicted + n_prompt,
-            "prompt_tokens_details": {"cached_tokens": sum(done.n_cached for done in prompts)},
+            "prompt_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": n_written},
         }
         if any(result.request.speculation.draft for result in self.results):
             predictions = [result.finished.prediction for result in self.results]

@@ -112,7 +112,7 @@ class RequestParser:
 
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
-        request = self.read(Completion, body)
+        request = self.read(Completion, _counted(body))
         _refuse_tools(body)
         prompts, many = self.prompts(body.get("prompt"))
         tokens = [self.tokens(prompt, add_special=request.add_special_tokens) for prompt in prompts]
@@ -120,9 +120,7 @@ class RequestParser:
 
     def openai(self, body: Mapping[str, Any]) -> Job:
         """POST /v1/completions, with what llama-server refuses: echo, best_of, suffix."""
-        if body.get("logprobs") is False:  # some clients send chat's form
-            body = {**body, "logprobs": None}
-        request = self.read(OpenAICompletion, body)
+        request = self.read(OpenAICompletion, _counted(body))
         _refuse_tools(body)
         top = request.n_probs if request.n_probs is not None else request.logprobs
         if request.n_probs == 0:
@@ -331,6 +329,14 @@ class RequestParser:
         if isinstance(prompt, dict):
             prompt = prompt["prompt_string"]
         return prompt if isinstance(prompt, str) else self.tokenizer.pieces(ids).decode("utf-8", "replace")
+
+
+def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body with `logprobs` as a number: some clients send chat's form, a boolean and `top_logprobs`."""
+    wanted = body.get("logprobs")
+    if not isinstance(wanted, bool):
+        return body
+    return {**body, "logprobs": body.get("top_logprobs") or 1 if wanted else None}
 
 
 def _varied(request: CompletionRequest, i: int) -> CompletionRequest:

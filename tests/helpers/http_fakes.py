@@ -214,7 +214,7 @@ class FakeScheduler:
         if id == EOS:
             text = self.tokenizer.piece(id).decode() if request.special else ""
             return [*events, Token(id, text, self._prob(request, id)), self._finish(s, "eos")]
-        s.raw += self.tokenizer.piece(id)
+        s.raw += self.tokenizer.piece(id, special=request.special)
         text = getincrementaldecoder("utf-8")("replace").decode(s.raw)
         for stop in request.stop:
             where = text.find(stop)

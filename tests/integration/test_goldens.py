@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,22 @@ def compare_probabilities(answer: dict[str, Any], want: dict[str, Any]) -> None:
         assert [t[kind] for t in got[top]] == pytest.approx([t[kind] for t in expected[top]], abs=2e-3)
 
 
+def without_parts(entries: list[Any]) -> Iterator[Any]:
+    """llama-server has no entries of tokens that leave the text inside a character."""
+    tail = b""
+    for entry in entries:
+        tail = (tail + bytes(entry["bytes"]))[-3:]
+        lengths = {0xC0: (0xE0, 2), 0xE0: (0xF0, 3), 0xF0: (0xF8, 4)}  # of characters by their first byte
+        begun = (
+            n < length
+            for n, byte in enumerate(reversed(tail), 1)
+            for first, (mask, length) in lengths.items()
+            if byte & mask == first
+        )
+        if not next(begun, False):
+            yield entry
+
+
 @pytest.mark.parametrize("file", recorded("arch-*.json"))
 def test_every_architecture_agrees_with_llama_cpp(serve: Any, file: Path) -> None:
     expected = json.loads(file.read_text())
@@ -107,7 +124,7 @@ def test_every_architecture_agrees_with_llama_cpp(serve: Any, file: Path) -> Non
     errors = []
     for case in expected["cases"]:
         answer = server.post("/completion", case["request"])
-        for told, want in zip(answer["completion_probabilities"], case["top_logprobs"], strict=False):
+        for told, want in zip(without_parts(answer["completion_probabilities"]), case["top_logprobs"], strict=False):
             got = {t["id"]: t["logprob"] for t in told["top_logprobs"]}
             errors += [abs(got[i] - value) for i, value in want if i in got]
             if told["id"] != want[0][0]:

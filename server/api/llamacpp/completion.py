@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logitless.engine.requests import Finished, Progress, Token
-from logitless.server.api.probabilities import entries, splits_character
+from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, quoted, sse, timings
 
 
@@ -37,14 +37,8 @@ class NativeReply(Reply):
         return sse(data)
 
     def _probabilities(self, result: Result, tokens: list[Token]) -> list[dict[str, Any]]:
-        """Entries of the next tokens of a result, without those that leave the text inside a
-        character.
-        """
-        probs = []
-        for token in tokens:
-            result.tail = (result.tail + self.tokenizer.piece(token.id, special=False))[-3:]
-            if token.prob is not None and not splits_character(result.tail):
-                probs.append(token.prob)
+        """Entries of the next tokens of a result."""
+        probs = [token.prob for token in tokens if token.prob is not None]
         return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
 
     def progress(self, result: Result, progress: Progress) -> str:

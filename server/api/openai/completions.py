@@ -224,5 +224,5 @@ class CompletionReply(OpenAIReply):
         return extra
 
     def _new_legacy(self, result: Result) -> LegacyLogprobs:
-        post, as_ids = result.request.sampling.post_sampling_probs, self.options.tokens_as_ids
-        return LegacyLogprobs(self.tokenizer, self.options.top or 0, post, as_ids=as_ids)
+        as_ids = self.options.tokens_as_ids
+        return LegacyLogprobs(self.tokenizer, self.options.top or 0, result.request, as_ids=as_ids)

@@ -21,7 +21,7 @@ class CalledFunction(Struct, frozen=True, kw_only=True):
     """The function of a call: its name, and its arguments as JSON text or an object."""
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = "{}"
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -105,8 +105,17 @@ def parse_messages(chat: Chat, given: Sequence[Mapping[str, Any]]) -> list[dict[
         if "content" not in raw and not message.tool_calls and not message.reasoning_content:
             bad_request(f"messages[{i}].content", "is required")
         content = content_text(raw, i, "\n")
-        messages.append({**raw, "content": "" if content is None and not message.tool_calls else content})
+        said = {**raw, "content": "" if content is None and not message.tool_calls else content}
+        if message.tool_calls:
+            said["tool_calls"] = [_call(call) for call in raw["tool_calls"]]
+        messages.append(said)
     return messages
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are there, which some clients leave out where there are none."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": function.get("arguments") or "{}"}}
 
 
 def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | None:

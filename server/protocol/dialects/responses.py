@@ -115,7 +115,7 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
             _add_message(messages, item)
             names[f"messages[{len(messages) - 1}]"] = f"input[{i}]"
         elif kind == "function_call":
-            call = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+            call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
             for key, value in (*call.items(), ("call_id", item.get("call_id"))):
                 if not isinstance(value, str):
                     bad_request(f"input[{i}].{key}", f"expected a string, got {article(value)}")

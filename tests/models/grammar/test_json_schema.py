@@ -24,6 +24,40 @@ def allows(schema: Any, value: Any, strict: bool = False) -> bool:
     return accepts(compile_grammar(json.dumps(schema), kind), json.dumps(value))
 
 
+LIST = {"type": "array", "items": {"type": "integer"}}
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+IDLE: list[tuple[dict[str, Any], Any, Any]] = [  # schema, what fits, what does not
+    ({**LIST, "uniqueItems": False}, [1, 1], ["a"]),
+    ({**LIST, "minItems": 0, "contains": {"const": 7}, "minContains": 0}, [1], ["a"]),
+    ({**LIST, "minContains": 2}, [1], ["a"]),
+    ({**LIST, "unevaluatedItems": True}, [1], ["a"]),
+    ({**OBJECT, "propertyNames": {"type": "string"}, "dependentRequired": {}}, {"a": 1}, {"a": "b"}),
+    ({**OBJECT, "dependencies": {}, "dependentSchemas": {}, "not": False}, {"a": 1}, {"a": "b"}),
+    ({**OBJECT, "unevaluatedProperties": True}, {"b": 1}, {"a": "b"}),
+    ({**OBJECT, "if": {"required": ["a"]}}, {"a": 1}, {"b": 1}),
+    ({**OBJECT, "if": {"required": ["a"]}, "then": True, "else": {}}, {"a": 1}, {"b": 1}),
+    ({**OBJECT, "then": {"required": ["b"]}}, {"a": 1}, {"b": 1}),
+    ({"type": "string", "format": ""}, "x", 1),
+    ({"type": "object", "properties": {"x": {**LIST, "uniqueItems": False}}}, {"x": [1, 1]}, {"x": [True]}),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("schema", "fits", "wrong"), IDLE)
+def test_keywords_that_say_nothing(schema: dict[str, Any], fits: Any, wrong: Any, strict: bool) -> None:
+    assert allows(schema, fits, strict)
+    assert not allows(schema, wrong, strict)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"uniqueItems": True}, {"uniqueItems": 0}, {"contains": {}}, {"minContains": 0, "maxContains": 1, "contains": {}}],
+)
+def test_keywords_that_say_something_are_refused_where_it_is_strict(said: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError):
+        compile_grammar(json.dumps({**LIST, **said}), "strict_json_schema")
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
     "schema",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.chat_fakes import THOUGHT, chatting, prompt, says
+from tests.helpers.chat_fakes import HERMES_LIKE, THOUGHT, chatting, prompt, says
 from tests.helpers.grammars import accepts
 from tests.helpers.http_fakes import Running
 from tests.server.api.test_completion import events
@@ -159,6 +159,24 @@ async def test_reasoning(server: Running):
     deltas = [c["choices"][0]["delta"] for c in (await events(server, "/v1/chat/completions", body))[1:-1]]
     assert "".join(d.get("content", "") for d in deltas) == f"{THOUGHT}Two."
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "I should add."
+
+
+@pytest.mark.parametrize("arguments", [None, "", "{}", {}])
+@pytest.mark.parametrize("template", ["object", "text"])
+async def test_calls_without_arguments_in_the_history(arguments: Any, template: str):
+    written = HERMES_LIKE if template == "object" else HERMES_LIKE.replace("arguments | tojson", "arguments")
+    async with chatting(written) as server:
+        for function in ({"name": "now", "arguments": arguments}, {"name": "now"}):
+            call = {"id": "c", "type": "function", "function": function}
+            said = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+            said.append({"role": "tool", "tool_call_id": "c", "content": "r"})
+            status, reply = await server.post("/v1/chat/completions", {"messages": said})
+            assert status == 200, reply
+            assert '{"name": "now", "arguments": {}}' in prompt(server)
+        items = [{"type": "function_call", "call_id": "c", "name": "now", "arguments": arguments or None}]
+        items.append({"type": "function_call_output", "call_id": "c", "output": "r"})
+        assert (await server.post("/v1/responses", {"input": [*ASK, *items]}))[0] == 200
+        assert '{"name": "now", "arguments": {}}' in prompt(server)
 
 
 async def test_reasoning_that_is_not_shown(server: Running):
