@@ -79,9 +79,14 @@ class DiskFull(ServerFault):
     code = 507
 
 
+def is_full(error: BaseException) -> bool:
+    """True for an error of a full disk, or of a quota that is used up."""
+    return isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EFBIG)
+
+
 def unkept(what: str, error: OSError) -> ServerFault:
     """Error for a failed write to disk: DiskFull or ServerFault."""
-    fault = DiskFull if error.errno in (ENOSPC, EDQUOT, EFBIG) else ServerFault
+    fault = DiskFull if is_full(error) else ServerFault
     return fault(f"{what}: {error.strerror or error}")
 
 

@@ -50,13 +50,14 @@ def checkpoint_path(store: Store, id: str) -> Path:
 
 
 def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> Row | None:
-    """Cancel, pause or resume a job; None if its status is not in `allowed`."""
+    """Cancel, pause or resume a job, a failed one too; None if its status is not in `allowed`."""
 
     def change(job: Row) -> Row | None:
         if job["status"] not in allowed:
             return None
-        ended = {"finished_at": int(time.time())} if status in ENDED else {}
-        return {**job, "status": status, **ended}
+        now = int(time.time())
+        ended = {"finished_at": now if status in ENDED else None, "estimated_finish": None}
+        return {**job, "status": status, "error": None, **ended}
 
     job = store.change("jobs", id, change)
     if job is not None:

@@ -8,6 +8,7 @@ with.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logitless.engine.engine_task import EngineTask
+from logitless.engine.errors import is_full
 from logitless.engine.finetuning.job import (
     ENDED,
     RUNNING,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.tuning")
 CLOSE_SECONDS = 2.0  # seconds that shutdown waits for the end of an optimizer step
+ESTIMATE_SECONDS = 10.0  # seconds between two estimates of a job's end
 SAVE_SECONDS = 30.0  # seconds between checkpoints, about: work that a kill may cost
 
 
@@ -89,6 +92,8 @@ class FineTuningWorker:
         self._start_file: GGUFFile | None = None  # the whole model that the job starts from
         self._left_alone: set[str] = set()  # failed jobs whose failure could not be stored
         self._saved, self._saved_at = 0, 0.0  # last checkpoint: its optimizer steps and its time
+        self._first, self._began_at = 0, 0.0  # optimizer steps and time when the run began here
+        self._estimated_at = 0.0
         self._published = 0  # optimizer step of the last model that requests got
         self._settled = True  # the trainer is between two optimizer steps
         self._task: EngineTask | None = None  # off-thread task of the job, which waits for it
@@ -344,6 +349,7 @@ class FineTuningWorker:
         stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
         stats.step, stats.n_steps = trainer.counters.iterations, trainer.n_steps
         self._saved, self._saved_at, self._published = trainer.counters.iterations, time.monotonic(), 0
+        self._first, self._began_at, self._estimated_at = self._saved, self._saved_at, -math.inf
 
     def close(self) -> None:
         """Save a checkpoint, from which the job resumes when the server starts again."""
@@ -416,8 +422,19 @@ class FineTuningWorker:
     def _tell(self, job: Row, message: str, metrics: Row, *, publish: bool) -> None:
         """Store the metrics of a step (off-thread)."""
         self._keeper.add_event(job["id"], message, type="metrics", step=metrics["step"], data=metrics)
+        self._estimate(job)
         if publish:
             self._publish(job)
+
+    def _estimate(self, job: Row) -> None:
+        """Tell when the job will have ended, by its time for a step so far (off-thread)."""
+        trainer, now = self._trainer, time.monotonic()
+        assert trainer is not None
+        done, left = trainer.counters.iterations - self._first, trainer.n_steps - trainer.counters.iterations
+        if done and left and now - self._estimated_at > ESTIMATE_SECONDS:
+            self._estimated_at = now
+            finish = time.time() + (now - self._began_at) / done * left
+            self._update(job, estimated_finish=math.ceil(finish))
 
     def _finish(self, job: Row, reason: str) -> None:
         """Store the success of a job and its result file (off-thread)."""
@@ -443,6 +460,7 @@ class FineTuningWorker:
             job,
             status="succeeded",
             finished_at=int(time.time()),
+            estimated_finish=None,
             model_path=best["path"] if best is not None else None,
             fine_tuned_model=job["model_name"],
             trained_tokens=trainer.counters.tokens,
@@ -530,7 +548,7 @@ class FineTuningWorker:
         """
 
         def change(now: Row) -> Row:
-            stays = {"status": now["status"]} if now["status"] in (*ENDED, "paused") else {}
+            stays = {"status": now["status"], "estimated_finish": None} if now["status"] in (*ENDED, "paused") else {}
             return {**now, **fields, **stays}
 
         if self._keeper.change("jobs", job["id"], change) is None:
@@ -556,16 +574,25 @@ class FineTuningWorker:
             self._send(partial(self._keep_failure, self._job, error), self._leave)
 
     def _keep_failure(self, id: str, error: Exception) -> None:
-        """Store a job's failure (off-thread)."""
+        """Store a job's failure (off-thread). With a full disk the job is paused, if it has a
+        checkpoint from which it can go on.
+        """
         from logitless.training.errors import TrainingError
 
+        pauses = is_full(error) and self._checkpoint_path(id).exists()
         message = " ".join(str(error).split()) or type(error).__name__
         code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
         detail = {"code": code, "message": message, "param": None}
         try:
             if (job := self._keeper.get("jobs", id)) is not None:
-                self._update(job, status="failed", finished_at=int(time.time()), error=detail)
-                self._keeper.add_event(job["id"], f"The job failed: {message}", level="error")
+                if pauses:
+                    self._update(job, status="paused", estimated_finish=None)
+                    told = f"The job is paused until it is resumed, because the disk is full: {message}"
+                else:
+                    ended = int(time.time())
+                    self._update(job, status="failed", finished_at=ended, estimated_finish=None, error=detail)
+                    told = f"The job failed: {message}"
+                self._keeper.add_event(job["id"], told, level="error")
         except Exception as refused:  # its row still says running: do not retry it at once
             log.error("the failure of job %s cannot be stored: %s", id, refused)
             self._left_alone.add(id)

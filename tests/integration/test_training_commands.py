@@ -135,7 +135,7 @@ def test_halvings_of_nothing_are_refused(flags: str) -> None:
         settings_of(flags.split())
 
 
-@pytest.mark.parametrize(("flags", "decay"), [("", 0.0), ("--adam-decay 0.3", 0.0), ("-wd 0.3", 0.3)])
+@pytest.mark.parametrize(("flags", "decay"), [("", 0.0), ("-wd 0.3", 0.3)])
 def test_sgd_decays_as_it_is_told_to(flags: str, decay: float) -> None:
     words = ["--optimizer", "sgd", *flags.split()]
     wanted = settings_of(words)
@@ -213,6 +213,52 @@ def test_warm_up_is_a_share_of_the_steps(
     assert "never reach" not in told
 
 
+TEXT_RUN, ROWS_RUN = ("finetune -m M --lora-out A --file T", "finetune -m M --lora-out A --file R.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("finetune -m M -o O --file T --lora-r 2", "finetune: --lora-r is of an adapter, and all weights are trained"),
+        ("finetune -m M -o O --file T --rank-wq 2", "--rank-wq is of an adapter"),
+        ("train -o O --file T --lora-alpha 2", "--lora-alpha"),
+        (f"{TEXT_RUN} --train-tensors blk.*", "--train-tensors is of a whole model, and an adapter is trained"),
+        (f"{TEXT_RUN} --output-type f16", "--output-type is of a whole model, and an adapter is written in f32"),
+        (f"{ROWS_RUN} --stride 4", "--stride is of a text, and --file R.jsonl is not one"),
+        (f"{ROWS_RUN} --sample-start x", "--sample-start is of a text, and --file R.jsonl is not one"),
+        (f"{TEXT_RUN} --no-pack", "--no-pack is of a .jsonl file, and --file T is not one"),
+        (f"{TEXT_RUN} --overlapping-samples", "--overlapping-samples is of --sample-start, which is not given"),
+        (f"{TEXT_RUN} --sample-start x --stride 4", "--stride is of a text without --sample-start"),
+        (f"{TEXT_RUN} --sample-start= --include-sample-start", "--include-sample-start has no meaning where"),
+        (f"{TEXT_RUN} --sample-start x --separate-with-eos", "--separate-with-eos is of --fill-with-next-samples"),
+        (f"{TEXT_RUN} -val-split 0 --validate-every 2", "--validate-every validates nothing"),
+        (f"{TEXT_RUN} --force-reshuffle", "--force-reshuffle is of --checkpoint-in, which is not given"),
+        (f"{TEXT_RUN} -lr 1e-3 --warmup 3", "--warmup is of the schedule with warm-up and cosine, which -lr replaces"),
+        (f"{TEXT_RUN} -lr 1e-3 --adam-alpha 1e-3", "--adam-alpha is of the schedule"),
+        (f"{TEXT_RUN} -lr-min 1e-4", "-lr-min halves the rate of -lr, which is not given"),
+        (f"{TEXT_RUN} -lr 1e-4 -lr-min 1e-3", "-lr-min of 0.001 is not below the rate of -lr"),
+        (f"{TEXT_RUN} -lr 1e-4 -decay-epochs 2", "-decay-epochs is of -lr-min, which is not given"),
+        (f"{TEXT_RUN} --cos-decay-restart 2", "--cos-decay-restart is of --enable-restart"),
+        (f"{TEXT_RUN} --optimizer sgd --adam-beta1 0.5", "--adam-beta1 is of adamw, and the optimizer is sgd"),
+        (f"{TEXT_RUN} --optimizer sgd --adam-decay 0.3", "--adam-decay is of adamw, and the optimizer is sgd"),
+        (f"{TEXT_RUN} --adam-decay 0.1 -wd 0.2", "--adam-decay and -wd are two names of the weight decay"),
+        (f"{TEXT_RUN} --opt-delta 0.1", "--opt-delta is of --opt-past, which is not given"),
+        (f"{TEXT_RUN} --pattern-fn-it N", "--pattern-fn-it stands in no file's name"),
+        ("plan finetune -m M --full --lora-r 2", "plan finetune: --lora-r is of an adapter"),
+        ("plan train --file R.jsonl --stride 2", "plan train: --stride is of a text"),
+        ("finetune -m M --lora-out A --checkpoint-in C -n 0 --file T", "--file is of training, and --only-write-lora"),
+        ("finetune -m M --lora-out A --only-write-lora --adam-alpha 1", "--adam-alpha is of training"),
+    ],
+)
+def test_a_flag_that_counts_for_nothing_beside_others_is_refused(
+    capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    code, err = run(capsys, *words.split())
+    assert code == 2
+    assert told in err
+    assert len(err.splitlines()) <= 2
+
+
 def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model's output is its embedding, and an adapter's ranks are those of its checkpoint."""
     one = f"finetune -m {given}/m.gguf --file {given}/a.txt -c 8 -b 2 -t 1 --iterations 1".split()
@@ -229,6 +275,11 @@ def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsy
     assert run(capsys, *resumed, *ranks)[0] == 0  # the same again
     for flags in ("--lora-r 8", "--lora-alpha 2", "--rank-wq 4", "--rank-wk 3"):
         code, told = run(capsys, *resumed, *flags.split())
+        assert code == 2
+        assert f"{flags}: the adapter of --checkpoint-in has" in told
+        only = ["finetune", "-m", f"{given}/m.gguf", "--lora-out", str(tmp_path / "b.gguf"), *resumed[-2:], "-n", "0"]
+        assert run(capsys, *only, *ranks)[0] == 0
+        code, told = run(capsys, *only, *flags.split())
         assert code == 2
         assert f"{flags}: the adapter of --checkpoint-in has" in told
 

@@ -14,6 +14,7 @@ from logitless.cli.commands.training import finetune
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup import training_run
 from logitless.cli.setup.model import model_path
+from logitless.cli.setup.unused_flags import check_used
 
 if TYPE_CHECKING:
     from logitless.training.step import Footprint
@@ -35,7 +36,10 @@ def run(options: SimpleNamespace) -> int:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device of the whole run, and of the process on the host beside them."""
-    if hasattr(options, "shape"):
+    new = hasattr(options, "shape")
+    command = f"plan {'train' if new else 'finetune'}"
+    check_used(options, full=bool(new or options.full or options.output), command=command)
+    if new:
         from logitless.cli.commands.training.train import start_model
 
         with tempfile.TemporaryDirectory(prefix="logitless-") as folder:

@@ -12,6 +12,7 @@ import numpy as np
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup import training_run
 from logitless.cli.setup.model import model_path
+from logitless.cli.setup.unused_flags import check_only_write, check_used
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -29,8 +30,11 @@ def run(options: SimpleNamespace) -> int:
     if bool(options.lora_out) == bool(options.output):
         raise UsageError("finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model")
     kind = LORA if options.lora_out else FULL
-    checkpoint = checkpoint_of(options)
     only_write = options.only_write_lora or options.n == "0"
+    if only_write and kind == LORA:
+        check_only_write(options)
+    check_used(options, full=kind == FULL)
+    checkpoint = checkpoint_of(options)
     lora = None
     output = options.lora_out or options.output
     if kind == LORA:
@@ -58,7 +62,7 @@ def trainable(
     model = define_model(session, gguf, h, options.ctx_size)
     if lora is not None:
         found = kinds.lora(session, model, lora)
-        _check_ranks(options, found)
+        _check_ranks(options, lora, [n.removesuffix(".lora_a") for n in found.names if n.endswith(".lora_a")])
         return found
     return kinds.full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
 
@@ -80,26 +84,24 @@ def lora_options(o: SimpleNamespace) -> LoraOptions:
     return LoraOptions(o.lora_r, o.lora_alpha, {k: n for k, n in ranks.items() if n is not None}, max(0, o.seed))
 
 
-def _check_ranks(o: SimpleNamespace, t: Trainable) -> None:
-    """UsageError: a rank is given for a tensor that the model does not have, or the adapter of the
+def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> None:
+    """UsageError: a rank is given for a tensor that the adapter does not have, or the adapter of the
     checkpoint has another one."""
     from logitless.training.trainable import RANKS
 
-    assert t.lora is not None
-    weights = [name.removesuffix(".lora_a") for name in t.names if name.endswith(".lora_a")]
     for kind, pattern in RANKS.items():
         flag, rank = f"--rank-{kind.replace('_', '-')}", getattr(o, f"rank_{kind}")
-        own = t.lora.rank_of(pattern.replace("*", "0"))
+        own = lora.rank_of(pattern.replace("*", "0"))
         if rank is not None and rank != own:
             raise UsageError(f"{flag} {rank}: the adapter of --checkpoint-in has rank {own} there")
         if rank and not fnmatch.filter(weights, pattern):
             tied = "; its output is its embedding, see --rank-tok-embd" if kind == "out" else ""
             raise UsageError(f"{flag} {rank}: the model has no tensor '{pattern}'{tied}")
     given = {dest for dest, _ in o.given}
-    if "lora_r" in given and o.lora_r != t.lora.rank:
-        raise UsageError(f"--lora-r {o.lora_r}: the adapter of --checkpoint-in has rank {t.lora.rank}")
-    if "lora_alpha" in given and np.float32(o.lora_alpha) != np.float32(t.lora.alpha):
-        raise UsageError(f"--lora-alpha {o.lora_alpha:g}: the adapter of --checkpoint-in has alpha {t.lora.alpha:g}")
+    if "lora_r" in given and o.lora_r != lora.rank:
+        raise UsageError(f"--lora-r {o.lora_r}: the adapter of --checkpoint-in has rank {lora.rank}")
+    if "lora_alpha" in given and np.float32(o.lora_alpha) != np.float32(lora.alpha):
+        raise UsageError(f"--lora-alpha {o.lora_alpha:g}: the adapter of --checkpoint-in has alpha {lora.alpha:g}")
 
 
 def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -> int:
@@ -113,6 +115,7 @@ def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -
     training_run.check_outputs(o, o.lora_out)
     values = checkpoint.tensors
     weights = [name.removesuffix(".lora_a") for name in values if name.endswith(".lora_a")]
+    _check_ranks(o, checkpoint.lora, weights)
     adapter = Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, checkpoint.lora.alpha)
     with GGUFFile.open(path) as gguf:
         write_adapter(o.lora_out, adapter, gguf, hparams_of(gguf), Path(o.lora_out).stem)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from logitless.cli.commands.training import finetune
 from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.setup.unused_flags import check_used
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -25,6 +26,7 @@ def run(options: SimpleNamespace) -> int:
 
     if not options.output:
         raise UsageError("train: -o FILE is required")
+    check_used(options, full=True, command="train")
     checkpoint = finetune.checkpoint_of(options)
     with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
         start = Path(folder) / "start.gguf"  # initial weights, and the metadata of the result

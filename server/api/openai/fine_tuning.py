@@ -66,7 +66,7 @@ async def pause(request: web.Request) -> web.Response:
 
 
 async def resume(request: web.Request) -> web.Response:
-    return await _set(request, ("paused",), "queued")
+    return await _set(request, ("paused", "failed"), "queued")
 
 
 async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:

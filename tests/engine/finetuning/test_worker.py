@@ -72,10 +72,14 @@ class Job:
         self.tuning.created()
 
     @property
-    def status(self) -> str:
+    def row(self) -> dict[str, Any]:
         row = self.store.get("jobs", self.id)
         assert row is not None
-        return str(row["status"])
+        return row
+
+    @property
+    def status(self) -> str:
+        return str(self.row["status"])
 
     def begin(self) -> None:
         while not self.tuning.stats.jobs_running:
@@ -470,3 +474,52 @@ def test_a_job_stops_early_with_its_best_model(
     assert job.tuning.adapters.entries[id].path == model.path
     assert next(losses) == 1.0
     job.tuning.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_pauses_a_job_that_has_a_checkpoint(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """One without fails. Both go on when they are resumed, to the same bytes as one that never stopped."""
+    whole = Job(tmp_path / "whole", engine, full=False)
+    whole.finish(math.inf)
+    job = Job(tmp_path / "stopped", engine, full=False)
+    full = Mock(side_effect=OSError(error, "No room"))
+    with monkeypatch.context() as patch:
+        patch.setattr("logitless.training.save.save_result", full)
+        job.leave()
+    assert (job.status, job.row["error"]["message"]) == ("failed", f"[Errno {error}] No room")
+    assert job.row["finished_at"] is not None
+    assert job.tuning.set_status(job.id, ("failed",), "queued")
+    assert (job.row["error"], job.row["finished_at"]) == (None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr("logitless.engine.finetuning.worker.SAVE_SECONDS", 0.0)
+        patch.setattr("logitless.training.save.save_result", full)
+        job.leave()
+    assert (job.status, job.row["error"]) == ("paused", None)
+    assert "because the disk is full" in job.store.events(job.id)[-1][1]["message"]
+    assert job.tuning.set_status(job.id, ("paused", "failed"), "queued")
+    job.finish(math.inf)
+    assert job.results() == whole.results()
+
+
+def test_the_end_of_a_job_is_estimated_while_it_runs(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten steps, each a hundred seconds long."""
+    job = Job(tmp_path, engine, full=False)
+    job.begin()
+    assert job.row["estimated_finish"] is None
+    clock = Mock(wraps=time)
+    clock.monotonic = lambda: job.tuning._began_at + 100.0 * job.tuning.stats.step
+    clock.time = lambda: 5000.0
+    monkeypatch.setattr("logitless.engine.finetuning.worker.time", clock)
+    told = []
+
+    def note(_: int) -> None:
+        if job.row["estimated_finish"] not in (None, *told[-1:]):
+            told.append(job.row["estimated_finish"])
+
+    job.finish(0.0, note)
+    assert told == [5000 + 100 * left for left in range(9, 0, -1)]
+    assert job.row["estimated_finish"] is None
