@@ -18,10 +18,10 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     rounded to the cache's type again.
     """
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
-    far, near = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
+    full, local = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
     written = []
     for layer, (keys, *_) in memory.full.layers.items():
-        angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
+        angles = local if h.is_local(layer) and rotary.local_frequency is not None else full
         k = load_k(keys, source)
         if h.has_rope(layer):
             k = rope(k, angles, interleaved=h.interleaved)

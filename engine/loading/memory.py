@@ -29,22 +29,22 @@ class CacheBytes:
     """Bytes of the KV cache as a function of its token slots.
 
     With sliding windows that have a block pool of their own, `windows` is that pool's size and
-    `far` the bytes of a token slot in the other layers.
+    `full` the bytes of a token slot in the other layers.
     """
 
     cell: int  # of a token slot in all layers
     windows: int = 0
-    far: int = 0
+    full: int = 0
 
     def of(self, n_ctx: int) -> int:
         """Bytes of n_ctx token slots."""
-        apart = self.windows + n_ctx * self.far
+        apart = self.windows + n_ctx * self.full
         return min(n_ctx * self.cell, apart) if self.windows else n_ctx * self.cell
 
     def most(self, room: int) -> int:
         """The most token slots that fit into `room` bytes."""
         together = room // max(1, self.cell)  # 0 bytes a token slot: all layers are recurrent
-        return max(together, (room - self.windows) // self.far) if self.windows else together
+        return max(together, (room - self.windows) // self.full) if self.windows else together
 
 
 def cache_bytes(
@@ -73,9 +73,9 @@ def cache_bytes(
     cell = of_cell(layers)
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
-    far = of_cell(i for i in layers if not h.is_local(i))
+    full = of_cell(i for i in layers if not h.is_local(i))
     return CacheBytes(
-        cell, window_pool_size(h.window, n_slots, n_ubatch, n_checkpoints) * BLOCK_SIZE * (cell - far), far
+        cell, window_pool_size(h.window, n_slots, n_ubatch, n_checkpoints) * BLOCK_SIZE * (cell - full), full
     )
 
 

@@ -25,7 +25,7 @@ class PlacementOptions:
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
 
     def devices(self, requested: Iterable[str], names: Collection[str], backends: Sequence[Backend]) -> list[Device]:
-        """Backends with their `--device` names. `wanted` includes devices that were lost."""
+        """Backends with their `--device` names. `requested` includes devices that were lost."""
         others = [name for name in dict.fromkeys(requested) if name != "cpu"]
         shares = dict(zip(others, self.shares, strict=False))
         if not any(shares.get(name) for name in names):

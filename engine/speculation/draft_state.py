@@ -89,9 +89,9 @@ class Drafts:
         *,
         throttled: bool = False,
     ) -> None:
-        """`chances`: acceptance rate of the model's drafts.
+        """`acceptance`: acceptance rate of the model's drafts.
 
-        `paced`: the model pauses when its drafts fail. A grammar may rule out the model's drafts so
+        `throttled`: the model pauses when its drafts fail. A grammar may rule out the model's drafts so
         often that they do not pay.
         """
         self.params = params

@@ -44,7 +44,7 @@ class Speculator:
     ) -> None:
         """`models`: draft models by kind (MODELS).
 
-        `worth`: adaptive draft length; None: always the maximum.
+        `draft_length`: adaptive draft length; None: always the maximum.
         """
         self.settings = settings or SpeculationSettings()
         self.models = dict(models or {})

@@ -93,8 +93,8 @@ def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Atte
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
     before = b.norm("nextn.hnorm", reshape(before, shape=x.shape), h)
     y = b.linear("nextn.eh_proj", concat_columns(b.norm("nextn.enorm", x, h), before))
-    far, _ = model.rotary.angles(batch.pos)
-    return y, AttentionInputs(b, b.norm("attn_norm", y, h), far)
+    full, _ = model.rotary.angles(batch.pos)
+    return y, AttentionInputs(b, b.norm("attn_norm", y, h), full)
 
 
 def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:

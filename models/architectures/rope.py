@@ -33,10 +33,10 @@ class Rotary:
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers."""
-        far = rope_angles(pos, self.frequency, magnitude=self.magnitude)
+        full = rope_angles(pos, self.frequency, magnitude=self.magnitude)
         if self.local_frequency is None:
-            return far, far
-        return far, rope_angles(pos, self.local_frequency, magnitude=1.0)
+            return full, full
+        return full, rope_angles(pos, self.local_frequency, magnitude=1.0)
 
     def query_scale(self, pos: Tensor) -> Tensor | None:
         """Attention-temperature scale (T, 1, 1) of queries at these positions, if the model has

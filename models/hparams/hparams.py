@@ -170,8 +170,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     period = _window_period(keys, n_layer) if window else 0
     local = [window > 0 and is_local(architecture, period, layer) for layer in range(n_layer)]
     mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
-    near = [*local, *[False] * n_mtp]
-    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, mla)
+    local_blocks = [*local, *[False] * n_mtp]
+    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local_blocks, mla)
     temperature = keys.at_least_0("attention.temperature_scale") if architecture.attention.temperature else 0.0
     eps_key = "attention.layer_norm_epsilon" if architecture.norm.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))

@@ -60,11 +60,11 @@ def read_layer_sizes(
             raise ModelFileError(keys.file, f"{n_head} heads cannot share {n} key/value heads")
     if "attention.key_length" not in keys and n_embd % n_head:
         raise ModelFileError(keys.file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
-    far = _head(keys, "", n_embd // n_head, None)
-    near = _head(keys, "_swa", *far)
-    heads = [near if local else far for local in is_local]
+    full = _head(keys, "", n_embd // n_head, None)
+    windowed = _head(keys, "_swa", *full)
+    heads = [windowed if local else full for local in is_local]
     layers = tuple(LayerSizes(ff, kv, *head) for ff, kv, head in zip(widths, n_head_kv, heads, strict=False))
-    return LayerSizes(max(widths), max(n_head_kv), *far), layers if len(set(layers)) > 1 else ()
+    return LayerSizes(max(widths), max(n_head_kv), *full), layers if len(set(layers)) > 1 else ()
 
 
 def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:

@@ -176,7 +176,7 @@ def matmul(
 ) -> list[Task]:
     """Task of a GEMM with a packed weight: its tile for m rows, and units for all threads.
 
-    `nbytes`: of all weights of the phase, if there are several. `pairs`: activations are bf16, as
+    `nbytes`: of all weights of the phase, if there are several. `bf16`: activations are bf16, as
     the weight is.
     """
     m, n = shape

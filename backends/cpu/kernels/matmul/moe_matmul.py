@@ -203,7 +203,7 @@ def panel_packer(pack_row, x_nbytes, y_nbytes):
 
 @kernel("quantize_experts")
 def quantize_experts(group):
-    """Quantised activations by expert (`into_panels`), in blocks of 32."""
+    """Quantised activations by expert (`panel_packer`), in blocks of 32."""
     return panel_packer(row_quantizer(int(group)), 128, ACT_BLOCK)
 
 
@@ -217,7 +217,7 @@ def scatter_k(x, y, stride, count):
 
 @kernel("pack_experts")
 def pack_experts():
-    """f32 activations by expert (`into_panels`), element by element."""
+    """f32 activations by expert (`panel_packer`), element by element."""
     return panel_packer(scatter_k, 4, 4)
 
 

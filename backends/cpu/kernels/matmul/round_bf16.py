@@ -61,5 +61,5 @@ def round_act(layout):
 
 @kernel("round_experts")
 def round_experts():
-    """bf16 activations by expert (`into_panels`), pair by pair."""
+    """bf16 activations by expert (`panel_packer`), pair by pair."""
     return panel_packer(cast_pairs, 8, 4)
