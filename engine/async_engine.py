@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
     from logitless.engine.sequence import Sequence as Generation
+    from logitless.engine.vision.vision_input import VisionInput
 
 
 log = logging.getLogger("logitless.service")
@@ -54,6 +55,7 @@ class LoadedModel:
     train_share: float = 0.5  # share of the device's time for training while requests run
     embedder: Embedder | None = None
     sleep: Sleep | None = None
+    vision: VisionInput | None = None
 
     def embed(self, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None = None) -> list[F32]:
         """Embed one of the embedder's groups of texts, and count it. On the engine thread."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.engine.speculation.settings import SpeculationParams
+from logitless.engine.vision.prompt_images import PromptImages
 
 Lora = tuple[tuple[int, float], ...]
 
@@ -45,6 +46,12 @@ class CompletionRequest:
     reasoning: ReasoningLimit | None = None
     # special tokens that are shown even if `special` is False
     preserved: frozenset[int] = frozenset()
+    images: PromptImages | None = None  # tiles in the prompt, whose tokens there are negative
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """The prompt without the rows of its images."""
+        return self.prompt if self.images is None else tuple(id for id in self.prompt if id >= 0)
 
     @property
     def shows_end(self) -> bool:

@@ -14,6 +14,7 @@ from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.speculation.draft_state import Drafts
 from logitless.models.adapters.stacked_lora import BASE, Choice
 
+MOST_TOKENS = 1 << 31
 # warm-up of a stream: prompts that arrive during it count as arrived together with its own
 FIRST_TOKENS = 8
 PLACES_PER_PRIORITY = 100  # later requests that a level of priority overtakes
@@ -72,6 +73,7 @@ class Sequence:
         "late",
         "n_cached",
         "n_computed",
+        "n_encoded",
         "n_lost",
         "n_probs",
         "n_prompt",
@@ -113,6 +115,7 @@ class Sequence:
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose keys and values are in the cache
         self.n_cached = 0  # tokens of the prompt that came from the prefix cache
+        self.n_encoded = MOST_TOKENS if request.images is None else 0  # leading tokens before the first missing image
         self.sampler: Sampler  # from when it has a slot: a sampler takes time and memory
         self.stop_filter = stop_filter
         self.slot: Slot | None = None
@@ -150,8 +153,11 @@ class Sequence:
     def n_schedulable(self) -> int:
         """Tokens that may be computed now; those that would fill the context wait for its shift."""
         assert self.slot is not None
-        n, most = len(self.tokens), self.slot.n_computable
-        return (n if n < most else most) - self.n_computed
+        return min(len(self.tokens), self.slot.n_computable, self.n_encoded) - self.n_computed
+
+    def chunk(self, n: int) -> int:
+        """Tokens of a prefill chunk of about n: some images are computed whole."""
+        return n if self.request.images is None else self.request.images.chunk(self.n_computed, n)
 
     @property
     def n_generated(self) -> int:

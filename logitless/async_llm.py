@@ -333,7 +333,9 @@ class AsyncLLM:
 
     def _requests(self, served: LoadedModel) -> RequestParser:
         if self._parser is None:
-            self._parser = RequestParser(served.tokenizer, self.config, served.info.n_ctx, served.adapters)
+            self._parser = RequestParser(
+                served.tokenizer, self.config, served.info.n_ctx, served.adapters, served.vision
+            )
         return self._parser
 
     async def _events(self, *jobs: Job) -> AsyncGenerator[tuple[int, Event], None]:

@@ -6,7 +6,7 @@ A server's rows are a `Batch` of any sequences with the paged KV cache; a traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,8 +15,9 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.mla import latent_attention
-from logitless.graph.ops.attention.paged_attention import PAGE, attention, store_k, store_v
-from logitless.graph.ops.elementwise import broadcast_to
+from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_v, store_k, store_v
+from logitless.graph.ops.elementwise import add, broadcast_to, mul
+from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear_attention import (
     causal_conv,
     causal_conv_update,
@@ -24,6 +25,7 @@ from logitless.graph.ops.linear_attention import (
     linear_attention_update,
     text_begins,
 )
+from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.kv_pool import PagePool, Pool
@@ -46,6 +48,47 @@ class Out:
     slot: Tensor  # (R,) i32: theirs
 
 
+@dataclass(frozen=True)
+class ImageRows:
+    """Rows of images among a batch's tokens: embeddings that the vision encoder left on the
+    device, with their positions."""
+
+    pools: Sequence[Tensor]  # (n / 16, 1, 16, n_embd) f32 each, written and read as values of a KV cache are; row 0 is
+    # zero. The first has embeddings, the others what is added after the first layers (deepstack, Qwen 3 VL)
+    ids: Tensor  # (T,) i32: a token's row of the pool; 0 for tokens of text
+    is_text: Tensor  # (T,) f32: 1 for tokens of text, 0 for rows of images
+    seen: Tensor  # (T,) i32: last position that a token sees: its own, or the end of a bidirectional image
+    out_seen: Tensor | None = None  # `seen` of the `out` rows
+    positions: Tensor | None = None  # (3, T) i32: M-RoPE's positions in time, height and width; equal for text
+    out_positions: Tensor | None = None  # those of the `out` rows
+
+    @classmethod
+    def feeds(cls, pools: Sequence[Tensor], n_tokens: int, n_out: int | None, *, mrope: bool) -> ImageRows:
+        ids, seen = (feed(f"image.{name}", (n_tokens,), "i32") for name in ("ids", "seen"))
+        out_seen = positions = out_positions = None
+        if n_out is not None:
+            out_seen = feed("image.out_seen", (n_out,), "i32")
+        if mrope:
+            positions = feed("image.positions", (3, n_tokens), "i32")
+            out_positions = None if n_out is None else feed("image.out_positions", (3, n_out), "i32")
+        is_text = feed("image.is_text", (n_tokens,))
+        return cls(pools, ids, is_text, seen, out_seen, positions, out_positions)
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """Token embeddings x (T, n_embd) with the images' rows in their places."""
+        return add(mul(x, reshape(self.is_text, shape=(-1, 1))), self._loaded(0))
+
+    def _loaded(self, i: int) -> Tensor:
+        return reshape(load_v(self.pools[i], self.ids), shape=(self.ids.shape[0], -1))
+
+    def deepstack(self, layer: int, x: Tensor, out: Out | None) -> Tensor:
+        """Hidden states x after a layer, plus the images' rows for it; x: of all rows, or of `out`."""
+        if layer + 1 >= len(self.pools):
+            return x
+        rows = self._loaded(layer + 1)
+        return add(x, rows if out is None else get_rows(rows, out.ids))
+
+
 class Rows(Protocol):
     """T tokens, and which of them need logits (`out` None: all)."""
 
@@ -55,6 +98,20 @@ class Rows(Protocol):
     def pos(self) -> Tensor: ...  # (T,) i32
     @property
     def out(self) -> Out | None: ...
+    @property
+    def images(self) -> ImageRows | None: ...
+
+
+def rope_positions(rows: Rows, *, of_out: bool = False) -> Tensor:
+    """Positions for RoPE: (T,), or (3, T) of a batch with images in a model with M-RoPE."""
+    if rows.images is not None and rows.images.positions is not None:
+        positions = rows.images.out_positions if of_out else rows.images.positions
+        assert positions is not None
+        return positions
+    if of_out:
+        assert rows.out is not None
+        return rows.out.pos
+    return rows.pos
 
 
 class AttentionParams(NamedTuple):
@@ -114,10 +171,14 @@ class Batch:
     begin: Tensor
     end: Tensor  # (T,) i32: state row to write afterwards, or -1
     out: Out | None
+    images: ImageRows | None = None
 
     @classmethod
-    def feeds(cls, n_tokens: int, n_out: int | None = None) -> Batch:
-        """A batch of inputs; `n_out` None: logits of every row."""
+    def feeds(
+        cls, n_tokens: int, n_out: int | None = None, images: Sequence[Tensor] = (), *, mrope: bool = False
+    ) -> Batch:
+        """A batch of inputs; `n_out` None: logits of every row. `images`: the pools of image rows,
+        if the batch has some; `mrope`: the model has M-RoPE."""
         tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end = (
             feed(name, (n_tokens,), "i32")
             for name in ("tokens", "pos", "slot", "slot_mapping", "window_slot_mapping", "begin", "end")
@@ -125,7 +186,17 @@ class Batch:
         out = None
         if n_out is not None:
             out = Out(*(feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot")))
-        return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out)
+        rows = None if not images else ImageRows.feeds(images, n_tokens, n_out, mrope=mrope)
+        return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
+
+    def seen(self, *, of_out: bool) -> tuple[Tensor, Tensor]:
+        """Slots of the rows that have queries, and the last position that each sees."""
+        queries = self.out if of_out and self.out is not None else self
+        if self.images is None:
+            return queries.slot, queries.pos
+        seen = self.images.seen if queries is self else self.images.out_seen
+        assert seen is not None
+        return queries.slot, seen
 
 
 @dataclass(frozen=True)
@@ -216,8 +287,7 @@ class Cached:
         pool, _ = self._room(kv_source)
         if kv_source == layer:
             self.store(layer, k, v)
-        queries = batch.out or batch if layer >= memory.n_layer_kv - 1 else batch
-        kv = *self.stored[kv_source], pool.tables, queries.slot, queries.pos
+        kv = *self.stored[kv_source], pool.tables, *batch.seen(of_out=layer >= memory.n_layer_kv - 1)
         if v is None:
             return latent_attention(q, *kv, scale=params.scale)
         return attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
@@ -272,6 +342,7 @@ class Sequences:
     pos: Tensor  # (T,) i32
     start: Tensor  # (T,) i32: first row that a row sees; of packed texts, the start of its own
     out: None = None
+    images: None = None
 
     @classmethod
     def feeds(cls, n_sequences: int, length: int) -> Sequences:
@@ -308,6 +379,7 @@ class Texts:
     types: Tensor  # (T,) i32: segment (token type)
     count: Tensor  # (T / length,) i32: tokens of each text before the padding
     out: None = None
+    images: None = None
 
     @classmethod
     def feeds(cls, n_texts: int, length: int) -> Texts:

@@ -47,7 +47,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "jinja2": ("models/",),
     "prometheus_client": ("server/", "engine/", "router/metrics.py"),
     "rich": ("cli/",),
-    "PIL": ("training/reporting/plot.py",),
+    "PIL": ("training/reporting/plot.py", "models/vision/"),
     "huggingface_hub": ("cli/hub/",),
     "yarl": ("router/",),
 }
@@ -59,7 +59,7 @@ LAZY = {  # may be imported inside functions only
     "llguidance": ("models/grammar/",),
     "re2": ("models/grammar/",),
     "huggingface_hub": ("cli/hub/hub.py",),
-    "PIL": ("training/reporting/plot.py",),
+    "PIL": ("training/reporting/plot.py", "models/vision/"),
 }
 NOT_NAMES = {"utils", "helpers", "common"}
 

@@ -20,6 +20,20 @@ for _dtype in ("i32", "f32"):
   }""",
         wg=64,
     )
+Kernel(
+    "mrope_angles",
+    [Arg("P", "i32"), Arg("W", "f32"), Arg("C", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint half_n", "uint n_rows", "float magnitude"],
+    """
+  FOR_EACH(i, n) {
+    uint t = i / half_n, j = i % half_n;
+    PRECISE float angle = FLOAT(P[UINT(C[j]) * n_rows + t]) * W[j];
+    Y[2u * t * half_n + j] = COS(angle) * magnitude;
+    Y[(2u * t + 1u) * half_n + j] = SIN(angle) * magnitude;
+  }""",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
 # A pair of elements at a time: the first 2 · half_n of each head are turned, the rest are copied.
 Kernel(
     "rope",
@@ -52,6 +66,16 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n, half = n_elements(t) // 2, frequency.shape[0]
     words = (n, half, bits(t.attrs.get("magnitude", 1.0)))
     return [dispatch(f"rope_angles_{pos.dtype}", shape, (pos, frequency, t), words, groups_for(n, shape, 64))]
+
+
+@lower("mrope_angles")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    pos, frequency, component = t.src
+    if pos.dtype != "i32":
+        return None
+    n, half = n_elements(t) // 2, frequency.shape[0]
+    words = (n, half, pos.shape[1], bits(t.attrs.get("magnitude", 1.0)))
+    return [dispatch("mrope_angles", shape, (pos, frequency, component, t), words, groups_for(n, shape, 64))]
 
 
 @lower("rope")

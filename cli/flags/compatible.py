@@ -19,7 +19,6 @@ def _later(
     return Flag(names, why, kind=kind, metavar=value, env=env, off=off, off_values=off_values, status=LATER)
 
 
-_TEXT = "models here read text only"
 _TOOLS = "the server runs no tools; clients do"
 _AUTOMATIC = ("-1", "-1.0", "-1.00")
 _PRESETS = (  # models that llama-server has flags for
@@ -91,10 +90,7 @@ COMPATIBLE = Group(
         _ignored("--cors-credentials", "LLAMA_ARG_CORS_CREDENTIALS"),
         _ignored("--ui-config --webui-config", "LLAMA_ARG_UI_CONFIG", value="JSON"),
         _ignored("--ui-config-file --webui-config-file", "LLAMA_ARG_UI_CONFIG_FILE", value="FILE"),
-        _ignored("--mmproj-auto", "LLAMA_ARG_MMPROJ_AUTO", off="--no-mmproj --no-mmproj-auto"),
         _ignored("--mmproj-offload", "LLAMA_ARG_MMPROJ_OFFLOAD", off="--no-mmproj-offload"),
-        _ignored("--image-min-tokens", "LLAMA_ARG_IMAGE_MIN_TOKENS", value="N"),
-        _ignored("--image-max-tokens", "LLAMA_ARG_IMAGE_MAX_TOKENS", value="N"),
         _ignored("--mtmd-batch-max-tokens", "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS", value="N"),
         _ignored("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X"),
         _ignored("--video-timestamp-interval", "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", value="N"),
@@ -138,10 +134,9 @@ COMPATIBLE = Group(
             why="--chat-template-kwargs sets the template's own variable",
         ),
         *(_later(f"--{name}", why="-hf names its repository") for name in _PRESETS),
-        _later("-mm --mmproj", "LLAMA_ARG_MMPROJ", value="FILE", why=_TEXT),
-        _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL", why=_TEXT),
-        _later("-mmdev --mmproj-device", "MTMD_BACKEND_DEVICE", value="NAME", why=_TEXT),
-        _later("--media-path", value="FOLDER", why=_TEXT),
+        _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL", why="download it and give --mmproj"),
+        _later("-mmdev --mmproj-device", "MTMD_BACKEND_DEVICE", value="NAME", why="the encoder runs on --device"),
+        _later("--media-path", value="FOLDER", why="images come as data URIs"),
         _later(
             "--ui-mcp-proxy --webui-mcp-proxy",
             "LLAMA_ARG_UI_MCP_PROXY",

@@ -74,6 +74,7 @@ CACHE = Group(
         ),
     ),
 )
+IMAGES = Group("Images", model_flags("mmproj mmproj_auto image_min_tokens image_max_tokens"))
 MODEL_KEYS = Group(
     "In the place of what the model's file says (0: as it says)",
     (
@@ -431,6 +432,7 @@ SERVE = (
         ),
     ),
     MODEL_KEYS,
+    IMAGES,
     SERVING,
     ROUTER,
     CONTEXT,

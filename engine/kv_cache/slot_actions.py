@@ -13,6 +13,7 @@ from logitless.engine.errors import InvalidRequest, ServerFault, Unavailable
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.slot_files import SlotState
 from logitless.engine.sequence import Slot
+from logitless.engine.vision.prompt_images import FIRST_ID
 from logitless.models.adapters.stacked_lora import BASE, Choice
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def tokens_of(scheduler: Scheduler, id: int, owner: str | None = None) -> tuple[
         return ()
     cached = slot.cached
     last = slot.sequence.tokens if slot.sequence is not None else []
-    return tuple(last if cached and last[: len(cached)] == cached else cached)
+    tokens = tuple(last if cached and last[: len(cached)] == cached else cached)
+    if any(token < 0 for token in tokens):
+        raise InvalidRequest(f"slot {id} has images: it can be gone on from only with them")
+    return tokens
 
 
 def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None, owner: str = "") -> None:
@@ -51,7 +55,8 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
     n_tokens = len(state.tokens)
     if n_tokens > slot.n_ctx:
         raise InvalidRequest(f"the state has {n_tokens} tokens, slot {id} has room for {slot.n_ctx}")
-    if not all(0 <= token < scheduler.vocab.n_vocab for token in state.tokens):
+    least = FIRST_ID if scheduler.engine.vision is not None else -1  # rows of images have ids up to it
+    if not all(token <= least < -1 or 0 <= token < scheduler.vocab.n_vocab for token in state.tokens):
         raise InvalidRequest("the state has a token that is not in the vocabulary")
     choice = adapters.choice_of(state.adapters) if adapters is not None else BASE
     if state.adapters and adapters is None:

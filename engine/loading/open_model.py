@@ -32,6 +32,7 @@ from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
+from logitless.engine.vision.vision_input import VisionInput
 from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata, of_file
 from logitless.models.errors import ModelFileError
@@ -170,7 +171,15 @@ class OpenModel:
             tuning,
             embedder=engine.embedder,
             sleep=sleep,
+            vision=vision_input(engine, self.tokenizer),
         )
+
+
+def vision_input(engine: ModelRunner, words: Tokenizer) -> VisionInput | None:
+    """The reader of prompts with images; None without a projector."""
+    if engine.vision is None:
+        return None
+    return VisionInput(engine.vision.params, words, mrope=bool(engine.hparams.mrope))
 
 
 def demo_model() -> Path:
@@ -266,7 +275,17 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
         swa_full=swa_full,
         n_draft_tokens=n_draft,
         block=mtp_file(options),
+        mmproj=projector_file(options, gguf.path),
+        image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )
+
+
+def projector_file(options: ModelOptions, path: str | Path) -> str:
+    """The projector's file: `mmproj`, else the only one beside the model; "": none."""
+    if options.mmproj or not options.mmproj_auto:
+        return options.mmproj or ""
+    found = sorted(Path(path).parent.glob("*mmproj*.gguf"))
+    return str(found[0]) if len(found) == 1 and found[0] != Path(path) else ""
 
 
 def _engine(path: str | Path, wanted: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:

@@ -292,6 +292,37 @@ class ModelOptions:
         "--rerank --reranking", False, "rerank documents: pooling is rank", env="LLAMA_ARG_RERANKING"
     )
 
+    # Images
+    mmproj: str | None = _option(
+        "-mm --mmproj",
+        None,
+        "the projector of a model that reads images; by default the only mmproj file beside the model",
+        file_name,
+        "FILE",
+        env="LLAMA_ARG_MMPROJ",
+    )
+    mmproj_auto: bool = _option(
+        "--mmproj-auto",
+        True,
+        "use the only projector beside the model",
+        env="LLAMA_ARG_MMPROJ_AUTO",
+        off="--no-mmproj --no-mmproj-auto",
+    )
+    image_min_tokens: int = _option(
+        "--image-min-tokens",
+        0,
+        "least tokens of an image, where the projector takes images of any size; 0: the projector's",
+        whole(0, 2**16),
+        env="LLAMA_ARG_IMAGE_MIN_TOKENS",
+    )
+    image_max_tokens: int = _option(
+        "--image-max-tokens",
+        0,
+        "most tokens of an image, where the projector takes images of any size; 0: the projector's",
+        whole(0, 2**16),
+        env="LLAMA_ARG_IMAGE_MAX_TOKENS",
+    )
+
     # Devices
     device: str = _option(
         "--device -dev",

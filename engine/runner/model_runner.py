@@ -36,6 +36,7 @@ from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
+from logitless.engine.vision.image_encoder import ImageEncoder
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
@@ -50,11 +51,13 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
+from logitless.models.vision.params import VisionParams, read_params
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights
 
 log = logging.getLogger("logitless.engine")
+MOST_IMAGE_ROWS = 8192  # rows of images that the device keeps at most
 MASK_PATIENCE = 0.01  # seconds that a step waits for pending token bitmasks when all else is done
 NOT_SAMPLED = -2  # in mask_row
 
@@ -82,6 +85,8 @@ class RunnerOptions:
     swa_full: bool = True
     n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
     block: str = ""  # file of the MTP head, if the model's file has none
+    mmproj: str = ""  # file of the vision encoder and its projector; "": no images
+    image_tokens: tuple[int, int] = (0, 0)  # least and most rows of an image of dynamic size; 0: the projector's
 
 
 class ModelRunner:
@@ -100,6 +105,10 @@ class ModelRunner:
         self.options = options = options or RunnerOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
+        self._projector: tuple[GGUFFile, VisionParams] | None = None
+        if options.mmproj:
+            projector = GGUFFile.open(options.mmproj)
+            self._projector = projector, read_params(projector, options.image_tokens)
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:
                 raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
@@ -178,7 +187,12 @@ class ModelRunner:
         self.cells = KVMover(self.session, self.model, self.memory)
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
         rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
-        self._graph = StepGraph(self.memory, sampler_state, rows)
+        self.vision = None
+        if self._projector is not None:
+            n_rows = min(self.n_ctx, MOST_IMAGE_ROWS)
+            self.vision = ImageEncoder(self.session, *self._projector, h.n_embd, n_rows)
+        images = self.vision.pools if self.vision is not None else ()
+        self._graph = StepGraph(self.memory, sampler_state, rows, images)
         able = h.causal and self.is_first and self.hidden is None and self.states is None
         able = able and all(backend.preemptible for backend in backends)
         self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
@@ -532,3 +546,5 @@ class ModelRunner:
             self.session.close()
         self.weight_sets.close()
         self.gguf.close()
+        if self._projector is not None:
+            self._projector[0].close()

@@ -5,6 +5,7 @@ Everything that differs between requests is an input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from logitless.engine.runner.buckets import Shape
@@ -25,6 +26,7 @@ class StepGraph:
     sampler_state: Tensor  # (slots, N_STATE) f32
     # last hidden states for the MTP head (models/architectures/mtp.py)
     hidden: Tensor | None = None
+    images: Sequence[Tensor] = ()  # rows of images (engine/vision/image_encoder.py)
 
     def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
@@ -42,12 +44,15 @@ class StepGraph:
 
     def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
         """Logits of the sampled positions, or None without any, and nodes that only run."""
+        images, mrope = self.images if shape.images else (), bool(model.hparams.mrope)
         if self.hidden is None:
-            batch = Batch.feeds(shape.n_tokens, shape.n_out if shape.n_out and not shape.whole else None)
+            n_out = shape.n_out if shape.n_out and not shape.whole else None
+            batch = Batch.feeds(shape.n_tokens, n_out, images, mrope=mrope)
             if not shape.n_out:
                 return None, model.cache_writes(batch, self.memory)
             return model.logits(batch, self.memory), []
-        batch, hidden = Batch.feeds(shape.n_tokens), Hidden.feeds(self.hidden, shape.n_tokens)
+        batch = Batch.feeds(shape.n_tokens, None, images, mrope=mrope)
+        hidden = Hidden.feeds(self.hidden, shape.n_tokens)
         if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]

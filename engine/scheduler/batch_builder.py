@@ -3,9 +3,12 @@ step."""
 
 from __future__ import annotations
 
-from logitless.engine.batch import BLOCK_SIZE, UBatch
+import numpy as np
+
+from logitless.engine.batch import BLOCK_SIZE, StepFailed, UBatch
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sequence import Sequence
+from logitless.engine.vision.image_encoder import ImageEncoder
 
 Plan = list[tuple[Sequence, int]]  # tokens that each sequence computes in this step
 
@@ -29,12 +32,13 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     for i, (seq, n) in enumerate(same):
         if limit == 0:
             return group, same[i:] + others
-        group.append((seq, min(n, limit)))  # the rest of the prompt comes in the next step
-        limit -= min(n, limit)
+        part = n if n <= limit else seq.chunk(limit)
+        group.append((seq, part))  # the rest of the prompt comes in the next step
+        limit -= min(part, limit)
     return group, others
 
 
-def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
+def build_batch(group: Plan, hidden: HiddenRows | None = None, vision: ImageEncoder | None = None) -> UBatch:
     """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are
     allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
@@ -82,7 +86,35 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
             _ask_for_prompt(batch, seq, n)
         if start + n >= len(seq.tokens) and seq.samples:
             _ask_for_tokens(batch, seq, draft_part(seq, n))
+    if vision is not None and any(_needs_images(seq, n) for seq, n in group):
+        for seq, n in group:
+            _add_images(batch, vision, seq, n)
     return batch
+
+
+def _needs_images(seq: Sequence, n: int) -> bool:
+    """True if the sequence's next n tokens have rows of images, or M-RoPE positions behind some."""
+    images = seq.request.images
+    return images is not None and (images.mrope or bool(images.within(seq.n_computed, seq.n_computed + n)))
+
+
+def _add_images(batch: UBatch, vision: ImageEncoder, seq: Sequence, n: int) -> None:
+    start, images = seq.n_computed, seq.request.images
+    if images is None:
+        batch.image_rows += [0] * n
+        batch.seen += range(start, start + n)
+        batch.rope_positions.append(np.tile(np.arange(start, start + n, dtype=np.int32), (3, 1)))
+        return
+    rows = [0] * n
+    for span in images.within(start, start + n):
+        first = vision.first_row(span.tile)
+        if first is None:
+            raise StepFailed("an image's rows are gone")
+        for p in range(max(start, span.start), min(start + n, span.end)):
+            rows[p - start] = first + p - span.start
+    batch.image_rows += rows
+    batch.seen += images.last_seen(start, n)
+    batch.rope_positions.append(images.positions(start, n))
 
 
 def prompt_rows(seq: Sequence, n: int) -> range:

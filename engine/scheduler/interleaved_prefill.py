@@ -113,6 +113,8 @@ class InterleavedPrefill:
 
     def _may_take(self, seq: Sequence) -> bool:
         """True for prompts; a stream with a few tokens to compute that were not sampled is none."""
+        if seq.request.images is not None:  # its steps have other inputs
+            return False
         if seq.not_preemptible or not seq.throttled or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False
         return seq.started and seq.n_schedulable > 1 and (seq.resumed or not seq.n_generated)

@@ -11,6 +11,7 @@ from logitless.engine.kv_cache.host_cache import Store
 from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.engine.vision.image_encoder import ImageEncoder
 
 
 class Runner(Protocol):
@@ -31,6 +32,10 @@ class Runner(Protocol):
     @property
     def hidden(self) -> HiddenRows | None:
         """Rows of last hidden states, if the model drafts by MTP."""
+
+    @property
+    def vision(self) -> ImageEncoder | None:
+        """The vision encoder, if a projector is loaded."""
 
     @property
     def cache_kind(self) -> CacheKind: ...

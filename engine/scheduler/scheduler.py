@@ -23,6 +23,7 @@ from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.scheduler.admission import Admission
 from logitless.engine.scheduler.batch_builder import Plan, build_batch, split
+from logitless.engine.scheduler.image_encoding import ImageEncoding
 from logitless.engine.scheduler.interleaved_prefill import InterleavedPrefill
 from logitless.engine.scheduler.postprocess import OutputProcessor, Stop, failure, finished
 from logitless.engine.scheduler.prefill_budget import PrefillBudget
@@ -34,6 +35,7 @@ from logitless.engine.scheduler.waiting_queue import WaitingQueue
 from logitless.engine.sequence import Sampler, Sequence, Slot
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.stats import SchedulerStats
+from logitless.engine.vision.prompt_images import PromptImages
 from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 
@@ -116,6 +118,7 @@ class Scheduler:
         self._planner = StepPlanner(
             self.cache, self._running, self.prefill_budget, lambda: self.speculator, self.n_ubatch
         )
+        self._images = ImageEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
         self._n_submitted = 0
         # tokens of a batch; smaller for a while after the device failed
@@ -151,6 +154,8 @@ class Scheduler:
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
+        if request.images is not None:
+            self._check_images(request, request.images)
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
@@ -171,6 +176,21 @@ class Scheduler:
         self.queue.push(seq)
         self.count()
         return seq
+
+    def _check_images(self, request: CompletionRequest, images: PromptImages) -> None:
+        """Raise the RequestError for images that can never be computed."""
+        vision = self.engine.vision
+        if vision is None:
+            raise InvalidRequest("this model reads no images: it was started without --mmproj")
+        if request.prompt_logprobs is not None:
+            raise InvalidRequest("log-probabilities of a prompt with images are not supported")
+        if self.config.context_shift and images.mrope:
+            raise InvalidRequest("images do not go together with --context-shift in this model")
+        most = vision.n_rows if images.causal else min(vision.n_rows, self.n_ubatch)
+        for span in images.spans:
+            if span.tile.n_rows > most:
+                limit = "" if images.causal else f"; --ubatch-size is {self.n_ubatch}"
+                raise InvalidRequest(f"an image has {span.tile.n_rows} tokens, at most {most} are possible{limit}")
 
     def cancel(self, seq: Sequence) -> None:
         """End a sequence without an event. Its slot and its blocks are free at once."""
@@ -200,7 +220,7 @@ class Scheduler:
             self._shift_contexts()
         interleaved, started, plan = False, 0.0, []
         try:
-            interleaved = self.interleaved.turn(events)
+            interleaved = self._images.turn(events) | self.interleaved.turn(events)
             started = self.clock()
             plan = self._planner.plan(self.interleaved.takes, in_flight=self.interleaved.seq is not None)
         except DeviceFailed as error:  # while a prompt's part was computed, or a draft was made
@@ -221,8 +241,9 @@ class Scheduler:
     def _prepare(self, seq: Sequence, slot: Slot) -> None:
         """Make the sampler and the drafters of a sequence that gets a slot."""
         seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
-        seq.sampler.begin(seq.request.prompt)
-        seq.drafts = self.speculator.begin(seq)
+        seq.sampler.begin(seq.request.text_ids)
+        if seq.request.images is None:
+            seq.drafts = self.speculator.begin(seq)
 
     def _run(self, plan: Plan, events: Events, *, interleaved: bool) -> Plan:
         """Run as much of a plan as fits one batch; returns the rest, or the same work in smaller
@@ -232,7 +253,7 @@ class Scheduler:
         try:
             if self.cache.auxiliary is not None:
                 self.cache.auxiliary.prepare(group)
-            batch = build_batch(group, self.engine.hidden)
+            batch = build_batch(group, self.engine.hidden, self.engine.vision)
             result = self.engine.step(batch)
         except DeviceFailed as error:
             self._device_failed(error, events)

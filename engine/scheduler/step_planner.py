@@ -84,7 +84,7 @@ class StepPlanner:
         together = sum([seq.n_schedulable for seq in prompts if not seq.throttled])
         left = max(total, min(full, n_decoding + together), n_decoding + 1) - n_decoding
         given = shares([seq.n_schedulable for seq in prompts], left)
-        return [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
+        return [(seq, seq.chunk(n)) for seq, n in zip(prompts, given, strict=True) if n]
 
     def _with_drafts(self, plan: Plan) -> Plan:
         """The plan with draft tokens for sequences that compute all of theirs.

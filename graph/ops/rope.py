@@ -33,6 +33,33 @@ rope_angles.tolerance = 1e-4  # f32 angles: 1000 rad has a spacing of 6e-5
 
 
 @op
+def mrope_angles(pos: Array, frequency: Array, component: Array, *, magnitude: float = 1.0) -> Array:
+    """`rope_angles` where pair i turns by component[i] of a position: pos (S, T), frequency and
+    component (n/2,) → (T, 2, n/2).
+
+    M-RoPE (Wang et al., 2024: Qwen2-VL), and 2D RoPE of image patches.
+    """
+    angle = pos[component].T * frequency
+    return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
+
+
+@mrope_angles.shape
+def _(pos: Tensor, frequency: Tensor, component: Tensor, magnitude: float = 1.0) -> tuple[Shape, str]:
+    ok = len(pos.shape) == 2 and component.shape == frequency.shape and component.dtype == "i32"
+    require(ok, "mrope_angles", "expected pos (S, T), frequency and component (n/2,)", pos, frequency, component)
+    return (pos.shape[1], 2, frequency.shape[0]), "f32"
+
+
+@mrope_angles.case
+def _(r: np.random.Generator) -> Case:
+    pos = np.array([[0, 1, 5, 1000], [3, 2, 1, 0], [7, 7, 900, 8]], np.int32)
+    return [pos, 100.0 ** (-np.arange(6) / 6), np.array([0, 1, 2, 0, 2, 1], np.int32)], {"magnitude": 1.2}
+
+
+mrope_angles.tolerance = 1e-4
+
+
+@op
 def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
     """Rotate the first n of each head's elements: (T, H, D) with angles (T, 2, n/2).
 

@@ -82,6 +82,8 @@ class Rope:
     optional: bool = False  # rope.scaling.finetuned = false disables it
     # pairs are neighbours ("normal" in llama.cpp); else halves of a head ("neox")
     interleaved: bool = False
+    # M-RoPE's components take turns (Qwen 3 VL); else sections in a row
+    interleaved_sections: bool = False
     # default base of sliding-window layers, unscaled; 0: that of the others
     local_base: float | None = None
     # full-attention layers have no RoPE (NoPE), if the model has sliding-window layers

@@ -21,7 +21,7 @@ from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, recurrent
 from logitless.models.architectures.mla import mla_attention, mla_keys
 from logitless.models.architectures.rope import Rotary
-from logitless.models.batch import Memory, Rows
+from logitless.models.batch import Memory, Rows, rope_positions
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.weights import Weights
 
@@ -32,12 +32,14 @@ Attention = Callable[[AttentionInputs, KeysValues, Hparams, Memory, int], Tensor
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Hidden states (R, n_embd) of `rows.out`, after the final norm."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
+    if rows.images is not None:
+        x = rows.images.embedded(x)
     if h.architecture.norm.embedding:
         x = w.norm("token_embd_norm", x, h)
     if h.architecture.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     inputs = per_layer_embeddings(w, h, rows.tokens, x) if h.n_embd_per_layer else None
-    angles = rotary.angles(rows.pos)
+    angles = rotary.angles(rope_positions(rows))
     query_scale = rotary.query_scale(rows.pos)
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
@@ -52,7 +54,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
-            angles, query_scale = rotary.angles(rows.out.pos), rotary.query_scale(rows.out.pos)
+            angles, query_scale = rotary.angles(rope_positions(rows, of_out=True)), rotary.query_scale(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             recurrent_output = None if recurrent_output is None else get_rows(recurrent_output, rows.out.ids)
@@ -67,6 +69,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             recurrent_output = b.linear(OUTPUT[h.architecture.states.kind], recurrent_output)
             mixed = recurrent_output if mixed is None else add(mixed, recurrent_output)
         x = residual_stream(b, h, layer, x, y, mixed)
+        if rows.images is not None:
+            x = rows.images.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)
         if inputs is not None:
             x = add(x, per_layer_residual(b, h, layer, inputs, x))
         if "layer_output_scale" in b:

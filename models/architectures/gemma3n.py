@@ -18,7 +18,7 @@ from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
 from logitless.models.architectures.decoder import per_layer_embeddings, per_layer_residual
 from logitless.models.architectures.rope import Rotary
-from logitless.models.batch import Memory, Rows
+from logitless.models.batch import Memory, Rows, rope_positions
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.weights import Weights
 
@@ -30,7 +30,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     inputs = per_layer_embeddings(w, h, rows.tokens, x)
     streams = spread(w, h, x)
-    angles = rotary.angles(rows.pos)
+    angles = rotary.angles(rope_positions(rows))
     of_queries = angles
     kv_of: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
@@ -44,7 +44,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             w, inputs = w.of_rows(rows.out.ids), get_rows(inputs, rows.out.ids)
             flat = get_rows(reshape(streams, shape=(streams.shape[0], -1)), rows.out.ids)
             streams = reshape(flat, shape=(-1, *streams.shape[1:]))
-            of_queries = rotary.angles(rows.out.pos)
+            of_queries = rotary.angles(rope_positions(rows, of_out=True))
             b = w.block(layer)
             y = b.norm("attn_norm", stream(streams, 0), h)
         attended = self_attention(AttentionInputs(b, y, of_queries[local]), kv_of[h.kv_source(layer)], h, memory, layer)

@@ -24,7 +24,7 @@ from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.attention import AttentionInputs
 from logitless.models.architectures.decoder import attention_of, residual_stream
 from logitless.models.architectures.mla import concat_columns
-from logitless.models.batch import Batch, Cached, PagedMemory
+from logitless.models.batch import Batch, Cached, PagedMemory, rope_positions
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
@@ -93,7 +93,7 @@ def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Atte
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
     before = b.norm("nextn.hnorm", reshape(before, shape=x.shape), h)
     y = b.linear("nextn.eh_proj", concat_columns(b.norm("nextn.enorm", x, h), before))
-    full, _ = model.rotary.angles(batch.pos)
+    full, _ = model.rotary.angles(rope_positions(batch))
     return y, AttentionInputs(b, b.norm("attn_norm", y, h), full)
 
 

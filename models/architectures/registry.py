@@ -85,8 +85,10 @@ _COHERE2 = replace(
 _HUNYUAN = Architecture(attention=Attention(qk_norm=QKNorm.PER_HEAD, qk_norm_after_rope=True))
 _GELU = Architecture(norm=_PRE_LAYER_NORM, ffn=_GELU_MLP)
 _GPT2 = replace(_GELU, attention=Attention(qk_norm=QKNorm.NONE), learned_positions=True)
+_INTERLEAVED_SECTIONS = Rope(interleaved_sections=True)
 _QWEN35 = Architecture(
     norm=_OTHER_FFN_NAME,
+    rope=_INTERLEAVED_SECTIONS,
     attention=Attention(qk_norm=QKNorm.PER_HEAD, gate=OutputGate.WITH_QUERY),
     states=States(StateKind.GATED_DELTA),
     mtp=_MTP,
@@ -131,13 +133,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "arcee": Architecture(rope=_INTERLEAVED, ffn=_RELU2_MLP),
     "glm4": Architecture(norm=_PRE_AND_POST, rope=_INTERLEAVED),
     "qwen2": Architecture(),
-    "qwen2vl": Architecture(),  # the text part, as of all vision models here
+    "qwen2vl": Architecture(),
     "paddleocr": Architecture(),
     "pangu-embedded": Architecture(),
     "qwen3": Architecture(attention=_PER_HEAD, ranking=_CLASSES),
-    "qwen3vl": Architecture(attention=_PER_HEAD, ranking=_CLASSES),
+    "qwen3vl": Architecture(rope=_INTERLEAVED_SECTIONS, attention=_PER_HEAD, ranking=_CLASSES),
     "qwen3moe": Architecture(attention=_PER_HEAD, moe=_MOE),
-    "qwen3vlmoe": Architecture(attention=_PER_HEAD, moe=_MOE),
+    "qwen3vlmoe": Architecture(rope=_INTERLEAVED_SECTIONS, attention=_PER_HEAD, moe=_MOE),
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, moe=_MOE),
     "qwen3next": replace(_QWEN35, moe=_MOE, states=States(StateKind.GATED_DELTA, grouped_heads=True)),

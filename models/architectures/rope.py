@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.rope import rope_angles
+from logitless.graph.ops.rope import mrope_angles, rope_angles
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor
 from logitless.models.errors import ModelFileError
@@ -30,10 +30,18 @@ class Rotary:
     magnitude: float
     local_frequency: Tensor | None = None
     temperature: Tensor | None = None  # (positions, 1): attention-temperature scale of queries
+    component: Tensor | None = None  # (rope_dim/2,) i32: M-RoPE's component of a position for each pair
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers."""
-        full = rope_angles(pos, self.frequency, magnitude=self.magnitude)
+        """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers.
+
+        pos: (T,), or (3, T) with M-RoPE: in time, height and width.
+        """
+        if len(pos.shape) == 2:
+            assert self.component is not None
+            full = mrope_angles(pos, self.frequency, self.component, magnitude=self.magnitude)
+        else:
+            full = rope_angles(pos, self.frequency, magnitude=self.magnitude)
         if self.local_frequency is None:
             return full, full
         return full, rope_angles(pos, self.local_frequency, magnitude=1.0)
@@ -67,7 +75,12 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
         # Llama 4's, by which Ministral 3 is trained
         passed = np.log(np.arange(n_ctx) // h.temperature_length + 1)
         temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
-    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature)
+    component = None
+    if h.mrope:
+        components = np.array(h.mrope, np.int32).view(np.uint8)
+        name = "rope.component"
+        component = session.define(name, (len(h.mrope),), "i32", lambda: components, constant=True)
+    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component)
 
 
 def frequencies(

@@ -73,6 +73,7 @@ class Hparams:
     recurrent: RecurrentParams | None = None  # recurrent layers
     rotary: bool = True  # layers have RoPE
     causal: bool = True  # False: attention is bidirectional; the model makes embeddings, not text
+    mrope: tuple[int, ...] = ()  # M-RoPE: each pair's component of a position: 0 time, 1 height, 2 width
 
     @property
     def architecture(self) -> Architecture:
@@ -235,6 +236,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp),
+        mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
         rotary=architecture.rope.enabled
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
         causal=_causal(keys),
@@ -277,6 +279,18 @@ def _of_several_positions(keys: Keys) -> bool:
     """True for M-RoPE, whose pairs are halves; of text all sections have the same position."""
     sections = keys.get("rope.dimension_sections")
     return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
+
+
+def _mrope(keys: Keys, n_pairs: int, *, interleaved: bool) -> tuple[int, ...]:
+    """M-RoPE's component for each RoPE pair: sections one after the other, or one pair of each in
+    turn as far as a section reaches, and time for the rest. (): the model has none."""
+    if not _of_several_positions(keys):
+        return ()
+    sections = [int(n) for n in keys.get("rope.dimension_sections")[:3]]
+    if interleaved:
+        return tuple(i % 3 if i // 3 < sections[i % 3] else 0 for i in range(n_pairs))
+    components = [component for component, n in enumerate(sections) for _ in range(n)]
+    return tuple([*components, *[0] * n_pairs][:n_pairs])
 
 
 def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:

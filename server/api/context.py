@@ -77,7 +77,7 @@ class Context:
         """The parser of requests for the loaded model."""
         if self._parser is None:
             self._parser = RequestParser(
-                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters
+                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters, self.served.vision
             )
         return self._parser
 

@@ -75,7 +75,10 @@ def _model(context: Context) -> dict[str, Any]:
         "object": "model",
         "created": STARTED,
         "owned_by": "logitless",
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": {
+            "input_modalities": ["text", *(["image"] if context.served.vision else [])],
+            "output_modalities": ["text"],
+        },
         "meta": {
             "vocab_type": info.vocab_type,
             "n_vocab": info.n_vocab,
@@ -110,7 +113,8 @@ async def props(request: web.Request) -> web.Response:
             "model_alias": config.model,
             "model_path": config.model_path if whole else PurePath(config.model_path).name,
             "model_ftype": served.info.ftype,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": served.vision is not None, "audio": False},
+            "media_marker": context.parser.media.marker,
             "endpoint_slots": bool(config.slots),
             "endpoint_props": bool(config.props),
             "endpoint_metrics": bool(config.metrics),

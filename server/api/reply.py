@@ -167,7 +167,7 @@ class Reply:
             "tokens_predicted": done.n_predicted,
             "tokens_evaluated": done.n_prompt or len(request.prompt),
             "generation_settings": self.settings(request),
-            "prompt": self.tokenizer.pieces(request.prompt).decode("utf-8", "replace"),
+            "prompt": self.tokenizer.pieces(request.text_ids).decode("utf-8", "replace"),
             "has_new_line": done.has_new_line,
             "truncated": done.truncated,
             "stop_type": done.stop_type,

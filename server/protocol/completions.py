@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace as replace_struct
 
@@ -13,6 +13,8 @@ from logitless.engine.adapters import Adapters
 from logitless.engine.errors import ExceedsContext
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.sampling.params import Param, SamplerParams
+from logitless.engine.vision.prompt_images import PromptImages
+from logitless.engine.vision.vision_input import VisionInput
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.config import ServerConfig
@@ -20,6 +22,7 @@ from logitless.server.protocol.fields import article, as_integer, as_text, bad_r
 from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
+from logitless.server.protocol.media.images import Media
 from logitless.server.protocol.sampling import parse_sampling
 from logitless.server.protocol.speculation import parse_speculation
 
@@ -85,19 +88,32 @@ class Job:
     options: ReplyOptions
 
 
+class Prompt(NamedTuple):
+    """Token ids of a prompt, and its images, whose rows have negative ids."""
+
+    ids: tuple[int, ...]
+    images: PromptImages | None = None
+
+
 class RequestParser:
     """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call
     it.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, config: ServerConfig, n_ctx: int, adapters: Adapters | None = None
+        self,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+        n_ctx: int,
+        adapters: Adapters | None = None,
+        vision: VisionInput | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.adapters = adapters
         self.config = config
         self.n_ctx = n_ctx
         self.grammars = Grammars(tokenizer)
+        self.media = Media(vision)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
@@ -115,7 +131,7 @@ class RequestParser:
         request = self.read(Completion, _counted(body))
         _refuse_tools(body)
         prompts, many = self.prompts(body.get("prompt"))
-        tokens = [self.tokens(prompt, add_special=request.add_special_tokens) for prompt in prompts]
+        tokens = [self.prompt(prompt, add_special=request.add_special_tokens) for prompt in prompts]
         return self.job(request, body, tokens, many=many, top=request.n_probs or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
@@ -136,13 +152,13 @@ class RequestParser:
             after = self.encode(suffix)
             tokens = [self._gap(before, after) for before in tokens]
         prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
-        return self.job(request, body, tokens, many=many, top=top, prefixes=prefixes, prompt_probs=echo)
+        return self.job(request, body, map(Prompt, tokens), many=many, top=top, prefixes=prefixes, prompt_probs=echo)
 
     def job(
         self,
         asked: Generation,
         body: Mapping[str, Any],
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Iterable[Prompt],
         *,
         many: bool = False,
         top: int | None = None,
@@ -155,6 +171,7 @@ class RequestParser:
         limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
         if best_of > n and asked.stream:
             bad_request("best_of", "cannot be streamed when it is more than n")
+        prompts = list(prompts)
         if len(prompts) * best_of > MAX_RESULTS:
             bad_request("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
         n_probs = 0 if top is None else max(1, top)
@@ -166,9 +183,10 @@ class RequestParser:
         options = replace(self._reply(asked), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
         speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
         requests: list[CompletionRequest] = []
-        for prompt in prompts:
-            prompt = self._truncated(prompt, asked)
-            of_prompt = replace(request, prompt=prompt, speculation=speculation.after(prompt, self.tokenizer))
+        for given, images in prompts:
+            ids = given if images is not None else self._truncated(given, asked)
+            drafts = speculation.after(ids if images is None else (), self.tokenizer)
+            of_prompt = replace(request, prompt=ids, images=images, speculation=drafts)
             requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
 
@@ -265,13 +283,25 @@ class RequestParser:
             return [value], False
         return value, True
 
+    def prompt(self, prompt: object, name: str = "prompt", *, add_special: bool = True) -> Prompt:
+        """One prompt, which may be a text with images: {prompt_string, multimodal_data}."""
+        if not isinstance(prompt, dict) or not prompt.get("multimodal_data"):
+            return Prompt(self.tokens(prompt, name, add_special=add_special))
+        text, data = as_text(name, prompt.get("prompt_string")), prompt["multimodal_data"]
+        if not isinstance(data, list):
+            bad_request(name, f"multimodal_data: expected an array, got {article(data)}")
+        found: list[tuple[str, bytes]] = []
+        for i, item in enumerate(data):
+            self.media.add(f"{name}.multimodal_data[{i}]", item, found)
+        return Prompt(*self.media.prompt(name, text, found))
+
     def tokens(self, prompt: object, name: str = "prompt", *, add_special: bool = True) -> tuple[int, ...]:
         """The token ids of one prompt, which stands in the field `name`; an empty one becomes the BOS where the
         vocabulary has it."""
         ids: list[int] = []
         if isinstance(prompt, dict):
             if prompt.get("multimodal_data"):
-                bad_request(name, "multimodal_data needs a model with media, which this is not")
+                bad_request(name, "multimodal_data is not possible here")
             prompt = as_text(name, prompt.get("prompt_string"))
         if isinstance(prompt, str):
             ids = self.encode(prompt, add_special=add_special, parse_special=True)

@@ -19,6 +19,7 @@ from logitless.server.protocol.completions import MAX_RESULTS, RequestParser
 from logitless.server.protocol.fields import article, bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
+from logitless.server.protocol.media.images import Media
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     prompts, _ = parser.prompts(getattr(asked, name), name)
     if len(prompts) > MAX_RESULTS:
         bad_request(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
-    texts = tuple(parser.tokens(_parts_joined(prompt, name), name) for prompt in prompts)
+    texts = tuple(parser.tokens(_parts_joined(prompt, name, parser.media), name) for prompt in prompts)
     for ids in texts:
         _fits(ids, embedder)
     if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
@@ -106,14 +107,18 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions)
 
 
-def _parts_joined(prompt: object, name: str) -> object:
+def _parts_joined(prompt: object, name: str, media: Media) -> object:
     """The prompt; the text of its typed parts if it is {content: [parts]}."""
     if not isinstance(prompt, dict) or "content" not in prompt:
         return prompt
     content = prompt["content"]
     if not isinstance(content, list):
         bad_request(f"{name}.content", f"expected an array of parts, got {article(content)}")
-    return "".join(part_texts(content, f"{name}.content"))
+    images: list[tuple[str, bytes]] = []
+    texts = part_texts(content, f"{name}.content", media, images)
+    if images:
+        bad_request(images[0][0], "embeddings are of texts only")
+    return "".join(texts)
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:

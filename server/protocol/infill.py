@@ -12,7 +12,7 @@ from msgspec import Struct
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
+from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser
 from logitless.server.protocol.generation import Generation
 
 N_BATCH = 2048  # llama-server's --batch-size, by which it bounds the parts
@@ -52,7 +52,7 @@ def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> Job:
     before, after = [pre, *prefix[-(3 * (N_BATCH // 4)) :], *prompt], [suf, *suffix[:n_suffix]]
     parts = (after, before) if parser.config.spm_infill else (before, after)
     ids = [*extra[len(extra) - min(n_extra, len(extra)) :], *bos, *parts[0], *parts[1], mid]
-    return parser.job(asked, body, [tuple(ids)], top=asked.n_probs or None)
+    return parser.job(asked, body, [Prompt(tuple(ids))], top=asked.n_probs or None)
 
 
 def _extra(files: Sequence[ExtraFile], tokenizer: Tokenizer, parser: RequestParser) -> list[int]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_struct
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
+from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser
 from logitless.server.protocol.fields import as_integer, bad_request, limited
 from logitless.server.protocol.generation import Generation
 
@@ -52,7 +52,7 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
     for name in ("stream", "n", "n_cmpl", "best_of", "prediction", "stop", "n_predict", "max_tokens"):
         if body.get(name) not in ((None, False) if name == "stream" else (None, 1, [])):
             bad_request(name, "has no meaning here")
-    job = parser.job(asked, body, [prompt], top=asked.n_probs or None)
+    job = parser.job(asked, body, [Prompt(prompt)], top=asked.n_probs or None)
     (request,) = job.requests
     n_draft = len(request.speculation.draft)
     if n_draft == 0:

@@ -19,6 +19,7 @@ from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
+from logitless.engine.vision.image_encoder import ImageEncoder
 from tests.helpers.scheduler_checks import chain, check_all
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
@@ -167,6 +168,7 @@ class FakeEngine:
         self.lost = False  # the next step loses the device and its memory
         self.rerouted: Mapping[str, str] = {}
         self.hidden: HiddenRows | None = None
+        self.vision: ImageEncoder | None = None
         self.part_sizes: Mapping[int, float] = {}
         self.part_seconds = 1.0  # predicted seconds of each part
 

@@ -33,6 +33,25 @@ def rope_angles():
     return run
 
 
+@kernel("mrope_angles")
+def mrope_angles():
+    """`rope_angles` by component. a: pos (S, T), frequency, component, y, n/2, T, magnitude bits. A
+    unit is a token.
+    """
+
+    def run(a, begin, end, scratch):
+        pos, frequency, component, half, n = i32p(a[0]), f32p(a[1]), i32p(a[2]), a[4], a[5]
+        magnitude = bits_f32(a[6])
+        for t in range(begin, end):
+            y = f32p(a[3] + t * half * 8)
+            for i in range(half):
+                angle = np.float64(pos[component[i] * n + t]) * np.float64(frequency[i])
+                y[i] = np.float32(math.cos(angle)) * magnitude
+                y[half + i] = np.float32(math.sin(angle)) * magnitude
+
+    return run
+
+
 def rope_function(*, interleaved):
     """intrinsic f(x, y, angles, heads, size, half, sign): RoPE of each head; y may be x.
 

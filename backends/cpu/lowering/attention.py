@@ -25,6 +25,13 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task("rope_angles", args, pos.shape[0], 8)]
 
 
+@lower("mrope_angles")
+def _(t: Tensor, at: At) -> list[Task]:
+    pos, frequency, component = t.src
+    args = (at(pos), at(frequency), at(component), at(t), frequency.shape[0], pos.shape[1])
+    return [Task("mrope_angles", (*args, bits(t.attrs.get("magnitude", 1.0))), pos.shape[1], 8)]
+
+
 @lower("rope")
 def _(t: Tensor, at: At) -> list[Task]:
     x, angles = t.src

@@ -170,5 +170,5 @@ def _slot(slot: Slot, context: Context, *, whole: bool) -> dict[str, Any]:
         ],
     }
     if context.config.verbose:
-        data["prompt"] = context.served.tokenizer.pieces(slot.sequence.request.prompt).decode("utf-8", "replace")
+        data["prompt"] = context.served.tokenizer.pieces(slot.sequence.request.text_ids).decode("utf-8", "replace")
     return data

@@ -20,7 +20,7 @@ from logitless.server.api.openai.files import listed
 from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.chat.chat import parse_chat, render_chat
+from logitless.server.protocol.chat.chat import chat_ids, parse_chat, render_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
 from logitless.server.protocol.fields import bad_request, read
@@ -108,7 +108,7 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
         response = read(ResponsesBody, body)
         earlier = context.stored.before(key, response.previous_response_id)
         prompt = chat_body(response, body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
-        return len(parser.tokens(prompt.text))
+        return len(chat_ids(prompt, parser).ids)
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
@@ -118,7 +118,7 @@ async def chat_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/input_tokens."""
     context = request.app[CONTEXT]
     parser, template = context.parser, context.served.template
-    ids = await context.parsed(request, lambda body: parser.tokens(render_chat(body, parser, template).text))
+    ids = await context.parsed(request, lambda body: chat_ids(render_chat(body, parser, template), parser).ids)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 

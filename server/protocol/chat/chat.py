@@ -18,7 +18,7 @@ from logitless.models.chat.tool_calls import Style
 from logitless.server.protocol.chat.messages import Chat, content_text, parse_messages
 from logitless.server.protocol.chat.tool_grammar import chat_constraint
 from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids
-from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser, refuse_unsupported
+from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser, refuse_unsupported
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
 
@@ -48,6 +48,7 @@ class ChatPrompt:
     limit: ReasoningLimit | None = None
     reasoning_format: str = "auto"
     include_reasoning: bool = True
+    images: tuple[tuple[str, bytes], ...] = ()  # by their fields; the text has a marker for each
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
@@ -60,7 +61,7 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
         bad_request("top_logprobs", "needs logprobs to be true")
     prompt = render_chat(body, parser, template)
     prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
-    job = parser.job(asked, body, [parser.tokens(prompt.text)], top=top, prefixes=prefixes)
+    job = parser.job(asked, body, [chat_ids(prompt, parser)], top=top, prefixes=prefixes)
     told = {
         **job.options.settings,
         "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
@@ -87,6 +88,13 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
     return Job(tuple(requests), options)
 
 
+def chat_ids(prompt: ChatPrompt, parser: RequestParser) -> Prompt:
+    """The token ids of a rendered conversation, with its images."""
+    if not prompt.images:
+        return Prompt(parser.tokens(prompt.text))
+    return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.images)))
+
+
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
     """The conversation as the model's template writes it."""
     refuse_unsupported(body)
@@ -100,9 +108,10 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
         "reasoning_budget_message": config.reasoning_budget_message,
     }
     chat = read(Chat, body, defaults=defaults)
-    messages = parse_messages(chat, body["messages"])
+    images: list[tuple[str, bytes]] = []
+    messages = parse_messages(chat, body["messages"], parser.media, images)
     tools = parse_tools(chat, body, template)
-    add, last = _continued(chat, messages, body, config.prefill_assistant)
+    add, last = _continued(chat, messages, body, parser)
     if last is not None:
         messages = messages[:-1]
     kwargs = _variables(chat, config.chat_template_kwargs)
@@ -137,18 +146,22 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
         _limit(chat, parser, template, style.primer),
         chat.reasoning_format,
         chat.include_reasoning,
+        tuple(images),
     )
 
 
 def _continued(
-    chat: Chat, messages: list[dict[str, Any]], body: Mapping[str, Any], prefill_assistant: bool
+    chat: Chat,
+    messages: list[dict[str, Any]],
+    body: Mapping[str, Any],
+    parser: RequestParser,
 ) -> tuple[bool, tuple[str, str] | None]:
     """(add a generation prompt, the (text, reasoning) of a last message that is to be continued)."""
     last = messages[-1]
     ends_with_assistant = last["role"] == "assistant" and not last.get("tool_calls")
     proceed = chat.continue_final_message
     if proceed is None:
-        proceed = prefill_assistant and ends_with_assistant
+        proceed = parser.config.prefill_assistant and ends_with_assistant
     if chat.continue_final_message:
         if body.get("add_generation_prompt") is True:
             bad_request("continue_final_message", "cannot be true when add_generation_prompt is")
@@ -158,7 +171,10 @@ def _continued(
         return chat.add_generation_prompt, None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         bad_request("messages", "must not end with two messages of the assistant")
-    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n") or ""
+    images: list[tuple[str, bytes]] = []
+    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n", parser.media, images) or ""
+    if images:
+        bad_request(images[0][0], "an answer that is continued has no images")
     return True, (text, last.get("reasoning_content") or "")
 
 

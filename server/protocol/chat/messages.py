@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import article, bad_request
+from logitless.server.protocol.media.images import IMAGE_PARTS, OTHER_PARTS, Media
 
-_MEDIA = ("image_url", "input_image", "image", "input_audio", "video_url", "input_video", "file", "document")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -96,15 +96,18 @@ class Chat(Struct, frozen=True, kw_only=True):
     reasoning_control: Annotated[bool, Param("let /v1/chat/completions/control end the reasoning")] = False
 
 
-def parse_messages(chat: Chat, given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation as templates expect it, with the fields that they alone know."""
+def parse_messages(
+    chat: Chat, given: Sequence[Mapping[str, Any]], media: Media, images: list[tuple[str, bytes]]
+) -> list[dict[str, Any]]:
+    """The conversation as templates expect it, with the fields that they alone know; `images` gets
+    its images, for each of which the text has a marker."""
     messages = []
     for i, (message, raw) in enumerate(zip(chat.messages, given, strict=True)):
         if not message.role:
             bad_request(f"messages[{i}].role", "must not be empty")
         if "content" not in raw and not message.tool_calls and not message.reasoning_content:
             bad_request(f"messages[{i}].content", "is required")
-        content = content_text(raw, i, "\n")
+        content = content_text(raw, i, "\n", media, images)
         said = {**raw, "content": "" if content is None and not message.tool_calls else content}
         if message.tool_calls:
             said["tool_calls"] = [_call(call) for call in raw["tool_calls"]]
@@ -118,23 +121,27 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": function.get("arguments") or "{}"}}
 
 
-def content_text(message: Mapping[str, Any], i: int, separator: str) -> str | None:
+def content_text(
+    message: Mapping[str, Any], i: int, separator: str, media: Media, images: list[tuple[str, bytes]]
+) -> str | None:
     """A message's text: a string, or typed parts joined by `separator`."""
     content: str | list[Any] | None = message.get("content")
     if content is None or isinstance(content, str):
         return content
-    return separator.join(part_texts(content, f"messages[{i}].content"))
+    return separator.join(part_texts(content, f"messages[{i}].content", media, images))
 
 
-def part_texts(content: Sequence[Any], name: str) -> list[str]:
-    """The texts of typed parts, which stand in the field `name`. InvalidRequest: one is no text."""
+def part_texts(content: Sequence[Any], name: str, media: Media, images: list[tuple[str, bytes]]) -> list[str]:
+    """The texts of typed parts, which stand in the field `name`, and a marker for each image, which
+    goes to `images`. InvalidRequest: a part is neither."""
     texts: list[str] = []
     for k, part in enumerate(content):
         if not isinstance(part, dict):
             bad_request(f"{name}[{k}]", f"expected an object, got {article(part)}")
         kind = part.get("type")
-        if kind in _MEDIA:
-            bad_request(f"{name}[{k}]", f"{kind} needs a model with media, which this is not")
+        if kind in IMAGE_PARTS or kind in OTHER_PARTS:
+            texts.append(media.part(f"{name}[{k}]", part, images))
+            continue
         if not isinstance(kind, str) or kind not in _TEXTS:
             bad_request(f"{name}[{k}].type", "must be text")
         text = part.get(_TEXTS[kind])

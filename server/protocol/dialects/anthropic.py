@@ -64,7 +64,7 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
     system = _text("system", asked.system)
     chat["messages"] = [{"role": "system", "content": system}] if system else []
     for i, message in enumerate(asked.messages):
-        chat["messages"] += _message(f"messages[{i}]", message)
+        _add_message(chat["messages"], names, f"messages[{i}]", message)
     if asked.stop_sequences is not None:
         names["stop"] = "stop_sequences"
         chat["stop"] = list(asked.stop_sequences)
@@ -124,28 +124,32 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function | {k: tool[k] for k in ("description", "strict") if k in tool}}
 
 
-def _message(name: str, message: object) -> list[dict[str, Any]]:
-    """One message as those of a chat: results of tools come before what the user says."""
+def _add_message(messages: list[dict[str, Any]], names: dict[str, str], name: str, message: object) -> None:
+    """Add one message as those of a chat: results of tools come before what the user says. `names`
+    gets the places of its parts."""
     if not isinstance(message, dict):
         bad_request(name, f"expected an object, got {article(message)}")
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         bad_request(f"{name}.role", "must be user or assistant")
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
+        messages.append({"role": role, "content": content})
+        return
     if not isinstance(content, list):
         bad_request(f"{name}.content", f"expected a string or an array of blocks, got {article(content)}")
-    texts: list[str] = []
+    parts: list[tuple[str, dict[str, Any]]] = []  # texts and images, with their places
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
+    n_results = 0
     for k, block in enumerate(content):
         where = f"{name}.content[{k}]"
         if not isinstance(block, dict):
             bad_request(where, f"expected an object, got {article(block)}")
         kind = block.get("type")
         if kind == "text":
-            texts.append(_required(where, block, "text"))
+            parts.append((where, {"type": "text", "text": _required(where, block, "text")}))
+        elif kind == "image" and role == "user":
+            parts.append((where, block))
         elif kind == "thinking" and role == "assistant":
             thoughts.append(_required(where, block, "thinking") if block.get("thinking") is not None else "")
         elif kind == "redacted_thinking":
@@ -158,21 +162,42 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
             }
             calls.append({"id": id, "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
-            text = _text(f"{where}.content", block.get("content"))
-            results.append({"role": "tool", "tool_call_id": _required(where, block, "tool_use_id"), "content": text})
-        elif kind in ("image", "document"):
-            bad_request(where, f"{kind} needs a model with media, which this is not")
+            id, told = _required(where, block, "tool_use_id"), _told(f"{where}.content", block.get("content"))
+            content = _joined(told, f"messages[{len(messages)}]", names)
+            messages.append({"role": "tool", "tool_call_id": id, "content": content})
+            n_results += 1
+        elif kind == "document":
+            bad_request(where, "document needs a model that reads it, which this is not")
         else:
             bad_request(f"{where}.type", f"{str(kind)[:32]!r} is not possible in a message of the {role}")
-    said: dict[str, Any] = {"role": role, "content": "\n".join(texts) if texts else None}
+    content = _joined(parts, f"messages[{len(messages)}]", names) if parts else None
+    said: dict[str, Any] = {"role": role, "content": content}
     if thoughts:
         said["reasoning_content"] = "\n".join(thoughts)
     if calls:
         said["tool_calls"] = calls
-    if results and not texts:
-        return results
-    said["content"] = said["content"] if calls or texts else ""
-    return [*results, said]
+    if parts or not n_results:
+        said["content"] = said["content"] if calls or parts else ""
+        messages.append(said)
+
+
+def _joined(parts: list[tuple[str, dict[str, Any]]], message: str, names: dict[str, str]) -> str | list[dict[str, Any]]:
+    """Text parts as one text; with images they stay parts, whose places `names` gets."""
+    if all(part["type"] == "text" for _, part in parts):
+        return "\n".join(part["text"] for _, part in parts)
+    names |= {f"{message}.content[{k}]": where for k, (where, _) in enumerate(parts)}
+    return [part for _, part in parts]
+
+
+def _told(name: str, value: object) -> list[tuple[str, dict[str, Any]]]:
+    """Parts of a tool's result: a text, or blocks of text and images, with their places."""
+    if not isinstance(value, list):
+        return [(name, {"type": "text", "text": _text(name, value)})]
+    parts = []
+    for k, block in enumerate(value):
+        is_image = isinstance(block, dict) and block.get("type") == "image"
+        parts.append((f"{name}[{k}]", block if is_image else {"type": "text", "text": _text(f"{name}[{k}]", [block])}))
+    return parts
 
 
 def _required(where: str, block: Mapping[str, Any], key: str) -> str:

@@ -1,0 +1,108 @@
+"""Image encoding: runs the vision encoder for prompts that begin, between the decode steps of
+streams."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+from logitless.engine.batch import StepFailed
+from logitless.engine.requests import Event
+from logitless.engine.scheduler.postprocess import failure
+from logitless.engine.scheduler.prefill_budget import PrefillBudget
+from logitless.engine.scheduler.runner import Runner
+from logitless.engine.scheduler.running_set import RunningSet
+from logitless.engine.sequence import Sequence
+from logitless.engine.vision.image_encoder import ImageEncoder
+from logitless.engine.vision.prompt_images import Tile
+
+log = logging.getLogger("logitless.scheduler")
+Events = list[tuple[Sequence, Event]]
+
+
+class ImageEncoding:
+    """Runs at most one batch of tiles; a prompt is computed up to its first tile that is missing."""
+
+    def __init__(
+        self, runner: Runner, budget: PrefillBudget, running: RunningSet, clock: Callable[[], float], n_ubatch: int
+    ) -> None:
+        self._runner = runner
+        self._budget = budget
+        self._running = running
+        self._clock = clock
+        self._n_ubatch = n_ubatch
+        self._parts: Iterator[float] | None = None
+        self._seqs: list[Sequence] = []  # that need the tiles in work
+
+    def turn(self, events: Events) -> bool:
+        """Encode while streams may wait, then bound each prompt to the tiles that are there; False
+        if there was nothing to do."""
+        encoder = self._runner.vision
+        prompts = [seq for seq in self._running.seqs if seq.request.images is not None and seq.started]
+        if encoder is None or not (prompts or self._parts):
+            return False
+        ran, streams = False, [seq for seq in self._running.seqs if seq.started and seq.n_schedulable == 1]
+        until = math.inf
+        if any(seq.is_decoding for seq in streams):
+            until = self._clock() + self._budget.room(len(streams))
+        try:
+            needed = 0.0
+            while not ran or self._clock() + needed <= until:
+                if self._parts is None and not self._begin(encoder, prompts):
+                    break
+                assert self._parts is not None
+                ran = True
+                if (seconds := next(self._parts, None)) is None:
+                    self._parts, needed = None, 0.0
+                else:
+                    needed = seconds
+        except (StepFailed, MemoryError, OSError) as error:
+            self._failed(error, events)
+        for seq in prompts:
+            seq.n_encoded = self._reach(encoder, seq)
+        return ran
+
+    def _begin(self, encoder: ImageEncoder, prompts: list[Sequence]) -> bool:
+        """Begin the first missing tile by rank and position, with others of its size. A tile takes no
+        room from one that comes before it."""
+        tiles: dict[bytes, Tile] = {}
+        seqs: list[Sequence] = []
+        pinned: set[bytes] = set()
+        for seq, tile in [(prompt, tile) for prompt in prompts for tile in self._needed(prompt)]:
+            if encoder.first_row(tile) is None and tile.key not in tiles:
+                first = next(iter(tiles.values()), tile)
+                if tile.pixels.shape != first.pixels.shape or len(tiles) == encoder.together(first):
+                    break
+                if not encoder.place(tile, pinned):
+                    break
+                tiles[tile.key] = tile
+                seqs.append(seq)
+            pinned.add(tile.key)
+        if not tiles:
+            return False
+        self._seqs = seqs
+        self._parts = encoder.encode(list(tiles.values()))
+        return True
+
+    def _needed(self, seq: Sequence) -> list[Tile]:
+        """Tiles with rows in the sequence's next chunk."""
+        images = seq.request.images
+        assert images is not None
+        stop = min(len(seq.tokens), seq.n_computed + self._n_ubatch)
+        return [span.tile for span in images.within(seq.n_computed, stop)]
+
+    def _reach(self, encoder: ImageEncoder, seq: Sequence) -> int:
+        """Tokens of the sequence that can be computed: up to its first tile that is missing."""
+        images = seq.request.images
+        assert images is not None
+        spans = images.within(seq.n_computed, len(seq.tokens))
+        return next((span.start for span in spans if encoder.first_row(span.tile) is None), len(seq.tokens) + 1)
+
+    def _failed(self, error: Exception, events: Events) -> None:
+        log.warning("the vision encoder failed: %s: %s", type(error).__name__, error)
+        seqs, self._seqs, self._parts = self._seqs, [], None
+        for seq in seqs:
+            if not seq.done and seq.slot is not None:
+                self._running.leave(seq)
+                events.append((seq, failure(error)))

@@ -1,0 +1,121 @@
+"""Image encoder: runs the vision encoder on the model's session and keeps its rows on the device."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from logitless.engine.vision.prompt_images import Tile
+from logitless.graph.execution.preemptible_plan import PreemptiblePlan
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import PAGE, store_v
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.vision.encoder import VisionEncoder
+from logitless.models.vision.params import VisionParams
+
+ARENA = "vision"  # name of the plans' memory arena
+MOST_PATCHES = 8192  # of tiles that are encoded together
+LEAST_ROWS = 1024  # rows of images that the device keeps at least
+
+
+class ImageEncoder:
+    """Tiles → rows of a pool on the device, least recently used ones first out.
+
+    Row 0 of the pool is zero: tokens of text read it.
+    """
+
+    def __init__(self, session: Session, gguf: GGUFFile, p: VisionParams, n_embd: int, n_rows: int) -> None:
+        """`n_rows`: rows that the pool keeps."""
+        self.params = p
+        self._session = session
+        self._encoder = VisionEncoder.define(session, gguf, p, n_embd)
+        self.n_rows = max(n_rows, LEAST_ROWS)
+        n_pages = -(-(1 + self.n_rows) // PAGE)
+        names = ["image_rows", *(f"image_rows.deepstack.{i}" for i in range(len(p.deepstack)))]
+        self.pools = [session.define(name, (n_pages, 1, PAGE, n_embd)) for name in names]
+        self._kept: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by key: (first row, rows)
+        self._reserved: dict[bytes, tuple[int, int]] = {}  # of tiles in work
+        self.n_encoded = 0  # tiles
+
+    def first_row(self, tile: Tile) -> int | None:
+        """The pool's first row of a tile; None: it is not there (any more)."""
+        kept = self._kept.get(tile.key)
+        if kept is None:
+            return None
+        self._kept.move_to_end(tile.key)
+        return kept[0]
+
+    def place(self, tile: Tile, pinned: Collection[bytes] = ()) -> bool:
+        """Reserve room for a tile that will be encoded; False: there is none. `pinned`: keys of tiles
+        that must stay."""
+        first = self._make_room(tile.n_rows, pinned)
+        if first is not None:
+            self._reserved[tile.key] = first, tile.n_rows
+        return first is not None
+
+    def encode(self, tiles: Sequence[Tile]) -> Iterator[float]:
+        """Encode tiles of one size that have room. Yields before each part the seconds that it will
+        take, 0 if unknown; the rows count as there when it ends."""
+        try:
+            yield from self._run([(tile, self._reserved[tile.key][0]) for tile in tiles])
+            self._kept |= {tile.key: self._reserved[tile.key] for tile in tiles}
+            self.n_encoded += len(tiles)
+        finally:
+            for tile in tiles:
+                self._reserved.pop(tile.key, None)
+
+    def _run(self, placed: Sequence[tuple[Tile, int]]) -> Iterator[float]:
+        tiles = [tile for tile, _ in placed]
+        height, width, _ = tiles[0].pixels.shape
+        key = ("vision", len(tiles), height, width)
+        plan = self._session.cached_plan(key, partial(self._build, len(tiles), height, width), ARENA)
+        assert isinstance(plan, PreemptiblePlan)
+        feeds = self._encoder.feeds([tile.pixels for tile in tiles])
+        firsts = np.array([first for _, first in placed])[:, None]
+        for name, places in zip(("to", "ends"), self._encoder.line_places(height, width), strict=True):
+            feeds[f"image.{name}"] = (firsts + places).reshape(-1).astype(np.int32)
+        yield from plan.parts(feeds)
+
+    def together(self, tile: Tile) -> int:
+        """Tiles of this size that are encoded in one run at most."""
+        height, width, _ = tile.pixels.shape
+        n_patches: int = (height // self.params.patch_size) * (width // self.params.patch_size)
+        return max(1, MOST_PATCHES // max(1, n_patches))
+
+    def _build(self, n_tiles: int, height: int, width: int) -> list[Tensor]:
+        """Nodes that write the rows of tiles to the pools, and the ends of lines."""
+        n_ends = n_tiles * len(self._encoder.line_places(height, width)[1])
+        rows = self._encoder.rows(n_tiles, height, width)
+        to = feed("image.to", rows[0].shape[:1], "i32")
+        pools = [_stored(pool, of_pool, to) for pool, of_pool in zip(self.pools, rows, strict=True)]
+        if n_ends:
+            pools[0] = _stored(pools[0], self._encoder.break_rows(n_ends), feed("image.ends", (n_ends,), "i32"))
+        return pools
+
+    def _make_room(self, n: int, pinned: Collection[bytes]) -> int | None:
+        """First of n neighbouring free rows; tiles that were not used for longest give theirs up."""
+        while True:
+            start = 1
+            for first, held in sorted([*self._kept.values(), *self._reserved.values(), (1 + self.n_rows, 0)]):
+                if first - start >= n:
+                    return start
+                start = first + held
+            oldest = next((key for key in self._kept if key not in pinned), None)
+            if oldest is None:
+                return None
+            del self._kept[oldest]
+
+    def clear(self) -> None:
+        """Forget all rows: the device's memory is gone."""
+        self._kept.clear()
+
+
+def _stored(pool: Tensor, rows: Tensor, to: Tensor) -> Tensor:
+    """The pool with rows (n, n_embd) written to places `to`."""
+    n, width = rows.shape
+    return store_v(pool, reshape(rows, shape=(n, 1, width)), to)

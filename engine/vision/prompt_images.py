@@ -1,0 +1,129 @@
+"""Images of a prompt: tiles of pixels, their places among the tokens, and M-RoPE positions.
+
+Each row of an image is a token of the prompt whose id is negative and made from the hash of the
+pixels. So prefix cache, host memory and slot files tell images apart as they do texts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+FIRST_ID = -2  # ids of image rows are at most this; −1 has other meanings
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """One input of the vision encoder: pixels (height, width, 3), and its rows in the prompt."""
+
+    pixels: Pixels
+    n_rows: int  # in the prompt
+    grid: tuple[int, int]  # rows and columns of the result, for M-RoPE
+
+    @cached_property
+    def key(self) -> bytes:
+        """Hash of pixels and sizes. Equal keys have equal rows."""
+        digest = blake2b(digest_size=16)
+        digest.update(repr((self.pixels.shape, self.grid)).encode())
+        digest.update(self.pixels.tobytes())
+        return digest.digest()
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """A negative token id for each row: 31 bits of the hash of key and row."""
+        raw = b"".join(
+            blake2b(i.to_bytes(4, "little"), key=self.key, digest_size=4).digest() for i in range(self.n_rows)
+        )
+        hashed = np.frombuffer(raw, "<u4") % np.uint32(2**31 - 2)
+        return tuple((FIRST_ID - hashed.astype(np.int64)).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """A tile in a prompt: its rows are tokens `start` to `end`."""
+
+    start: int
+    tile: Tile
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tile.n_rows
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImages:
+    """The tiles of one prompt, in order."""
+
+    spans: tuple[Span, ...]
+    causal: bool = True  # a row sees only earlier rows; else all rows of its tile
+    mrope: bool = False
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [span.start for span in self.spans]
+
+    def at(self, position: int) -> Span | None:
+        """The tile that has a row at this position."""
+        i = bisect_right(self._starts, position) - 1
+        return self.spans[i] if i >= 0 and position < self.spans[i].end else None
+
+    def within(self, start: int, stop: int) -> list[Span]:
+        """Tiles with a row at one of the positions start … stop − 1."""
+        return [span for span in self.spans if span.start < stop and span.end > start]
+
+    def chunk(self, start: int, n: int) -> int:
+        """Tokens of a prefill chunk of about n tokens from `start`: rows of a bidirectional tile are
+        computed together."""
+        if self.causal or (span := self.at(start + n - 1)) is None or span.end == start + n:
+            return n
+        return span.start - start if span.start > start else span.end - start
+
+    def last_seen(self, start: int, n: int) -> list[int]:
+        """Last position that each of n tokens from `start` sees."""
+        seen = list(range(start, start + n))
+        if not self.causal:
+            for span in self.within(start, start + n):
+                for p in range(max(start, span.start), min(start + n, span.end)):
+                    seen[p - start] = span.end - 1
+        return seen
+
+    def positions(self, start: int, n: int) -> npt.NDArray[np.int32]:
+        """M-RoPE positions (3, n) of n tokens from `start`, in time, height and width (Qwen2-VL).
+
+        An image has one position in time, and the text after it goes on behind its larger side.
+        """
+        places = np.tile(np.arange(start, start + n), (3, 1))
+        behind = 0  # positions that the images so far have saved
+        for span in self.spans:
+            rows, columns = span.tile.grid
+            first = span.start - behind
+            inside = np.arange(max(start, span.start), min(start + n, span.end))
+            if len(inside):
+                i = inside - span.start
+                y, x = i // columns, i % columns
+                places[:, inside - start] = np.stack([np.full_like(i, first), first + y, first + x])
+            behind += span.tile.n_rows - max(rows, columns)
+            after = np.arange(max(start, span.end), start + n)
+            if len(after):
+                places[:, after - start] = after - behind
+        return places.astype(np.int32)
+
+
+def place(pieces: Sequence[Sequence[int] | Tile]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    """(token ids of a prompt, its tiles) from texts' ids and tiles in order."""
+    ids: list[int] = []
+    spans: list[Span] = []
+    for piece in pieces:
+        if isinstance(piece, Tile):
+            spans.append(Span(len(ids), piece))
+            ids += piece.ids
+        else:
+            ids += piece
+    return tuple(ids), tuple(spans)

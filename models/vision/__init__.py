@@ -1,0 +1,1 @@
+"""Vision: projector files (mmproj), image preprocessing, the vision encoder's graph."""

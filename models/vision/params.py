@@ -1,0 +1,127 @@
+"""Hyper-parameters of a projector file (`general.architecture` = clip), by GGUF's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logitless.models.architectures.architecture import Activation
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.keys import Keys
+from logitless.models.vision.projectors import PROJECTORS, Positions, Projector, Sizing
+
+WINDOW = 112  # pixels of the side of an attention window
+_SIZES = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "patch_size")
+
+
+@dataclass(frozen=True)
+class VisionParams:
+    """Sizes and constants of one vision encoder and its projector."""
+
+    kind: str  # key of PROJECTORS
+    n_embd: int
+    n_ff: int
+    n_layer: int
+    n_head: int
+    patch_size: int
+    image_size: int  # side of a fixed tile in pixels
+    merge: int  # patches of a side that become one row
+    eps: float
+    activation: Activation | None  # None: x · sigmoid(1.702 x)
+    mean: tuple[float, ...]  # of each colour, from 0 to 1
+    std: tuple[float, ...]
+    longest_edge: int  # pixels to which the longer side of a tiled image is brought
+    tiles: tuple[int, int]  # least and most tiles of a grid
+    tokens: tuple[int, int]  # least and most rows of a dynamic tile
+    full_period: int = 1  # every n-th layer attends to the whole tile, the others within windows
+    deepstack: tuple[int, ...] = ()  # layers whose patches go to the first layers of the text model, too (Qwen 3 VL)
+    breaks: bool = False  # a row of its own ends each line of rows but the last (Pixtral)
+
+    @property
+    def projector(self) -> Projector:
+        return PROJECTORS[self.kind]
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def unit(self) -> int:
+        """Pixels of a side that become one row."""
+        return self.patch_size * self.merge
+
+    @property
+    def window(self) -> int:
+        """Patches of a window's side."""
+        return WINDOW // self.unit * self.merge
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """(lines, columns) of the rows that a tile of so many pixels becomes."""
+        return height // self.unit, width // self.unit
+
+    def n_rows(self, height: int, width: int) -> int:
+        """Rows of a tile in the prompt."""
+        lines, columns = self.grid(height, width)
+        return lines * columns + self.breaks * (lines - 1)
+
+
+def read_params(gguf: GGUFFile, tokens: tuple[int, int] = (0, 0)) -> VisionParams:
+    """The parameters of a projector file. `tokens`: least and most rows of a dynamic tile where not
+    0 (`--image-min-tokens`, `--image-max-tokens`). ModelFileError names the key at fault."""
+    metadata, path = gguf.metadata, str(gguf.path)
+    if metadata.get("general.architecture") != "clip":
+        raise ModelFileError(path, "is no projector file (mmproj): its general.architecture is not 'clip'")
+    kind = metadata.get("clip.projector_type") or metadata.get("clip.vision.projector_type")
+    if not isinstance(kind, str) or kind not in PROJECTORS:
+        raise ModelFileError(path, f"projector type {shown(str(kind))} is not supported: {', '.join(PROJECTORS)}")
+    projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
+    n_embd, n_ff, n_layer, n_head, patch = (keys.count(key) for key in _SIZES)
+    if n_embd % n_head or (n_embd // n_head) % 4:
+        raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
+    least, most = (given or usual for given, usual in zip(tokens, projector.tokens, strict=True))
+    merge = keys.count(projector.merge_key, projector.merge)
+    params = VisionParams(
+        kind=kind,
+        n_embd=n_embd,
+        n_ff=n_ff,
+        n_layer=n_layer,
+        n_head=n_head,
+        patch_size=patch,
+        image_size=keys.count("image_size"),
+        merge=merge,
+        eps=keys.positive("attention.layer_norm_epsilon", 1e-6),
+        activation=_activation(metadata),
+        mean=_colours(keys, "image_mean"),
+        std=_colours(keys, "image_std"),
+        longest_edge=keys.count_or_none("preproc_image_size"),
+        tiles=(keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)),
+        tokens=(min(least, most), most),
+        full_period=keys.count("n_wa_pattern") if projector.windows else 1,
+        deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
+        breaks="v.token_embd.img_break" in gguf.tensors,
+    )
+    fixed = projector.sizing is not Sizing.DYNAMIC or projector.positions is Positions.TABLE
+    if fixed and params.image_size % params.unit:
+        raise keys.error("image_size", f"is {params.image_size}, not a multiple of {params.unit}")
+    if projector.sizing is Sizing.TILES and not params.longest_edge:
+        raise keys.error("preproc_image_size", "is missing")
+    return params
+
+
+def _activation(metadata: Mapping[str, Any]) -> Activation | None:
+    if metadata.get("clip.use_gelu") is True:
+        return Activation.GELU
+    return Activation.SILU if metadata.get("clip.use_silu") is True else None
+
+
+def _colours(keys: Keys, name: str) -> tuple[float, ...]:
+    value = keys.get(name)
+    if not isinstance(value, np.ndarray) or value.shape != (3,) or not np.isfinite(value).all():
+        raise keys.error(name, "must be three numbers")
+    if name == "image_std" and not (value > 0).all():
+        raise keys.error(name, "must be positive")
+    return tuple(float(x) for x in value)

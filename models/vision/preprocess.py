@@ -1,0 +1,135 @@
+"""Image preprocessing: an image of any size → tiles of the encoder, with the texts around them.
+
+Sizes follow llama.cpp (`tools/mtmd`), resampling is Pillow's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.vision.params import VisionParams
+from logitless.models.vision.projectors import Resample, Sizing
+
+if TYPE_CHECKING:
+    from PIL.Image import Image, Resampling
+
+Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
+Pieces = Iterator[str | Pixels]
+
+
+def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
+    """The tiles of an RGB image in order, and the texts before, between and after them."""
+    projector = p.projector
+    sizing = {
+        Sizing.FIXED: _fixed,
+        Sizing.DYNAMIC: _dynamic,
+        Sizing.TILES: _tiles,
+        Sizing.GRID: _grid,
+    }[projector.sizing]
+    pieces = [projector.begin, *sizing(image, p), projector.end]
+    return [piece for piece in pieces if not isinstance(piece, str) or piece]
+
+
+def _fixed(image: Image, p: VisionParams) -> Pieces:
+    yield _sized(image, p.image_size, p.image_size, p)
+
+
+def _dynamic(image: Image, p: VisionParams) -> Pieces:
+    yield _sized(image, *dynamic_size(image.width, image.height, p), p)
+
+
+def dynamic_size(width: int, height: int, p: VisionParams) -> tuple[int, int]:
+    """(width, height) of a tile: whole units, of about the image's aspect, within the limits of
+    tokens (`smart_resize` of Qwen2-VL)."""
+    unit = p.unit
+    least, most = (n * unit * unit for n in p.tokens)
+    columns, rows = (max(unit, round_half_up(n / unit) * unit) for n in (width, height))
+    if columns * rows > most:
+        factor = math.sqrt(width * height / most)
+        columns, rows = (max(unit, math.floor(n / factor / unit) * unit) for n in (width, height))
+    elif columns * rows < least:
+        factor = math.sqrt(least / (width * height))
+        columns, rows = (math.ceil(n * factor / unit) * unit for n in (width, height))
+    return columns, rows
+
+
+def round_half_up(x: float) -> int:
+    return math.floor(x + 0.5)
+
+
+def _tiles(image: Image, p: VisionParams) -> Pieces:
+    """A grid of squares over the enlarged image, each behind its marker, then an overview (Idefics
+    3, SmolVLM)."""
+    size, longest = p.image_size, p.longest_edge
+    factor = min(longest / image.width, longest / image.height)
+    columns, rows = (math.ceil(n * factor / size) for n in (image.width, image.height))
+    fake = "<fake_token_around_image>"
+    how = _filter(p.projector.resample)
+    enlarged = image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))), how)
+    large = np.asarray(enlarged.resize((columns * size, rows * size), how))
+    for y in range(rows):
+        for x in range(columns):
+            yield f"{fake}<row_{y + 1}_col_{x + 1}>"
+            yield large[y * size : (y + 1) * size, x * size : (x + 1) * size]
+        if y < rows - 1:
+            yield "\n"
+    yield f"\n\n{fake}<global-img>"
+    yield np.asarray(image.resize((size, size), how))
+    yield fake
+
+
+def _grid(image: Image, p: VisionParams) -> Pieces:
+    """A grid of squares over the padded image, where it is larger than one, then an overview
+    (InternVL)."""
+    size = p.image_size
+    if max(image.size) > size:
+        columns, rows = best_grid(image.width, image.height, size, p.tiles)
+        large = _fitted(image, columns * size, rows * size, p)
+        for y in range(rows):
+            for x in range(columns):
+                yield large[y * size : (y + 1) * size, x * size : (x + 1) * size]
+    yield np.asarray(image.resize((size, size), _filter(p.projector.resample)))
+
+
+def best_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> tuple[int, int]:
+    """(columns, rows) of the grid that shows most pixels of an image; of equal ones the smallest."""
+    least, most = tiles
+    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+
+    def shown(grid: tuple[int, int]) -> tuple[int, int]:
+        factor = min(grid[0] * size / width, grid[1] * size / height)
+        n = min(int(width * factor) * int(height * factor), width * height)
+        return n, n - grid[0] * grid[1] * size * size
+
+    return max(grids, key=shown)
+
+
+def _filter(how: Resample) -> Resampling:
+    from PIL.Image import Resampling
+
+    return Resampling[how.name]
+
+
+def _sized(image: Image, width: int, height: int, p: VisionParams) -> Pixels:
+    """The image in a size: stretched, or fitted."""
+    if p.projector.pad:
+        return _fitted(image, width, height, p)
+    return np.asarray(image.resize((width, height), _filter(p.projector.resample)))
+
+
+def _fitted(image: Image, width: int, height: int, p: VisionParams) -> Pixels:
+    """The image scaled to fit into a size with its aspect, on a plain background."""
+    if image.size == (width, height):
+        return np.asarray(image)
+    factor = min(width / image.width, height / image.height)
+    inner = min(math.ceil(image.width * factor), width), min(math.ceil(image.height * factor), height)
+    out = np.empty((height, width, 3), np.uint8)
+    out[:] = p.projector.pad_color
+    top, left = (height - inner[1]) // 2, (width - inner[0]) // 2
+    out[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, _filter(p.projector.resample)))
+    return out

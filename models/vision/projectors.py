@@ -1,0 +1,124 @@
+"""Vision projectors by their GGUF name, with the facts that their files do not state.
+
+The facts are llama.cpp's (`tools/mtmd`), whose results tests/models/vision compares with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+
+class Sizing(Enum):
+    """Image size → tiles of the encoder."""
+
+    FIXED = auto()  # one square of the encoder's size
+    DYNAMIC = auto()  # one tile of the image's own aspect, within limits of tokens
+    TILES = auto()  # an overview, then a grid of squares, each with its marker (SmolVLM)
+    GRID = auto()  # a grid of squares nearest to the aspect, then an overview (InternVL)
+    THUMBNAIL = auto()  # a dynamic tile; a large image also as a grid with markers before it (LFM2)
+
+
+class Resample(Enum):
+    """Resampling filter, as llama.cpp computes it."""
+
+    BILINEAR = auto()
+    BICUBIC = auto()
+    LANCZOS = auto()
+
+
+class Positions(Enum):
+    """Position encoding of patches."""
+
+    TABLE = auto()  # a learned vector each
+    RESIZED_TABLE = auto()  # a learned grid, interpolated to the tile's
+    NONE = auto()
+
+
+class PatchRope(Enum):
+    """2D RoPE of patches: two halves of the pairs turn by row and by column."""
+
+    NONE = auto()
+    SECTIONS = auto()  # NeoX pairs over the whole head (Qwen VL)
+    HALVES = auto()  # neighbours, rows in the first half of the head, columns in the second (Pixtral)
+
+
+class Head(Enum):
+    """Layers from patch vectors to rows of the text model."""
+
+    MLP = auto()  # mm.0, GELU, mm.2 (LLaVA)
+    POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
+    MERGE_LINEAR = auto()  # merged patches, one matrix (Idefics 3)
+    MERGE_MLP = auto()  # merged patches, optional norm, mm.1, GELU, mm.2 (LFM2)
+    MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
+    MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
+    PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
+
+
+@dataclass(frozen=True)
+class Projector:
+    """Traits of one projector type."""
+
+    head: Head
+    sizing: Sizing = Sizing.FIXED
+    begin: str = ""  # text before the rows of an image
+    end: str = ""  # text after them
+    resample: Resample = Resample.BICUBIC
+    pad: bool = True  # keep the aspect and pad; else stretch
+    pad_color: tuple[int, int, int] = (0, 0, 0)
+    merge: int = 1  # patches of a side that become one row, where the file does not say
+    merge_key: str = "projector.scale_factor"
+    tokens: tuple[int, int] = (1, 4096)  # least and most rows of a dynamic tile
+    positions: Positions = Positions.TABLE
+    rope: PatchRope = PatchRope.NONE
+    rms_norm: bool = False
+    two_patch_weights: bool = False  # the sum of two matrices: one still image is two equal frames
+    windows: bool = False  # most layers attend within windows of the tile (Qwen 2.5 VL)
+    skip_last_layer: bool = False
+    class_first: bool = False  # the class token has the first position, not the last
+    causal: bool = True  # rows of an image see only earlier rows
+
+
+_QWEN2VL = Projector(
+    Head.MERGER,
+    Sizing.DYNAMIC,
+    "<|vision_start|>",
+    "<|vision_end|>",
+    merge=2,
+    merge_key="spatial_merge_size",
+    tokens=(8, 4096),
+    positions=Positions.NONE,
+    rope=PatchRope.SECTIONS,
+    two_patch_weights=True,
+)
+
+_QWEN3VL = replace(_QWEN2VL, positions=Positions.RESIZED_TABLE)
+
+PROJECTORS: dict[str, Projector] = {
+    "mlp": Projector(
+        Head.MLP, resample=Resample.BICUBIC, pad_color=(122, 116, 104), skip_last_layer=True, class_first=True
+    ),
+    "gemma3": Projector(
+        Head.POOL_NORM,
+        begin="<start_of_image>",
+        end="<end_of_image>",
+        resample=Resample.BILINEAR,
+        merge=4,
+        causal=False,
+    ),
+    "idefics3": Projector(Head.MERGE_LINEAR, Sizing.TILES, resample=Resample.LANCZOS),
+    "qwen2vl_merger": _QWEN2VL,
+    "qwen2.5vl_merger": replace(_QWEN2VL, rms_norm=True, windows=True),
+    "qwen3vl_merger": _QWEN3VL,
+    "pixtral": Projector(
+        Head.PATCH_MERGER,
+        Sizing.DYNAMIC,
+        end="[IMG_END]",
+        merge_key="spatial_merge_size",
+        tokens=(8, 1024),
+        positions=Positions.NONE,
+        rope=PatchRope.HALVES,
+        rms_norm=True,
+    ),
+    "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
+}

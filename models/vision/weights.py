@@ -1,0 +1,156 @@
+"""Weights of a projector file by GGUF name, checked against its hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.execution.session import Session
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.vision.params import VisionParams
+from logitless.models.vision.projectors import Head, Positions
+from logitless.models.weights.tensor_map import TensorSlice
+from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weight
+
+Bytes = npt.NDArray[np.uint8]
+_NORMS = ("norm.weight", "ln.weight", "ln1.weight", "ln2.weight", "mm.model.mlp.0.weight")
+Declared = Iterator[tuple[str, TensorSlice]]
+MATRICES = {  # the two matrices of heads with a hidden layer
+    Head.MLP: ("mm.0", "mm.2"),
+    Head.MERGER: ("mm.0", "mm.2"),
+    Head.MERGE_MLP: ("mm.1", "mm.2"),
+    Head.PATCH_MERGER: ("mm.1", "mm.2"),
+    Head.MERGE_NORM_MLP: ("mm.model.mlp.1", "mm.model.mlp.3"),
+}
+
+
+def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> Weights:
+    """Every weight of the encoder and the projector as a constant of the session. ModelFileError
+    names a tensor that is missing, unknown, or of a wrong shape or type."""
+    declared = dict(_tensors(gguf, p, n_embd_text))
+    used: dict[str, int] = {}
+    for part in declared.values():
+        used[part.source] = max(used.get(part.source, 0), part.start + part.n_rows)
+    for name in gguf.tensors:
+        if name not in used and not name.startswith(("a.", "mm.a.")):  # an audio encoder beside it
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {p.kind}")
+    found = {}
+    for name, part in declared.items():
+        info = gguf.tensors.get(part.source)
+        if info is None:
+            if part.required:
+                raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
+            continue
+        expected = part.in_file or (used[part.source], *part.shape[1:])
+        if info.shape != expected:
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
+        plain = ("f32", "f16", "bf16")
+        if info.dtype not in (plain if len(part.shape) == 1 else MATRIX_TYPES):
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
+        found[name] = part
+    weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
+    if not p.projector.rms_norm:  # layer norms without a bias
+        for norm in [name for name in weights if name.endswith(_NORMS)]:
+            bias = norm.replace(".weight", ".bias")
+            if bias not in weights:
+                zeros = np.zeros(weights[norm].shape, np.float32).view(np.uint8)
+                weights[bias] = session.define(bias, weights[norm].shape, "f32", partial(_given, zeros), constant=True)
+    return Weights(weights)
+
+
+def _given(raw: Bytes) -> Bytes:
+    return raw
+
+
+def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
+    size = p.patch_size
+    in_file, rows, flat = (p.n_embd, 3, size, size), (p.n_embd * 3 * size, size), (p.n_embd, 3 * size**2)
+    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + p.projector.two_patch_weights]:
+        yield name, TensorSlice(name, rows, in_file=in_file, in_graph=flat)
+    yield from _vector("v.patch_embd.bias", p.n_embd)
+    yield from _vector("v.class_embd", p.n_embd)
+    if p.projector.positions is not Positions.NONE:
+        n = _rows(gguf, "v.position_embd.weight")
+        yield "v.position_embd.weight", TensorSlice("v.position_embd.weight", (n, p.n_embd))
+    for name in ("v.pre_ln", "v.post_ln"):
+        yield from _norm(name, p.n_embd)
+    for i in range(p.n_layer):
+        yield from _layer(gguf, p, f"v.blk.{i}.")
+    for i in p.deepstack:
+        name, merged = f"v.deepstack.{i}.", p.n_embd * p.merge**2
+        yield from _norm(f"{name}norm", merged, required=True)
+        n_hidden = _rows(gguf, f"{name}fc1.weight")
+        yield from _matrix(f"{name}fc1", n_hidden, merged)
+        yield from _matrix(f"{name}fc2", n_text, n_hidden)
+    yield from _head(gguf, p, n_text)
+
+
+def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
+    n = p.n_embd
+    if f"{b}attn_qkv.weight" in gguf.tensors:
+        for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
+            yield f"{b}{name}.weight", TensorSlice(f"{b}attn_qkv.weight", (n, n), i * n)
+            yield f"{b}{name}.bias", TensorSlice(f"{b}attn_qkv.bias", (n,), i * n, required=False)
+    else:
+        for name in ("attn_q", "attn_k", "attn_v"):
+            yield from _matrix(b + name, n, n)
+    yield from _matrix(f"{b}attn_out", n, n)
+    for name in ("attn_q_norm", "attn_k_norm"):
+        yield from _norm(b + name, _rows(gguf, f"{b}{name}.weight"))
+    for name in ("ln1", "ln2"):
+        yield from _norm(b + name, n, required=True)
+    for name in ("ls1", "ls2"):
+        yield from _vector(f"{b}{name}.weight", n)
+    yield from _matrix(f"{b}ffn_up", p.n_ff, n)
+    yield from _matrix(f"{b}ffn_gate", p.n_ff, n, required=False)
+    yield from _matrix(f"{b}ffn_down", n, p.n_ff)
+
+
+def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
+    """The projector's own tensors: matrices in order, each as wide as the one before is long."""
+    head, merged = p.projector.head, p.n_embd * p.merge**2
+    if head is Head.POOL_NORM:
+        yield from _norm("mm.soft_emb_norm", p.n_embd, required=True)
+        name = "mm.input_projection.weight"
+        yield name, TensorSlice(name, (n_text, p.n_embd), transposed=True, n_experts=1, in_file=(p.n_embd, n_text))
+        return
+    if head is Head.MERGE_LINEAR:
+        yield from _matrix("mm.model.fc", n_text, merged)
+        return
+    first, second = MATRICES[head]
+    n_in = p.n_embd if head in (Head.MLP, Head.PATCH_MERGER) else merged
+    if head is Head.MERGE_NORM_MLP:
+        yield from _norm("mm.model.mlp.0", merged, required=True)
+    elif head is Head.PATCH_MERGER:
+        yield from _norm("mm.input_norm", p.n_embd)
+        yield from _matrix("mm.patch_merger", p.n_embd, merged, required=False)
+        yield from _vector("v.token_embd.img_break", n_text)
+    elif head is Head.MERGE_MLP:
+        yield from _norm("mm.input_norm", merged)
+    n_hidden = _rows(gguf, f"{first}.weight")
+    yield from _matrix(first, n_hidden, n_in)
+    yield from _matrix(second, n_text, n_hidden)
+
+
+def _rows(gguf: GGUFFile, name: str) -> int:
+    """Rows of a tensor whose number the metadata does not state; 1 where it is missing."""
+    info = gguf.tensors.get(name)
+    return info.shape[0] if info is not None and info.shape else 1
+
+
+def _matrix(name: str, n_out: int, n_in: int, *, required: bool = True) -> Declared:
+    yield f"{name}.weight", TensorSlice(f"{name}.weight", (n_out, n_in), required=required)
+    yield from _vector(f"{name}.bias", n_out)
+
+
+def _norm(name: str, n: int, *, required: bool = False) -> Declared:
+    yield from _vector(f"{name}.weight", n, required=required)
+    yield from _vector(f"{name}.bias", n)
+
+
+def _vector(name: str, n: int, *, required: bool = False) -> Declared:
+    yield name, TensorSlice(name, (n,), required=required)

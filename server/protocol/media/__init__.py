@@ -1,0 +1,1 @@
+"""Media of requests: images in messages and prompts."""

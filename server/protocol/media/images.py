@@ -1,0 +1,97 @@
+"""Images of requests: parts of messages and `multimodal_data` → image files, with a marker in the
+text for each."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from logitless.engine.vision.prompt_images import PromptImages
+from logitless.engine.vision.vision_input import VisionInput
+from logitless.models.vision.images import ImageError
+from logitless.server.protocol.fields import article, bad_request
+
+IMAGE_PARTS = ("image_url", "input_image", "image")
+OTHER_PARTS = ("input_audio", "video_url", "input_video", "file", "document", "audio")
+MAX_IMAGES = 64  # of one request
+_DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w=.+-]+)*),", re.ASCII)
+
+
+class Media:
+    """Reads the images of one model's requests; without a vision encoder it refuses them."""
+
+    def __init__(self, vision: VisionInput | None) -> None:
+        self.vision = vision
+        self.marker = f"<__media_{secrets.token_hex(8)}__>"  # no client can guess it
+
+    def part(self, name: str, part: Mapping[str, Any], found: list[tuple[str, bytes]]) -> str:
+        """The marker of a part of a message; its image goes to `found` with its name."""
+        kind = part["type"]
+        if kind not in IMAGE_PARTS:
+            bad_request(name, f"{kind} needs a model that reads it, which this is not")
+        where, value = _address(name, kind, part)
+        self.add(where, value, found)
+        return self.marker
+
+    def add(self, name: str, value: object, found: list[tuple[str, bytes]]) -> None:
+        """Put the image in the field `name` to `found`: a data URI, or base64."""
+        if self.vision is None:
+            bad_request(name, "images need a model that reads them: this server was started without --mmproj")
+        if not isinstance(value, str):
+            bad_request(name, f"expected a string, got {article(value)}")
+        if len(found) >= MAX_IMAGES:
+            bad_request(name, f"a request has at most {MAX_IMAGES} images")
+        found.append((name, _decoded(name, value)))
+
+    def prompt(self, name: str, text: str, found: list[tuple[str, bytes]]) -> tuple[tuple[int, ...], PromptImages]:
+        """(token ids, tiles) of a text with a marker for each image."""
+        assert self.vision is not None
+        texts = text.split(self.marker)
+        if len(texts) != len(found) + 1:
+            bad_request(name, f"has {len(found)} images and {len(texts) - 1} places for them")
+        images = []
+        for where, data in found:
+            try:
+                images.append(self.vision.image(data))
+            except ImageError as error:
+                bad_request(where, f"the image {error}")
+        return self.vision.prompt(texts, images)
+
+
+def _address(name: str, kind: str, part: Mapping[str, Any]) -> tuple[str, object]:
+    """(field, value) where a part has its image, in any of the dialects."""
+    if kind == "image":  # Anthropic's
+        source = part.get("source")
+        if not isinstance(source, dict):
+            bad_request(f"{name}.source", f"expected an object, got {article(source)}")
+        if source.get("type") == "base64":
+            return f"{name}.source.data", source.get("data")
+        if source.get("type") == "url":
+            return f"{name}.source.url", source.get("url")
+        bad_request(f"{name}.source.type", "must be base64 or url")
+    value = part.get("image_url")
+    if isinstance(value, dict):
+        return f"{name}.image_url.url", value.get("url")
+    if value is None and part.get("file_id") is not None:
+        bad_request(f"{name}.file_id", "is not there yet: give the image as a data URI")
+    return f"{name}.image_url", value
+
+
+def _decoded(name: str, value: str) -> bytes:
+    """The bytes of a data URI or of base64."""
+    match = _DATA.match(value)
+    if match is None and re.match(r"[A-Za-z][\w+.-]*:", value):
+        bad_request(name, "must be a data URI or base64: this server fetches no addresses")
+    if match is not None and not match[2].endswith(";base64"):
+        bad_request(name, "must be a data URI in base64")
+    try:
+        data = base64.b64decode(value[match.end() if match else 0 :], validate=True)
+    except (binascii.Error, ValueError):
+        bad_request(name, "is not valid base64")
+    if not data:
+        bad_request(name, "is empty")
+    return data

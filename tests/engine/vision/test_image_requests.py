@@ -1,0 +1,81 @@
+"""Requests with images: the same bits alone, in company, from the cache, in chunks and after the
+pool has lost the rows; on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from logitless.engine.errors import InvalidRequest
+from logitless.engine.runner import model_runner
+from logitless.engine.vision import image_encoder
+from logitless.graph.backend import Backend
+from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
+from tests.helpers.vision_requests import Runs
+
+
+def made(name: str, folder: Path, shared_data: Path) -> tuple[Path, Path]:
+    spec = SPECS[name]
+    model = write_text_model(folder / f"{name}.gguf", spec, shared_data / "models" / "stories260K.gguf")
+    return model, write_projector(folder / f"{name}.mm.gguf", spec)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gemma3", "qwen3vl"])
+def test_a_request_has_the_same_bits_whatever_shares_its_batch(name: str, tmp_path: Path, shared_data: Path) -> None:
+    images = [png(picture(40, 24)), png(picture(24, 40, seed=2))]
+    with Runs(*made(name, tmp_path, shared_data), n_ubatch=64) as runs:
+        assert runs.runner.vision is not None
+        asked = runs.request("h<image>g<image>ab", images, 6)
+        (alone,) = runs.run(asked)
+        n_encoded = runs.runner.vision.n_encoded
+        (cached,) = runs.run(asked)  # keys and values come from the prefix cache
+        assert runs.runner.vision.n_encoded == n_encoded
+        fresh = runs.request("h<image>g<image>ab", images, 6, cache_prompt=False)
+        others = runs.request("some text", [], 9), runs.request("x<image>", images[1:], 9, cache_prompt=False)
+        first, _, _ = runs.run(fresh, *others)
+        runs.runner.vision.clear()
+        (again,) = runs.run(fresh)
+        assert runs.runner.vision.n_encoded > n_encoded
+        assert alone == cached == first == again
+
+
+def test_rows_that_do_not_fit_are_encoded_again(
+    tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [png(picture(16, 16, seed=i)) for i in range(5)]
+    model, projector = made("mlp", tmp_path, shared_data)
+    text = "h" + "<image>" * 5
+    with Runs(model, projector) as runs:
+        (expected,) = runs.run(runs.request(text, images, 3))
+    monkeypatch.setattr(image_encoder, "LEAST_ROWS", 1)
+    monkeypatch.setattr(model_runner, "MOST_IMAGE_ROWS", 40)  # room for two of five tiles
+    with Runs(model, projector, n_ubatch=32) as runs:
+        got, _ = runs.run(runs.request(text, images, 3), runs.request(text, images[::-1], 3))
+        assert got == expected
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_images_on_devices(
+    device: str, tmp_path: Path, shared_data: Path, open_device: Callable[[str], Backend]
+) -> None:
+    open_device(device)  # or skip
+    images = [png(picture(40, 24))]
+    files = made("qwen2.5vl", tmp_path, shared_data)
+    with Runs(*files) as runs:
+        _, expected = runs.first("h<image>g", images)
+    with Runs(*files, devices=(device, "cpu")) as runs:
+        _, got = runs.first("h<image>g", images)
+    top = max(expected, key=lambda id: expected[id])
+    assert got[top] == pytest.approx(expected[top], abs=5e-3)
+
+
+def test_what_can_never_be_computed_is_refused(tmp_path: Path, shared_data: Path) -> None:
+    image = png(picture(32, 32))
+    with Runs(*made("gemma3", tmp_path, shared_data), n_ubatch=8) as runs:
+        with pytest.raises(InvalidRequest, match="ubatch-size"):
+            runs.scheduler.submit(runs.request("h<image>", [image]))
+        runs.runner.vision = None
+        with pytest.raises(InvalidRequest, match="--mmproj"):
+            runs.scheduler.submit(runs.request("h<image>", [image]))

@@ -1,0 +1,245 @@
+"""Projector files (mmproj) with random weights, text models beside them, and pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from PIL import Image
+
+from tests.helpers.reference_model import Spec, write
+
+N_TEXT = 64  # vectors of the text models
+Fill = Callable[..., None]  # (name, *shape, std=, mean=): adds a random tensor
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+SMOL_TOKENS = ["\n\n", "<fake_token_around_image>", "<global-img>"]
+SMOL_TOKENS += [f"<row_{y}_col_{x}>" for y in range(1, 5) for x in range(1, 5)]
+
+
+@dataclass(frozen=True)
+class VisionSpec:
+    """A small encoder, and its projector's own tensors."""
+
+    kind: str
+    extra: Callable[[Fill, int], None]  # (fill, n_embd)
+    keys: dict[str, Any] = field(default_factory=dict)
+    n_embd: int = 32
+    n_head: int = 4
+    n_ff: int = 64
+    n_layer: int = 2
+    patch: int = 4
+    image: int = 16
+    positions: int | None = None  # rows of the table; None: as many as patches; 0: none
+    patch_bias: bool = True
+    fused: bool = False  # one matrix for queries, keys and values
+    gelu: bool = True
+    text: str = "llama"  # architecture of the text model
+    text_keys: dict[str, Any] = field(default_factory=dict)
+
+
+def mlp(first: str, second: str, factor: int = 1) -> Callable[[Fill, int], None]:
+    def extra(fill: Fill, n: int) -> None:
+        fill(f"{first}.weight", N_TEXT, factor * n)
+        fill(f"{first}.bias", N_TEXT)
+        fill(f"{second}.weight", N_TEXT, N_TEXT)
+        fill(f"{second}.bias", N_TEXT)
+
+    return extra
+
+
+def _clip(fill: Fill, n: int) -> None:
+    fill("v.class_embd", n, std=1.0)
+    fill("v.pre_ln.weight", n, mean=1.0)
+    fill("v.pre_ln.bias", n)
+    mlp("mm.0", "mm.2")(fill, n)
+
+
+def _gemma3(fill: Fill, n: int) -> None:
+    fill("mm.soft_emb_norm.weight", n, mean=1.0)
+    fill("mm.input_projection.weight", n, N_TEXT)
+
+
+def _internvl(fill: Fill, n: int) -> None:
+    fill("v.class_embd", n, std=1.0)
+    fill("mm.model.mlp.0.weight", 4 * n, mean=1.0)
+    fill("mm.model.mlp.0.bias", 4 * n)
+    mlp("mm.model.mlp.1", "mm.model.mlp.3", 4)(fill, n)
+    for i in range(2):
+        fill(f"v.blk.{i}.ls1.weight", n, mean=0.5)
+        fill(f"v.blk.{i}.ls2.weight", n, mean=0.5)
+
+
+def _pixtral(fill: Fill, n: int) -> None:
+    fill("v.pre_ln.weight", n, mean=1.0)
+    fill("v.token_embd.img_break", N_TEXT, std=1.0)
+    mlp("mm.1", "mm.2")(fill, n)
+
+
+def _mistral3(fill: Fill, n: int) -> None:
+    _pixtral(fill, n)
+    fill("mm.input_norm.weight", n, mean=1.0)
+    fill("mm.patch_merger.weight", n, 4 * n)
+
+
+def _qwen(fill: Fill, n: int, *, gate: bool = False, deepstack: Sequence[int] = ()) -> None:
+    fill("v.patch_embd.weight.1", n, 3, 4, 4, std=0.15)
+    fill("v.post_ln.weight", n, mean=1.0)
+    if not gate:
+        fill("v.post_ln.bias", n)
+    mlp("mm.0", "mm.2", 4)(fill, n)
+    for i in range(3 if gate else 0):
+        fill(f"v.blk.{i}.ffn_gate.weight", 64, n)
+        fill(f"v.blk.{i}.ffn_gate.bias", 64)
+    for i in deepstack:
+        fill(f"v.deepstack.{i}.norm.weight", 4 * n, mean=1.0)
+        fill(f"v.deepstack.{i}.norm.bias", 4 * n)
+        fill(f"v.deepstack.{i}.fc1.weight", 4 * n, 4 * n)
+        fill(f"v.deepstack.{i}.fc1.bias", 4 * n)
+        fill(f"v.deepstack.{i}.fc2.weight", N_TEXT, 4 * n)
+        fill(f"v.deepstack.{i}.fc2.bias", N_TEXT)
+
+
+_QWEN = {"positions": 0, "patch_bias": False, "image": 32, "text": "qwen2vl", "text_keys": SECTIONS}
+SPECS: dict[str, VisionSpec] = {
+    "mlp": VisionSpec("mlp", mlp("mm.0", "mm.2"), n_layer=3),
+    "gemma3": VisionSpec("gemma3", _gemma3, {"clip.vision.projector.scale_factor": 2}, image=32, text="gemma3"),
+    "idefics3": VisionSpec(
+        "idefics3",
+        lambda fill, n: fill("mm.model.fc.weight", N_TEXT, 4 * n),
+        {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 48},
+    ),
+    "internvl": VisionSpec(
+        "internvl",
+        _internvl,
+        {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_max_tiles": 6},
+        positions=17,
+    ),
+    "pixtral": VisionSpec("pixtral", _pixtral, image=32, positions=0, patch_bias=False),
+    "mistral3": VisionSpec(
+        "pixtral", _mistral3, {"clip.vision.spatial_merge_size": 2}, image=32, positions=0, patch_bias=False
+    ),
+    "qwen2vl": VisionSpec("qwen2vl_merger", _qwen, **_QWEN),
+    "qwen2.5vl": VisionSpec(
+        "qwen2.5vl_merger",
+        lambda fill, n: _qwen(fill, n, gate=True),
+        {"clip.use_silu": True, "clip.vision.n_wa_pattern": 2},
+        n_layer=3,
+        gelu=False,
+        **_QWEN,
+    ),
+    "qwen3vl": VisionSpec(
+        "qwen3vl_merger",
+        lambda fill, n: _qwen(fill, n, deepstack=(0,)),
+        {"clip.vision.is_deepstack_layers": [True, False]},
+        fused=True,
+        **{**_QWEN, "positions": 64, "patch_bias": True, "text": "qwen3vl"},
+    ),
+}
+
+
+def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
+    """Write the projector file of a spec."""
+    r = np.random.default_rng(seed)
+    n, w = spec.n_embd, GGUFWriter(path, "clip")
+    w.add_bool("clip.has_vision_encoder", True)
+    w.add_string("clip.projector_type", spec.kind)
+    w.add_bool("clip.use_gelu", spec.gelu)
+    sizes = {
+        "image_size": spec.image,
+        "patch_size": spec.patch,
+        "embedding_length": n,
+        "feed_forward_length": spec.n_ff,
+        "projection_dim": N_TEXT,
+        "block_count": spec.n_layer,
+        "attention.head_count": spec.n_head,
+    }
+    for key, value in sizes.items():
+        w.add_uint32(f"clip.vision.{key}", value)
+    w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    w.add_array("clip.vision.image_mean", [0.5, 0.4, 0.6])
+    w.add_array("clip.vision.image_std", [0.5, 0.6, 0.4])
+    for key, given in spec.keys.items():
+        add = {bool: w.add_bool, int: w.add_uint32, list: w.add_array}[type(given)]
+        add(key, given)
+
+    def fill(name: str, *shape: int, std: float = 0.0, mean: float = 0.0) -> None:
+        std = std or (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
+        w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float32))
+
+    fill("v.patch_embd.weight", n, 3, spec.patch, spec.patch, std=0.15)
+    if spec.patch_bias:
+        fill("v.patch_embd.bias", n)
+    rows = (spec.image // spec.patch) ** 2 if spec.positions is None else spec.positions
+    if rows:
+        fill("v.position_embd.weight", rows, n, std=0.3)
+    for i in range(spec.n_layer):
+        b = f"v.blk.{i}."
+        for name, size in [("qkv", 3 * n)] if spec.fused else [("q", n), ("k", n), ("v", n)]:
+            fill(f"{b}attn_{name}.weight", size, n)
+            fill(f"{b}attn_{name}.bias", size)
+        for name, n_out, n_in in (("attn_out", n, n), ("ffn_up", spec.n_ff, n), ("ffn_down", n, spec.n_ff)):
+            fill(f"{b}{name}.weight", n_out, n_in)
+            fill(f"{b}{name}.bias", n_out)
+        for name in ("ln1", "ln2"):
+            fill(f"{b}{name}.weight", n, mean=1.0)
+            fill(f"{b}{name}.bias", n)
+    spec.extra(fill, n)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def write_text_model(path: Path, spec: VisionSpec, stories: Path) -> Path:
+    """Write a text model that a projector's rows fit: random, or `stories` with SmolVLM's tokens."""
+    if spec.text == "llama":
+        return with_tokens(stories, path, SMOL_TOKENS)
+    keys = dict(spec.text_keys)
+    if spec.text == "gemma3":
+        keys["attention.sliding_window"] = 512
+    if spec.text == "qwen3vl":
+        keys["n_deepstack_layers"] = 1
+    write(path, Spec(spec.text, n_vocab=512, vocabulary=True, n_ctx_train=512, n_ctx=512, keys=keys))
+    return path
+
+
+def with_tokens(source: Path, path: Path, tokens: Sequence[str]) -> Path:
+    """A copy of a model whose last tokens are these control tokens."""
+    reader = GGUFReader(source)
+    w = GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
+    for key, given in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        value, kind = given.contents(), given.types[0]
+        if key == "tokenizer.ggml.tokens":
+            value[-len(tokens) :] = tokens
+        elif key == "tokenizer.ggml.token_type":
+            value[-len(tokens) :] = [3] * len(tokens)
+        w.add_key_value(key, value, kind, sub_type=given.types[-1] if kind == GGUFValueType.ARRAY else None)
+    for t in reader.tensors:
+        w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def picture(width: int, height: int, seed: int = 1) -> Image.Image:
+    """A random smooth RGB picture."""
+    r = np.random.default_rng(seed)
+    coarse = r.integers(0, 256, (max(2, height // 4), max(2, width // 4), 3)).astype(np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def png(image: Image.Image, form: str = "PNG") -> bytes:
+    """The bytes of an image file."""
+    out = io.BytesIO()
+    image.save(out, form)
+    return out.getvalue()

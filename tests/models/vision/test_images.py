@@ -1,0 +1,121 @@
+"""Image files of every format and fault, and the tiles that images become."""
+
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.vision import images
+from logitless.models.vision.images import ImageError, decode_image
+from logitless.models.vision.params import VisionParams, read_params
+from logitless.models.vision.preprocess import best_grid, dynamic_size, pieces_of
+from tests.helpers.vision_files import SPECS, picture, png, write_projector
+
+
+def test_formats_and_modes_become_rgb() -> None:
+    plain = picture(20, 12)
+    for form in ("PNG", "BMP", "GIF", "WEBP", "JPEG"):
+        image = decode_image(png(plain, form))
+        assert image.mode == "RGB"
+        assert image.size == (20, 12)
+    assert np.array_equal(np.asarray(decode_image(png(plain))), np.asarray(plain))
+    for mode in ("L", "P", "1", "CMYK"):
+        data = png(plain.convert(mode), "JPEG" if mode == "CMYK" else "PNG")
+        assert decode_image(data).mode == "RGB"
+    deep = Image.fromarray(np.full((4, 4), 0x80FF, np.uint16))
+    assert np.asarray(decode_image(png(deep)))[0, 0].tolist() == [128, 128, 128]
+
+
+def test_transparency_is_white_and_exif_turns() -> None:
+    clear = Image.new("RGBA", (2, 2), (255, 0, 0, 0))
+    assert np.asarray(decode_image(png(clear)))[0, 0].tolist() == [255, 255, 255]
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn right
+    out = io.BytesIO()
+    picture(20, 12).save(out, "JPEG", exif=exif)
+    assert decode_image(out.getvalue()).size == (12, 20)
+
+
+def test_the_first_frame_of_an_animation() -> None:
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
+    out = io.BytesIO()
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
+    assert np.asarray(decode_image(out.getvalue()))[0, 0].tolist() == [255, 0, 0]
+
+
+def test_faults_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = png(picture(40, 40))
+    for data in (b"", b"no image", whole[:60], whole[:-30], png(picture(8, 8), "TIFF")):
+        with pytest.raises(ImageError) as refused:
+            decode_image(data)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ImageError, match="one side"):
+        decode_image(png(Image.new("RGB", (500, 2))))
+    monkeypatch.setattr(images, "MAX_PIXELS", 99)
+    with pytest.raises(ImageError, match="10 x 10 pixels"):
+        decode_image(png(picture(10, 10)))
+
+
+def test_mutated_images_are_decoded_or_refused() -> None:
+    """200 mutations of each format."""
+    r = random.Random(0)
+    for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP"):
+        whole = png(picture(24, 24), form)
+        for _ in range(200):
+            data = bytearray(whole)
+            for _ in range(r.randint(1, 8)):
+                data[r.randrange(len(data))] = r.randrange(256)
+            try:
+                mode = decode_image(bytes(data[: r.randint(1, len(data))])).mode
+            except ImageError:
+                continue
+            assert mode == "RGB"
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> dict[str, VisionParams]:
+    found = {}
+    for name, spec in SPECS.items():
+        with GGUFFile.open(write_projector(tmp_path / f"{name}.gguf", spec)) as gguf:
+            found[name] = read_params(gguf)
+    return found
+
+
+def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]) -> None:
+    for p in params.values():
+        for size in ((1, 1), (3, 200), (200, 3), (16, 16), (97, 41)):
+            tiles = [piece for piece in pieces_of(picture(*size), p) if not isinstance(piece, str)]
+            assert tiles
+            for tile in tiles:
+                height, width, colours = tile.shape
+                assert (height % p.unit, width % p.unit, colours) == (0, 0, 3)
+    p = replace(params["qwen2vl"], tokens=(4, 20))
+    for size in ((5, 5), (400, 300), (1000, 20), (20, 1000), (33, 33)):
+        width, height = dynamic_size(*size, p)
+        assert 4 <= (width // p.unit) * (height // p.unit) <= 20 + 1000 // p.unit
+    assert best_grid(300, 100, 100, (1, 6)) == (3, 1)
+    assert best_grid(100, 100, 100, (1, 6)) == (1, 1)
+
+
+def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) -> None:
+    with (
+        GGUFFile.open(shared_data / "models" / "stories260K.gguf") as gguf,
+        pytest.raises(ModelFileError, match="clip"),
+    ):
+        read_params(gguf)
+    for changed, named in (
+        ({"kind": "resampler9"}, "resampler9"),
+        ({"n_head": 5}, "head_count"),
+        ({"image": 18}, "image_size"),
+    ):
+        path = write_projector(tmp_path / "p.gguf", replace(SPECS["mlp"], **changed))
+        with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=named):
+            read_params(gguf)

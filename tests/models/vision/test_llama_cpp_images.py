@@ -1,0 +1,76 @@
+"""llama.cpp as the oracle of images: every projector type with random weights, one and two images,
+resized, tiled and as they are."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitless.engine.vision.vision_input import VisionInput
+from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
+from tests.helpers.vision_requests import Runs
+
+pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+SIZES = ((16, 16), (50, 30), (24, 72))
+LLAMA_CPP = """
+import json, sys, urllib.request, xllamacpp
+for model, projector, prompts in json.load(sys.stdin):
+    p = xllamacpp.CommonParams()
+    p.model.path, p.mmproj.path, p.mmproj_use_gpu, p.n_ctx, p.n_parallel = model, projector, False, 512, 1
+    p.warmup, p.fit_params, p.verbosity, p.cpuparams.n_threads = False, False, -1, 1
+    server = xllamacpp.Server(p)
+    def ask(path, body=None):
+        request = urllib.request.Request(server.listening_address + path, body and json.dumps(body).encode())
+        return json.loads(urllib.request.urlopen(request).read())
+    marker, found = ask("/props")["media_marker"], []
+    for text, images in prompts:
+        prompt = {"prompt_string": text.replace("<image>", marker), "multimodal_data": images}
+        body = {"prompt": prompt, "n_predict": 1, "temperature": 0, "n_probs": 5, "cache_prompt": False}
+        told = ask("/completion", {**body, "ignore_eos": True})
+        tops = told.get("completion_probabilities")  # missing where the token is half a character
+        found.append([told["tokens_evaluated"], tops and [(t["id"], t["logprob"]) for t in tops[0]["top_logprobs"]]])
+    print(json.dumps(found))
+"""
+
+
+def theirs(cases: list[tuple[str, str, list[tuple[str, list[str]]]]]) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", LLAMA_CPP], input=json.dumps(cases), capture_output=True, text=True, timeout=120
+    )
+    if done.returncode == -signal.SIGILL:
+        pytest.skip("the package of llama.cpp is not built for this processor")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
+    stories = shared_data / "models" / "stories260K.gguf"
+    prompts = []
+    for size in SIZES:
+        images = [png(picture(*size)), png(picture(*size[::-1], seed=5))]
+        prompts += [("h<image>g", images[:1]), ("h<image><image>g", images)]
+    encoded = [(text, [base64.b64encode(image).decode() for image in images]) for text, images in prompts]
+    files = {}
+    for name, spec in SPECS.items():
+        model = write_text_model(tmp_path / f"{name}.gguf", spec, stories)
+        files[name] = model, write_projector(tmp_path / f"{name}.mm.gguf", spec)
+    answers = theirs([(str(model), str(projector), encoded) for model, projector in files.values()])
+    for (name, (model, projector)), expected in zip(files.items(), answers, strict=True):
+        n_compared = 0
+        with Runs(model, projector) as runs:
+            assert isinstance(runs.input, VisionInput)
+            for (text, images), (n_tokens, tops) in zip(prompts, expected, strict=True):
+                n, got = runs.first(text, images)
+                assert n == n_tokens, (name, text)
+                for id, value in (tops or [])[:3]:
+                    assert got[id] == pytest.approx(value, abs=0.04), (name, text)
+                    n_compared += 1
+        assert n_compared >= 6, name
