@@ -120,7 +120,7 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
     """Hyper-parameters, checked against tensors and vocabulary; n_vocab is the embedding's
     number of rows. ModelFileError names the key or tensor at fault."""
     embedding = gguf.tensors.get("token_embd.weight")
-    if problem := _OTHER_KINDS.get(str(gguf.metadata.get("general.type"))):
+    if problem := _OTHER_KINDS.get(_kind(gguf)):
         raise ModelFileError(gguf.path, problem)
     if "general.architecture" not in gguf.metadata:
         raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
@@ -140,6 +140,13 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
         )
     check_weights(gguf, hparams)
     return hparams
+
+
+def _kind(gguf: GGUFFile) -> str:
+    """general.type, which the first adapters and encoders do not have."""
+    if "adapter.type" in gguf.metadata:
+        return "adapter"
+    return "mmproj" if gguf.metadata.get("general.architecture") == "clip" else str(gguf.metadata.get("general.type"))
 
 
 def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, mtp: bool = False) -> Model:

@@ -142,7 +142,8 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str,
             kind = "small matrix" if part.as_f32 else "vector"
             raise ModelFileError(gguf.path, f"tensor '{info.name}' is a {kind} of type {info.dtype}")
     found = {name: part for name, part in declared.items() if part.source in gguf.tensors}
-    found = {name: part for name, part in found.items() if _weight_of(name) not in declared.keys() - found.keys()}
+    absent = declared.keys() - found.keys()
+    found = {name: part for name, part in found.items() if _weight_of(name) not in absent}
     claimed = {part.source for part in found.values()}
     for name in gguf.tensors:
         if name not in claimed and not is_unused(h, name, mtp=mtp):

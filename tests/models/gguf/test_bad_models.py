@@ -199,10 +199,20 @@ def test_arrays_have_one_value_for_each_block(rewrite: Rewrite, key: str, n: int
     assert f"key 'llama.attention.{key}' has {n} values, for 2 blocks" in line
 
 
-@pytest.mark.parametrize(("kind", "words"), [("adapter", "is a LoRA adapter"), ("mmproj", "load the file of its text")])
-def test_files_of_other_kinds(tmp_path: Path, kind: str, words: str) -> None:
-    writer = GGUFWriter(path := tmp_path / "other.gguf", "llama")
-    writer.add_string("general.type", kind)
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "words"),
+    [
+        ("llama", "general.type", "adapter", "is a LoRA adapter"),
+        ("llama", "adapter.type", "lora", "is a LoRA adapter"),
+        ("llama", "general.type", "checkpoint", "is a training checkpoint"),
+        ("llama", "general.type", "imatrix", "is an importance matrix"),
+        ("clip", "general.type", "mmproj", "load the file of its text"),
+        ("clip", "general.name", "m", "load the file of its text"),
+    ],
+)
+def test_files_of_other_kinds(tmp_path: Path, arch: str, key: str, value: str, words: str) -> None:
+    writer = GGUFWriter(path := tmp_path / "other.gguf", arch)
+    writer.add_string(key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
