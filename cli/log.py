@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import CliError
+from logitless.models.gguf.atomic_write import open_private
 
 
 class LogFile(logging.FileHandler):
     """Log file. The first write error (a full disk) is reported on stderr; later ones are not."""
 
     _reported = False
+
+    def _open(self) -> TextIOWrapper:
+        """A new file is the user's alone: with -v it has prompts."""
+        os.close(open_private(self.baseFilename, os.O_WRONLY | os.O_CREAT))
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -14,13 +14,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any, TypeVar
 
-from logitless.models.gguf.atomic_write import settle, sweep
+from logitless.models.gguf.atomic_write import open_private, settle, sweep
 
 VERSION = 1
 LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
@@ -38,18 +38,28 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 
+def _private_folder(folder: Path) -> None:
+    """A folder that only the user may enter, also one of an earlier version."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(OSError):  # another user's
+        folder.chmod(0o700)
+
+
 class Store:
     """Job store in `folder`, which is created if needed. Raises OSError if it cannot be used."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        database = self.folder / "logitless.sqlite"
+        database.touch(mode=0o600)  # SQLite's other files get its mode
         for name in ("files", "checkpoints"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            _private_folder(self.folder / name)
             sweep((self.folder / name).glob("*.part"))  # keeps files that other processes write
         self._lock = threading.Lock()
         self._lock_timeout = LOCK_TIMEOUT
         try:
-            self._db = sqlite3.connect(self.folder / "logitless.sqlite", check_same_thread=False, isolation_level=None)
+            self._db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
             self._db.execute("pragma journal_mode = wal")
             (version,) = self._db.execute("pragma user_version").fetchone()
             if version > VERSION:
@@ -167,7 +177,8 @@ class Store:
     def add_file(self, content: bytes, filename: str, purpose: str, owner: str = "") -> Row:
         """Store a small file from memory."""
         with self.incoming() as part:
-            part.write_bytes(content)
+            with open(part, "wb", opener=open_private) as file:
+                file.write(content)
             return self.keep_file(part, filename, purpose, owner)
 
     def keep_file(self, part: Path, filename: str, purpose: str, owner: str = "") -> Row:

@@ -33,6 +33,7 @@ from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
+from logitless.models.gguf.atomic_write import private
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
@@ -495,7 +496,7 @@ class FineTuningWorker:
         from logitless.training.checkpoint import save_checkpoint
 
         assert self._trainer is not None
-        save_checkpoint(self._checkpoint_path(job["id"]), self._trainer, self.engine.hparams.arch)
+        save_checkpoint(private(self._checkpoint_path(job["id"])), self._trainer, self.engine.hparams.arch)
         self._saved, self._saved_at = self._trainer.counters.iterations, time.monotonic()
 
     def _publish(self, job: Row) -> None:
@@ -506,7 +507,7 @@ class FineTuningWorker:
         assert trainer is not None
         step = trainer.counters.iterations
         path = self.store.folder / "checkpoints" / f"{job['id']}@{step}.gguf"
-        save_result(path, trainer.trainable, self.engine.gguf, self.engine.hparams)
+        save_result(private(path), trainer.trainable, self.engine.gguf, self.engine.hparams)
         name = f"{job['model_name']}@{step}"
         row = {
             "id": new_id("ftckpt"),

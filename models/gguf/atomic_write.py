@@ -45,6 +45,17 @@ def part_of(path: str | Path) -> Path:
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 
 
+def private(path: Path) -> Path:
+    """`path`, whose next content (`unfinished`) only the user may read."""
+    part_of(path).touch(mode=0o600)
+    return path
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` of `open` whose new files only the user may read."""
+    return os.open(path, flags, 0o600)
+
+
 def settle(part: Path, path: Path) -> None:
     """Bring what lies under `part` to the disk and give it the name `path` in one step."""
     _sync(part)

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
+from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import in_time, json_response, to_thread
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 from logitless.server.clients import CLIENT
@@ -61,7 +62,7 @@ async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
             purpose = b"".join([piece async for piece in pieces]).decode("utf-8", "replace")
         elif part.name == "file":
             filename = part.filename or "file"
-            with path.open("wb") as file:
+            with open(path, "wb", opener=open_private) as file:
                 async for piece in pieces:
                     await to_thread(partial(file.write, piece))
         else:  # a field that means nothing here

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from logitless.cli.log import LogFile
 from logitless.engine.errors import DiskFull
 from logitless.engine.finetuning.store import Store
-from logitless.models.gguf.atomic_write import ABANDONED
+from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
+from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
 from logitless.server.api.context import encode_json
 from logitless.server.api.openai.files import _keep
+
+KIND = CacheKind("m", "f16", "f16", 16, 64)
 
 
 def test_numbers_that_are_not_finite_are_kept_as_null(tmp_path: Path):
@@ -96,3 +100,30 @@ def test_what_a_kill_left_half_written_goes_when_nobody_can_be_writing_it(tmp_pa
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     Store(tmp_path).close()
     assert [path.name for path in tmp_path.glob("*/*")] == ["young.part"]
+
+
+def test_only_the_user_may_read_what_is_kept(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        folder = tmp_path / "made" / "data"
+        (tmp_path / "old" / "files").mkdir(parents=True)  # of a version that did not care
+        for store in (Store(folder), Store(tmp_path / "old")):
+            row = store.add_file(b"text", "a.jsonl", "fine-tune")
+            store.put("jobs", {"id": "j"})
+            with unfinished(private(store.folder / "checkpoints" / "j.gguf")) as part:
+                part.write_bytes(b"weights")
+            own = [path for path in store.folder.rglob("*") if path.is_file()]
+            assert {path.name for path in own} >= {row["id"], "j.gguf", "logitless.sqlite", "logitless.sqlite-wal"}
+            assert {path.stat().st_mode & 0o777 for path in own} == {0o600}
+            assert {(store.folder / name).stat().st_mode & 0o777 for name in ("files", "checkpoints")} == {0o700}
+            store.close()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        save(tmp_path, "slot", KIND, SlotState([], []))
+        log = LogFile(tmp_path / "log")
+        log.close()
+        (tmp_path / "open.log").touch(0o640)
+        LogFile(tmp_path / "open.log").close()
+        modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("slot", "log", "open.log")}
+        assert modes == {"slot": 0o600, "log": 0o600, "open.log": 0o640}  # the last is as its owner wants it
+    finally:
+        os.umask(before)
