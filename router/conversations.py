@@ -47,7 +47,7 @@ class Conversations:
         except asyncio.CancelledError:
             if own.task.cancelled():
                 await stack.aclose()
-                raise InvalidRequest("the stream was ended before it began") from None
+                raise InvalidRequest("the stream was cancelled before it began") from None
             self._let_go_on(place, own)
             raise
         except BaseException:

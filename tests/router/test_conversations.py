@@ -121,7 +121,7 @@ async def test_a_stream_is_ended_before_its_model_is_there(place: tuple[aiohttp.
     async with session.delete(f"{url}/v1/stream/talk") as reply:
         assert reply.status == 204
     status, text = await asking
-    assert (status, "the stream was ended before it began" in text) == (400, True)
+    assert (status, "the stream was cancelled before it began" in text) == (400, True)
     assert await look(session, url) == []
     child.gate.set()
     assert await ask(session, url) == (200, "data: hello\n\n")

@@ -227,3 +227,10 @@ async def test_leaving_a_stream_early_cancels_it():
             break
         await stream.close()
         assert await asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=5) or not server.scheduler.running
+
+
+async def test_the_servers_effort_is_of_requests_that_do_not_say():
+    async with running(reasoning_effort="low") as server:
+        for more, effort in (({}, "low"), ({"reasoning_effort": "high"}, "high")):
+            _, body = await server.post("/apply-template", {"messages": ASK, **more})
+            assert effort in body["prompt"].partition("[user]")[0]
