@@ -15,7 +15,7 @@ class RequestError(Exception):
     retry_after: int | None = None  # seconds, where trying again may help
 
     def __init__(self, message: str, **extra: Any) -> None:
-        message = " ".join(message.splitlines())  # it may quote what the client sent
+        message = " ".join(message.splitlines())  # it may quote the client
         super().__init__(message)
         self.message = message
         self.extra = extra

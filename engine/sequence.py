@@ -110,7 +110,8 @@ class Sequence:
         self.id = id  # grows with arrival
         self.request = request
         self.client = client  # the client's key: clients take turns
-        self.rank = id + PLACES_PER_PRIORITY * request.priority, id  # priority key: the smallest goes first
+        # priority key: the smallest goes first
+        self.rank = id + PLACES_PER_PRIORITY * request.priority, id
         self.tokens = list(request.prompt)
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose keys and values are in the cache

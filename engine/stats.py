@@ -28,7 +28,8 @@ class SchedulerStats:
     drafts: int = 0  # drafts verified
     draft_tokens: int = 0  # their tokens
     draft_tokens_accepted: int = 0  # of these, the accepted ones
-    accepted_at: list[int] = field(default_factory=list)  # accepted draft tokens by their position in the draft
+    # accepted draft tokens by their position in the draft
+    accepted_at: list[int] = field(default_factory=list)
     n_tokens_max: int = 0  # tokens of the longest sequence so far
     requests_processing: int = 0
     requests_deferred: int = 0

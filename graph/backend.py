@@ -68,8 +68,8 @@ class Backend(Protocol):
     name: str
     alignment: int  # of tensors in a buffer, in bytes
     memory_bytes: int  # of the device; 0: it uses host memory
-    preemptible: bool = False  # whether `split` cuts programs
-    # whether its ops are tried at start; `refuse` is told of those that fail
+    preemptible: bool = False  # true if `split` cuts programs
+    # true if its ops are tried at start; `refuse` gets the failed ones
     self_tested: bool = False
     # device and driver, under which self-test results are cached; "": they are not
     identity: str = ""

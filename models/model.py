@@ -46,11 +46,8 @@ class Model:
     hparams: Hparams
     weights: Weights
     rotary: Rotary
-    mtp: Weights | None = (
-        # of the block behind the layers that guesses (models/architectures/mtp.py), where it is
-        # loaded
-        None
-    )
+    # MTP block behind the layers (models/architectures/mtp.py), if it is loaded
+    mtp: Weights | None = None
 
     def adapted(self, low_rank: LowRank) -> Model:
         """The same model with LoRA adapters."""

@@ -34,7 +34,7 @@ from logitless.graph.tensor import ALIASES, Tensor
 
 __all__ = ["constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
 
-READS_PACKED = {  # which sources may be a constant matrix
+READS_PACKED = {  # sources that may be a constant matrix
     "linear": (1,),
     "linear_add": (1,),
     "linear_glu": (1, 2),

@@ -48,7 +48,7 @@ BINARY = {
     "glu_silu": "SILU(a) * b",
     "glu_gelu": "GELU(a) * b",
 }
-# those that numpy's broadcasting in full is worth a kernel for
+# ops with a kernel for all of numpy's broadcasting
 BROADCAST = ("add", "sub", "mul", "div")
 PARAMETER = {"scale": "factor", "softcap": "cap"}
 MAX_DIMS = 4
@@ -77,7 +77,7 @@ for _name, _formula in BINARY.items():
         wg=WG,
         functions=FUNCTIONS,
     )
-# Compared, because `min` may lose what is not a number.
+# Compared, because `min` may lose a NaN.
 Kernel(
     "binary_glu_clamped",
     [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],

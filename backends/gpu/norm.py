@@ -9,7 +9,7 @@ from logitless.graph.tensor import Tensor
 # Partial sums of a row: 256, then 16; one thread alone has 64, lavapipe's have 16. The last are
 # added one by one.
 WG = 256
-# What 1 / the root of a row's mean square is, as `k`.
+# Code that declares `k`: 1 / the root of a row's mean square.
 SCALE = """
 #if WG == 1
     UNROLL for (uint j = 0u; j < 64u; j++) sums[j] = 0.0f;

@@ -85,7 +85,7 @@ Kernel(
     local=[*norm.SUMS, *LOCAL],
     functions=norm.FUNCTIONS,
 )
-# Attention's partial results are in the scratch, too: what is rounded comes behind them.
+# Attention's partial results are in the scratch, too: rounded rows come behind them.
 Kernel(
     "attention_join_rounded",
     [*paged_attention.JOIN_ARGS, Arg("R", "u32", "w")],
@@ -102,7 +102,7 @@ Kernel(
     cpu=(),
     local=LOCAL,
 )
-# what Y can be rounded by
+# kernels that can round their result, and the ones that do
 MAKERS = {"rms_norm": "rms_norm_rounded", "attention_join": "attention_join_rounded"}
 
 

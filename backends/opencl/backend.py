@@ -55,7 +55,7 @@ class OpenCLBackend(Backend):
         # this process' memory is the device's
         self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None
         self._scratch: Memory | None = None  # of whichever program runs
-        self._sending: list[Any] = []  # what uploads still read
+        self._sending: list[Any] = []  # memory that uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:

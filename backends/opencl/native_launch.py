@@ -70,7 +70,7 @@ class CallFailed(cl.Error):
 @functools.cache
 def _functions() -> dict[str, Any]:
     """The loader's functions by name. DeviceError where the loader cannot be reached."""
-    # Windows finds no functions of what a library is linked with
+    # Windows does not find functions in the libraries that a library is linked with
     for library in (cl._cl.__file__, "OpenCL.dll"):
         try:
             loader = ctypes.PyDLL(library)

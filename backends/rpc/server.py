@@ -146,7 +146,7 @@ class Client:
             why = f"{str(do)[:20]!r}: {type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
             self.link.send({"error": "refused", "message": why})
             raise ProtocolError(why) from None
-        while self._unread:  # of a message that was not handled
+        while self._unread:  # body of a message that was not handled
             self._body(min(self._unread, 1 << 20))
         if do in ("upload", "run"):
             return

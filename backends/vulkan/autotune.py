@@ -37,7 +37,7 @@ DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"
 SIZES = ((64, 256, 1024), (256, 4096, 1024))
 TURNS = 4  # of each kernel, by turns; the first does not count
 GROWTH = 64  # from one size to the next
-BUDGET_S = 0.25  # for all of them, beside compiling what is needed anyway
+BUDGET_S = 0.25  # seconds for all sizes, beside compiling kernels that are needed anyway
 # Matrices of few rows do not fill a large GPU: rows that are timed, and where matrices begin if
 # they win there.
 ROWS = ((96, 65), (48, LEAST_ROWS))
@@ -115,7 +115,7 @@ def _path(info: DeviceInfo) -> Path:
 def _race(backend: Tunable) -> Choice:
     begun, dots, matrices, finished = time.perf_counter(), 0.0, 0.0, True
     for size in SIZES:
-        # two turns of both kernels: what is known must do
+        # two turns of both kernels: the times so far must do
         if 4 * GROWTH * max(dots, matrices) > BUDGET_S:
             finished = False
             break

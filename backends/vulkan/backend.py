@@ -24,7 +24,7 @@ from logitless.graph.tensor import Tensor
 
 ALIGNMENT = 64
 STAGING_NBYTES = 16 << 20
-RESULT_NBYTES = 1 << 16  # what is brought back by a copy that is submitted behind what runs
+RESULT_NBYTES = 1 << 16  # bytes of a result that is copied by a submission behind the running one
 
 
 class VulkanBackend(Backend):
@@ -182,7 +182,7 @@ class VulkanProgram:
         self._backend, self._place, self._scratch = backend, locate, scratch
         self.recording = Recording(backend.device)
         self.recording.begin()
-        self._keep: dict[int, Memory] = {}  # what the recording refers to
+        self._keep: dict[int, Memory] = {}  # objects that the recording refers to
         # and the range where order matters
         self._places: dict[Tensor, tuple[Location, Range | None]] = {}
         for d in work:

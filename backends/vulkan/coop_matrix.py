@@ -16,7 +16,7 @@ SUBGROUP = 3  # VK_SCOPE_SUBGROUP_KHR
 NEEDS = {"cooperativeMatrix", "shaderInt8", "vulkanMemoryModel", "subgroupSizeControl", "computeFullSubgroups"}
 # lavapipe (Mesa 26.2) crashes where its vectors do not have the matrices' 8 columns
 CPU, CPU_SUBGROUP = 4, 8
-SIZES = (8, 16, 32)  # of rows, columns and depth, in what the kernels' tiles and local memory allow
+SIZES = (8, 16, 32)  # rows, columns and depth that the kernels' tiles and local memory allow
 
 
 @dataclass(frozen=True)

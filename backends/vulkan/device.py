@@ -114,7 +114,7 @@ class Device:
         self.semaphore = out
         # of the last submission; the semaphore reaches it when that is done
         self._value = ffi.new("uint64_t *")
-        self.ended = 0  # the last of which that is known
+        self.ended = 0  # the last submission known to be done
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
         # buffer (None of commands) and memory, or commands
         self._garbage: list[tuple[Any, Any]] = []

@@ -62,7 +62,7 @@ class DeviceInfo:
     extensions: frozenset[str]
     queue_family: int
     fast_dots: bool  # integer dot products of packed bytes are instructions of the device
-    # what the kernels with cooperative matrices use on this device
+    # constants of kernels with cooperative matrices on this device
     matrices: matrices.Matrices | None
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     max_invocations: int

@@ -413,7 +413,8 @@ class FineTuningWorker:
             self._send(partial(self._tell, job, message, metrics, publish=publish))
         elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
             self._send(partial(self._save, job))
-        elif isinstance(event, Save) and event.iteration != self._published:  # else its epoch has published it
+        elif isinstance(event, Save) and event.iteration != self._published:
+            # else its epoch has published it
             self._send(partial(self._publish, job))
         elif isinstance(event, Finished):
             if event.reason == "the loss is not finite":

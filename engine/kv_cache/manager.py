@@ -111,7 +111,7 @@ class KVCacheManager:
             seq.kv.marks.clear()
             seq.kv.mark(match.n_cached, n_computed)
             seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
-        # which offloads evicted states
+        # evicted states are offloaded
         if self.states is not None and self.host is not None and self.keep_idle:
             for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
                 seq.kv.mark(position, n_computed)
@@ -155,7 +155,7 @@ class KVCacheManager:
             if windows is not None:
                 seq.kv.window_blocks.append(windows.take())
                 seq.kv.window_copy = window_block, seq.kv.window_blocks[-1]
-        elif prefixes.claim(source):  # nobody else uses it: continue where the match ends
+        elif prefixes.claim(source):  # no other sequence uses it: continue where the match ends
             seq.kv.blocks.append(source)
             if windows is not None:
                 seq.kv.window_blocks.append(window_block)

@@ -40,7 +40,8 @@ class SlidingWindowBlocks:
     def __init__(self, store: WindowStore) -> None:
         self.store = store
         self.window = store.window
-        self.on_evict: Callable[[Node], None] | None = None  # called before a reusable block is evicted
+        # called before a reusable block is evicted
+        self.on_evict: Callable[[Node], None] | None = None
         self._pool = BlockPool(store.n)
         self._of: dict[Node, int] = {}
         self._nodes: list[Node | None] = [None] * store.n

@@ -414,7 +414,7 @@ class ModelRunner:
         blocks is gone.
         """
         shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
-        # it has replaced a lost device
+        # the target has replaced a lost device
         if self._target is not None and self._target.session is not self._target_session:
             self.devices = self._target.devices
             self.wake()

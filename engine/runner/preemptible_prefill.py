@@ -113,7 +113,7 @@ class PreemptiblePrefill:
             yield from plan.parts(None)
             self._longest[n] = plan.longest_part_seconds
             for larger in (m for m in self._longest if m > n):
-                self._longest[larger] *= FORGET  # so that a size that was too slow is tried again
+                self._longest[larger] *= FORGET  # a size that was too slow is tried again
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 

@@ -165,7 +165,7 @@ class RowSampler:
         self._rest = codes_after_infill(p)
         self._vocab = vocab
         self.n_candidates = 0  # candidates that `choose` needs; 0: call `accept`
-        # of the last choice (ids, p, the chosen's p)
+        # candidates of the last choice: ids, p, the chosen one's p
         self.left: tuple[list[int], list[float], float] | None = None
         if self._rest:
             self.n_candidates = min(N_CANDIDATES, p.top_k if s.TOP_K in codes else N_CANDIDATES, vocab.n_vocab)

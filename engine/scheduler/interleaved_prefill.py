@@ -54,12 +54,12 @@ class InterleavedPrefill:
         self._stats = stats
         self._clock = clock
         self._process = process
-        self.seq: Sequence | None = None  # whose chunk is being computed
+        self.seq: Sequence | None = None  # sequence whose chunk is being computed
         self.n = 0  # tokens of the chunk
         self._parts: Iterator[float] = iter(())
         self._active = False
-        self._next_seconds = 0.0  # that the next part will take; 0: unknown
-        # that the last chunk took to its first part: to find blocks, to write inputs
+        self._next_seconds = 0.0  # seconds that the next part will take; 0: unknown
+        # seconds of the last chunk before its first part: finding blocks, writing inputs
         self._first_seconds = 0.0
         self._tried = 0  # step in which a prompt that began last had a step with the streams tried
 

@@ -89,7 +89,8 @@ class OutputProcessor:
                 if seq.samples:
                     try:
                         stop = self._tokens(seq, draft, row, run)
-                    except Exception as error:  # of a sampler or decoder: it ends its own request
+                    except Exception as error:
+                        # error of a sampler or stop filter: it ends its own request
                         seq.n_computed = min(seq.n_computed, len(seq.tokens))
                         stop = failure(error)
                     row += 1 + len(draft)

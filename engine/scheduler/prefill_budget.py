@@ -12,7 +12,7 @@ from logitless.engine.batch import mixed_batch_size, power_of_two, size_below
 STRETCH = 2.2  # duration of a mixed step relative to one without prompts; clients see a little more
 BETWEEN = 2.0  # the same for interleaved prefill, whose parts stop in time
 LEAST_PROMPT = 4  # prompt tokens of a mixed step at least, however slow they are
-SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
+SUPERLINEAR = 1.1  # assumed seconds per token of a larger size, relative, until they are measured
 LEAST_ROOM = 0.5  # share of a decode step that prompts get at least
 AFTER = 7  # decode steps after interleaved parts whose durations are kept
 TRUST = 0.99  # decay of a measured growth per step of the size below
@@ -49,8 +49,8 @@ class PrefillBudget:
         # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._size = 0
         self._added = 0.0  # seconds that it took longer than one without prompts
-        self._growth: dict[int, _Growth] = {}  # by size: what the next larger one adds
-        self._medians: dict[int, float] = {}  # of those in _plain that have not changed since
+        self._growth: dict[int, _Growth] = {}  # by size: seconds that the next larger one adds
+        self._medians: dict[int, float] = {}  # of the entries of _plain that have not changed since
         # times the usual that steps alone took after parts of prompts
         self._after: deque[float] = deque(maxlen=AFTER)
         # even the smallest step with prompts took too long, and some wait since

@@ -91,8 +91,8 @@ class Drafts:
     ) -> None:
         """`acceptance`: acceptance rate of the model's drafts.
 
-        `throttled`: the model pauses when its drafts fail. A grammar may rule out the model's drafts so
-        often that they do not pay.
+        `throttled`: the model pauses when its drafts fail. A grammar may rule out the model's
+        drafts so often that they do not pay.
         """
         self.params = params
         self.tokens: list[int] = []  # draft tokens to verify in this step

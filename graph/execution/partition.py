@@ -173,7 +173,7 @@ class _Assignment:
 
     def _backend(self, t: Tensor) -> int:
         hint = self._hints.backend(t, self._assigned) if self._hints is not None else None
-        if t.op in ALIASES:  # of a result, or of a leaf but after a result
+        if t.op in ALIASES:  # alias of a result, or of a leaf after a result
             b = next(self._assigned[s] for s in t.src if s in self._assigned)
             return self._variable_backend.get(self._owners[t][0].name, b)
         pinned = self._pinned.get(t)

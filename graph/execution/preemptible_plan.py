@@ -21,7 +21,7 @@ CUT_AFTER_RUNS = (2, 4, 6)  # the first cut finds long parts, the next ones wher
 # in warm-up runs: the less disturbed of two counts
 CUT_AFTER_WARMUP_RUNS = (2, 4)
 CUTS_PER_PART = 16  # programs that are cut anew before the run yields again
-ASSUMED_BYTES_PER_SECOND = 1e9  # of nodes whose duration is not known yet: less than any node's
+ASSUMED_BYTES_PER_SECOND = 1e9  # for nodes whose duration is unknown: slower than any node
 
 
 class _Uncompiled:
@@ -44,7 +44,7 @@ class PreemptiblePlan(Plan):
     max_part_seconds = 0.0  # 0: MAX_PART_SECONDS
     spare_core = False  # leave one CPU core free
     cut_after: tuple[int, ...] = CUT_AFTER_RUNS
-    _n_runs = 0  # that came to their end
+    _n_runs = 0  # complete runs
     _n_runs_at_cut = 0  # runs before parts were last cut
     _best: Sequence[float] = ()  # seconds of each part, the least of all runs: undisturbed
     # seconds of each part in the last run: attention gets longer from run to run

@@ -28,7 +28,7 @@ class FullFinetunes:
         self._session, self._base, self._gguf, self._block = session, base, gguf, block
         # the names are of its own states
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}
-        self._digests: dict[int, str] = {}  # of those that are here or remembered
+        self._digests: dict[int, str] = {}  # finetunes on the device or remembered
         self._next = 1
 
     def put(self, path: str | Path) -> int:

@@ -44,11 +44,11 @@ class StackedLora:
         self._session, self._declared = session, declared
         self._columns: dict[int, range] = {}
         self._names: set[str] = set()
-        self._host: dict[str, tuple[F32, F32]] = {}  # what the device holds, to write it again
+        self._host: dict[str, tuple[F32, F32]] = {}  # contents of the device, to write them again
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
         self.n_columns = 0
-        self._digests: dict[int, str] = {}  # of those that are here or remembered
-        self.generation = 0  # of the states: changes with their shapes
+        self._digests: dict[int, str] = {}  # adapters on the device or remembered
+        self.generation = 0  # version of the variables: changes with their shapes
         self._next = 1
 
     def put(self, adapter: Adapter, mix: Mix = ()) -> int:
@@ -171,7 +171,8 @@ class StackedLora:
                     made.append(self._session.define(f"lora.{generation}.{name}.{half}", values.shape))
                     self._session.write(made[-1].name, values)
             pairs = dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
-            # who runs needs it in the next step, where no room would be too late
+            # a running sequence needs it in the next step; running out of room there would be too
+            # late
             for name, old in before.items():
                 for t, other in zip(pairs[name], old, strict=True):
                     self._session.colocate(t.name, other.name)

@@ -48,7 +48,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         y = b.norm("attn_norm", x, h)
         recurrent_output, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
-            recurrent_output = recurrent(b, h, r, layer, y, memory)  # all rows: the state is sequential
+            # all rows: the state is sequential
+            recurrent_output = recurrent(b, h, r, layer, y, memory)
         if attends and layer < h.n_layer_kv:
             kv_of[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed

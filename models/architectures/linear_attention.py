@@ -44,7 +44,7 @@ def delta_net(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor,
     n_keys = r.n_key_heads * r.size
     q, k = (_unit(take_columns(mixed, i * n_keys, n_keys), r, h.eps) for i in range(2))
     v = reshape(take_columns(mixed, 2 * n_keys, r.n_heads * r.size), shape=(-1, r.n_heads, r.size))
-    # of each group first how much its heads learn, then how they fade
+    # of each group first its heads' β, then their decay
     if h.architecture.states.grouped_heads:
         both = reshape(b.linear("ssm_ba", x), shape=(-1, r.n_key_heads, 2, r.n_heads // r.n_key_heads))
         learned, steps = (_half(both, i) for i in range(2))
@@ -63,7 +63,7 @@ def mamba(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, mem
     """Mamba 2 (Dao and Gu, 2024), (T, n_heads · width): SSD with D skip, output gate and grouped
     norm."""
     rows, n, n_keys = x.shape[0], r.n_heads * r.width, r.n_key_heads * r.size
-    both = b.linear("ssm_in", x)  # gate, what is convolved, steps
+    both = b.linear("ssm_in", x)  # gate, input of the convolution, steps
     convolved = memory.causal_conv(layer, take_columns(both, n, r.n_columns), b["ssm_conv1d"])
     bias = b.bias("ssm_conv1d")
     mixed = silu(convolved if bias is None else add(convolved, bias))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# seconds in which nobody has written to an unfinished file: its process is gone, wherever it ran
+# seconds without a write to an unfinished file after which its process is gone, wherever it ran
 ABANDONED = 3600
 
 

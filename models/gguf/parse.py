@@ -53,7 +53,7 @@ class TensorInfo:
     dtype: str  # GGUF's type name in lower case: "f32", "q8_0", "q4_k" ...
     offset: int  # bytes from the beginning of its file
     nbytes: int
-    part: int = 0  # which file of a split model holds it
+    part: int = 0  # file of a split model that holds it
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def scan_strings(buffer: mmap.mmap, begin: int, count: int) -> tuple[NDArray[np.
     data = np.frombuffer(buffer, np.uint8)
     found: list[NDArray[np.int64]] = []
     n_found, pos, steps = 0, begin, _FIRST_STEPS
-    chained = False  # whether the last look was a chain that broke: then the next is a walk
+    chained = False  # true after a chain that broke: then the next step is a walk
     while n_found < count:
         wanted = count - n_found
         if chained:

@@ -26,7 +26,7 @@ def reason(error: str) -> str:
     """llguidance's message in one line, without its own positions."""
     lines = error.splitlines()
     why = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
-    if why >= 2:  # a regex, below it a caret, below that what is wrong
+    if why >= 2:  # a regex, below it a caret, below that the problem
         column = lines[why - 1].find("^") - 3
         return f"regex {lines[why - 2].strip()!r}, column {max(1, column)}: {lines[why].removeprefix('error: ')}"
     first = next((line.strip() for line in lines if line.strip()), "cannot be used")

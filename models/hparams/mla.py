@@ -16,7 +16,8 @@ class MLAParams:
     row of `rank` elements."""
 
     rank: int
-    q_rank: int  # of the row that queries are made of; 0: they are made of the hidden state
+    # elements of the compressed row of queries; 0: queries derive from the hidden state
+    q_rank: int
     n_nope: int
     n_rope: int
     n_value: int

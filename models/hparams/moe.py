@@ -14,19 +14,19 @@ GLM_VOCAB = 154880  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    n: int  # of a layer
-    n_used: int  # of each row
-    n_ff: int  # of one
-    n_ff_shared: int = 0  # of the one that every row has besides
-    n_dense: int = 0  # so many of the first layers have none
-    period: int = 0  # the second of each so many layers has some; 0: all have
+    n: int  # experts of a layer
+    n_used: int  # experts of a row
+    n_ff: int  # width of an expert
+    n_ff_shared: int = 0  # width of the shared expert
+    n_dense: int = 0  # number of first layers without experts
+    period: int = 0  # the second layer of each period has experts; 0: all layers have
     router: RouterScore = RouterScore.SOFTMAX
-    weights_norm: bool = True  # what a row's experts count is divided by their sum
-    scale: float = 1.0  # and multiplied by this
-    n_groups: int = 1  # of experts
-    # a row's experts are of so many groups: of those whose best two are the likeliest
+    weights_norm: bool = True  # weights of a row's experts are divided by their sum
+    scale: float = 1.0  # weights are multiplied by this
+    n_groups: int = 1  # groups of experts
+    # groups of a row's experts: those whose best two experts are the likeliest
     n_groups_used: int = 1
-    # elements of the shorter rows that experts are given and give; 0: as the layer's
+    # width of the experts' input and output; 0: the layer's
     n_latent: int = 0
 
     def are_in(self, layer: int) -> bool:
@@ -51,7 +51,7 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         raise keys.error("expert_used_count", f"is {n_used}, of {n} experts")
     n_groups, n_groups_used = _groups(keys, n, n_used)
     default, shared = None, 0
-    if keys.arch == "qwen2moe":  # whose first files say less
+    if keys.arch == "qwen2moe":  # its first files lack keys
         shared = keys.count("feed_forward_length")
         default = max(1, shared // n_used)
     n_ff = (

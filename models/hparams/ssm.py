@@ -88,7 +88,8 @@ def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[boo
         return (True,) * n_layer, (architecture.attention.enabled,) * n_layer
     attention = tuple(not without for without in _without_heads(keys, n_layer))
     layers = tuple(not attends for attends in attention)
-    if architecture.states.one_sublayer:  # what has neither heads nor a width keeps a state
+    # a layer with neither heads nor a width has recurrent state
+    if architecture.states.one_sublayer:
         widths = keys.counts("feed_forward_length", keys.count("block_count"), or_none=True)
         feeding = tuple(n > 0 for n in widths[:n_layer])
         if any(map(operator.and_, attention, feeding)):

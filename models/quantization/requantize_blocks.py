@@ -61,7 +61,7 @@ def nearest_q8_0(values: Floats) -> Bytes:
         scales = np.where(scales < d, np.nextafter(scales, np.float16(np.inf)), scales)
         d = scales.astype(np.float32)
         factor = 1 / d
-        factor[~np.isfinite(factor)] = 0  # of nothing but zeros, or of what is no number
+        factor[~np.isfinite(factor)] = 0  # a block of zeros, or with NaN
         values *= factor[..., None]
         np.rint(values, out=values)
         return q8_0(d, values.astype(np.int8).view(np.uint8))
@@ -105,7 +105,7 @@ def of_iq4_xs(blocks: Bytes) -> Bytes:
     high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(n, 8)
     scales = low | (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8) << 4
-    with np.errstate(invalid="ignore"):  # what is no number stays none
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
         d = floats(blocks[:, :2]) * (scales.astype(np.float32) - 32)
     return np.concatenate([scales_of(d), blocks[:, 8:].reshape(n, 8, 16)], axis=-1).reshape(n, 144)
 

@@ -80,7 +80,7 @@ def _halves(part: Bytes) -> Bytes:
 
 def _scaled(blocks: Bytes, scales: npt.NDArray[Any], parts: int) -> Floats:
     """(n, …), (n, k) → (n, k): small scales times that of the block, which it begins with."""
-    with np.errstate(invalid="ignore"):  # what is no number stays none
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
         return floats(blocks[:, :2]) * (scales.astype(np.float32) / np.float32(parts))
 
 

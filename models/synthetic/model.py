@@ -24,7 +24,7 @@ from logitless.models.synthetic.vocabulary import vocabulary
 
 _POOL = 1 << 20  # elements quantised for each type and standard deviation
 _CHUNK = 1 << 23  # bytes put together before each write
-# of the logits: about what a trained model has, neither uniform nor a single choice
+# spread of the logits: about a trained model's, neither uniform nor a single choice
 _LOGIT_STD = 4.0
 
 
@@ -167,7 +167,7 @@ def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:
 def _file_type(dtype: str) -> LlamaFileType:
     name = dtype.upper()
     if name in ("Q4_K", "Q5_K"):
-        name += "_M"  # what llama.cpp means by the short name
+        name += "_M"  # llama.cpp's meaning of the short name
     if name == "MXFP4":
         name += "_MOE"  # the only kind of such a file that it knows
     return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]

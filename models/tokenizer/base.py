@@ -11,7 +11,7 @@ import numpy as np
 
 from logitless.models.tokenizer.vocab import Attr, Vocab
 
-_C_SPACES = " \t\n\v\f\r"  # what swallowing special tokens swallow
+_C_SPACES = " \t\n\v\f\r"  # blanks that a special token with lstrip or rstrip removes
 # plain numbers: an operation of flags takes a microsecond, as long as all else of a token's piece
 _NORMAL, _BYTE, _SILENT = int(Attr.NORMAL), int(Attr.BYTE), int(Attr.CONTROL | Attr.UNKNOWN)
 _SPECIAL = _SILENT | int(Attr.USER_DEFINED)

@@ -17,7 +17,7 @@ import numpy as np
 from logitless.models.tokenizer.base import KnownWords, Tokenizer, gaps
 from logitless.models.tokenizer.vocab import Attr, Vocab, VocabError
 
-_PENALTY = 10.0  # of a character that no token has, below the least likely token
+_PENALTY = 10.0  # penalty of a character without a token, below the least likely token
 _MATCHED = int(Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED)
 
 
@@ -31,7 +31,7 @@ class UgmTokenizer(Tokenizer):
         kinds = list(zip(vocab.tokens, vocab.attrs, strict=True))
         self._charsmap = Charsmap(vocab.charsmap)
         self._given = _longest_of(text for text, attr in kinds if attr & Attr.USER_DEFINED)
-        self._score = {  # what a user defines is likelier than anything that has a likelihood
+        self._score = {  # user-defined tokens are likelier than any other
             text: 0.0 if kinds[id][1] & Attr.USER_DEFINED else vocab.scores[id]
             for text, id in vocab.ids.items()
             if kinds[id][1] & _MATCHED
@@ -41,7 +41,7 @@ class UgmTokenizer(Tokenizer):
         lengths: dict[str, set[int]] = defaultdict(set)
         for text in self._score:
             lengths[text[0]].add(len(text))
-        # of the tokens that start with it
+        # lengths of the tokens that start with it
         self._lengths = {char: sorted(found) for char, found in lengths.items()}
         self._gap = gaps(self._score)
         self._words = KnownWords(self._encode_word)

@@ -106,7 +106,7 @@ class Vocab:
     ids: dict[str, int]  # of a token's text; the first of equal ones
     special: dict[str, int]  # "bos", "eos", "eot", "eom", "unk", "sep", "pad", "mask", "fim_pre", …
     eog_ids: frozenset[int]
-    suppressed_ids: tuple[int, ...]  # that must never be sampled, in order
+    suppressed_ids: tuple[int, ...]  # ids that must never be sampled, in order
     add_bos: bool
     add_eos: bool
     add_sep: bool
@@ -220,7 +220,7 @@ def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise VocabError(f"{_KEY}{key} is not an array of strings")
     try:
-        return [v.decode() for v in values]  # what a file reader gives, and nearly always UTF-8
+        return [v.decode() for v in values]  # as a file reader gives them, nearly always UTF-8
     except (AttributeError, UnicodeDecodeError):
         pass
     try:

@@ -27,7 +27,8 @@ class WpmTokenizer(Tokenizer):
     def __init__(self, vocab: Vocab) -> None:
         self._chars: dict[str, str] = {}
         self._words = KnownWords(self._encode_word)
-        self._longest: dict[str, int] = {}  # of the tokens that start with this character
+        # longest length of tokens that start with this character
+        self._longest: dict[str, int] = {}
         for text in vocab.tokens:
             if len(text) > self._longest.get(text[0], 0):
                 self._longest[text[0]] = len(text)

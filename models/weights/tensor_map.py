@@ -35,7 +35,7 @@ class TensorSlice:
     stacked: bool = False
     in_file: tuple[int, ...] = ()  # its shape there, if it is another
     in_graph: tuple[int, ...] = ()  # and its shape here
-    transposed: bool = False  # of each head it has columns as rows
+    transposed: bool = False  # transposed within each head
     # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
     as_f32: bool = False
 

@@ -32,7 +32,8 @@ FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", 
 MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *REQUANTIZED)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
-LANES = 16  # outputs that kernels make together, which must not be of two experts: their rows are padded
+# outputs that kernels make together, which must not be of two experts: their rows are padded
+LANES = 16
 _OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 
 

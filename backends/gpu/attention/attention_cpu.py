@@ -174,7 +174,8 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         "direction": bits(t.attrs.get("sign", 1.0)),
         "has_sinks": int(sinks is not None),
     }
-    rest = (tables, slot, pos, turned or q, sinks or q)  # q: nobody reads it there
+    # q fills the place of a buffer that the kernel does not read
+    rest = (tables, slot, pos, turned or q, sinks or q)
     if shape.name == "simt":
         return spans(t, shape, words, rest)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)

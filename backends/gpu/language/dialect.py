@@ -11,7 +11,7 @@ from logitless.backends.gpu.language import prelude
 
 Defines = tuple[tuple[str, int], ...]
 Access = Literal["r", "w", "rw"]
-PUSH_CONSTANT_BYTES = 128  # what every Vulkan device has
+PUSH_CONSTANT_BYTES = 128  # the minimum of every Vulkan device
 LANES = 16
 CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
 GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}

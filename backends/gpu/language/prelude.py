@@ -123,7 +123,7 @@ CL_SIMT = r"""
 #define LGELU(x) GELU(x)
 """
 
-# One thread a group: barriers have nobody to wait for, and 16 lanes are one vector. Functions that
+# One thread a group: barriers wait for nothing, and 16 lanes are one vector. Functions that
 # pass it are called by this program alone, so clang need not tell that processors without AVX-512
 # pass it otherwise (-Wpsabi).
 CL_CPU = (

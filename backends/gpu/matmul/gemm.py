@@ -16,13 +16,13 @@ from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispa
 from logitless.backends.gpu.matmul import layout, unpack
 from logitless.graph.tensor import Tensor
 
-WG, ROWS, COLUMNS = 64, 32, 64  # of a group on GPUs
+WG, ROWS, COLUMNS = 64, 32, 64  # threads of a group on GPUs
 CPU_ROWS, CPU_COLUMNS = 4, 32
-LEAST_ROWS = 128  # that are worth a copy of b
+LEAST_ROWS = 128  # rows that are worth a copy of b
 FEW = 8  # rows for which the kernel "matmul" is used
 SIMT = {"WG": WG, "RM": 8, "RN": 4, "TM": ROWS, "TN": COLUMNS, "KC": 16}
 CPU = {"WG": 1, "RM": CPU_ROWS, "RN": 2, "TM": 0, "TN": CPU_COLUMNS, "KC": 256}
-# What follows a row's last columns is another group's, who may be writing it.
+# The bytes after a row's last columns belong to another group, which may be writing them.
 FUNCTIONS = """
 #if WG == 1
 FN float16 first_lanes(__global const float* y, uint n) {
@@ -92,7 +92,7 @@ BODY = """
   }
 #endif
 """
-# One thread copies along what is contiguous; many threads have neighbours there.
+# One thread copies contiguous elements; of many threads, neighbours copy neighbouring elements.
 CPU_COPY = {
     "f32": """
     if (bn == 1u) {

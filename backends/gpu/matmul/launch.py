@@ -18,7 +18,7 @@ from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
 
-ROW = "min(GX * MT + m, n_m - 1u)"  # of x, that row m of a thread's results is made of
+ROW = "min(GX * MT + m, n_m - 1u)"  # row of x for row m of a thread's results
 ACTIVATIONS = ("silu", "gelu")  # by number
 MACROS = """
 #define UNITS(n) (((n) + (16u * R - 1u)) / (16u * R))

@@ -30,7 +30,7 @@ WG, TM, TN = 128, 64, 64
 STRIDE = 12
 LEAST_ROWS = 33  # for fewer than a half of TM `linear_dot` wastes less
 SHARED_BYTES = 32768  # that the largest variant may need
-# what a device says: rows, columns, depth, and threads a subgroup
+# properties of a device: rows, columns, depth, and threads a subgroup
 MATRICES = {"CM": 16, "CN": 16, "CK": 32, "SG": 32}
 FUNCTIONS = f"""
 #define TM {TM}u

@@ -8,12 +8,12 @@ from logitless.backends.gpu.sampling import sample_body as text
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor
 
-# Threads of a group, and what they do at a time: `each` reads MANY candidates ahead, COMPACT takes
+# Threads of a group, and their work at a time: `each` reads MANY candidates ahead, COMPACT takes
 # RUN neighbours, and counters of the histogram have COPIES, so that fewer threads wait for each
 # other. A CPU gains nothing by any of it.
 ALONE = {"MANY": 1, "RUN": 1, "COPIES": 1}
 GPU = {"MANY": 8, "RUN": 4, "COPIES": 4}
-# the largest first; what a shape's `threads` allow is taken
+# the largest first; the first that a shape's `threads` allow is taken
 SIMT = [{"WG": 1024} | GPU, {"WG": 256} | GPU]
 SOFT, CPU = {"WG": 256} | ALONE, {"WG": 1} | ALONE
 ARRAYS = 6  # words a candidate, in scratch

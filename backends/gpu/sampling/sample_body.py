@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from logitless.graph.ops.sampling import samplers as s
 
-TOP = 100  # of the likeliest that mirostat 1 looks at
+TOP = 100  # likeliest candidates that mirostat 1 looks at
 
 
 def constants() -> str:
@@ -185,8 +185,8 @@ STATISTIC = f"""
         count = ra[0]; sum = rf[0];
         BARRIER();
       }}"""
-# What is still possible counts for its digit. Equal digits of a thread, one after the other, are
-# added up before.
+# Candidates that are still possible count for their digit. Equal digits of a thread, one after the
+# other, are added up before.
 COUNT = """
             if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
               uint d = (word == 0u ? ~high : word == 1u ? ~low : i - from) >> shift & 255u;

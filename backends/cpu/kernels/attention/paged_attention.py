@@ -122,7 +122,7 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
                 end_block = min(stop * BLOCKS, highest // BLOCK + 1)
                 after0, after1 = np.int64(0), np.int64(0)
                 if is_single:
-                    token, head = first + 1, h  # what this thread reads next, as far as known here
+                    token, head = first + 1, h  # the thread's next reads, as far as known here
                     if token == last and not independent:
                         token, head, _ = unit_at(unit + a[14], kv_heads, n_tokens, tokens, a[14])
                     token = first if token < 0 or token == n_tokens else token

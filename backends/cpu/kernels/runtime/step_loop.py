@@ -72,7 +72,7 @@ COUNT_MASK = (1 << COUNT_BITS) - 1
 YIELD_POLLS = 2000  # polls of a counter, 60 ns each, before a thread yields its core
 RESCUE_POLLS = 512  # further polls before each check for preempted threads: 0.3 ms
 LOOKAHEAD = 6  # phases to look ahead; task lists of training prefetch nothing
-WAIT_SHARE = 4  # a waiting thread's share of what a worker prefetches between steps
+WAIT_SHARE = 4  # a waiting thread's share of a worker's prefetch between steps
 PREFETCH_LINES = 16  # cache lines prefetched between two polls: a core's misses in flight
 CLOCK = time.CLOCK_MONOTONIC
 SERIAL_POLLS = 100  # polls before other threads take a serial phase
@@ -387,7 +387,7 @@ def worker():
             atomic_store(parked, 1)
             woken = atomic_load(ctl) != last or atomic_load(ctl + STOP * 8) != 0
             if woken and atomic_exchange(parked, 0) == 1:
-                continue  # nobody saw us parked: no byte is on its way
+                continue  # no thread saw this one parked: no byte is on its way
             read_fd(pipe, ctl + (THREADS + LINE * thread + PIPE_BYTE) * 8, 1)
 
     run.signature = types.void(*[types.int64] * 4)
