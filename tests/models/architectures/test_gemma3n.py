@@ -82,6 +82,9 @@ GEMMA4 = {
     "gemma4 large": LARGE,
     "gemma4 experts": EXPERTS,
     "gemma4 experts apart": replace(EXPERTS, traits=LARGE.traits),
+    "gemma4 experts of 21": replace(
+        EXPERTS, keys=EXPERTS.keys | {"expert_feed_forward_length": 21}, types={"ffn_down_exps": "f16"}
+    ),
     "gemma4 plain": replace(LARGE, n_layer=3, keys=KEYS | {"attention.sliding_window_pattern": PATTERN[:3]}, traits=()),
 }
 KEYS_3N: dict[str, Any] = {
@@ -150,7 +153,7 @@ def test_what_a_file_cannot_mean(tmp_path: Path, name: str, key: str, value: obj
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
 @pytest.mark.parametrize("cache", ["f32", "f16"])
 def test_the_same_bits_however_a_prompt_is_cut(tmp_path: Path, name: str, dtype: str, cache: str) -> None:
-    s = replace(SPECS[name], dtype=dtype, types={"ffn_gate_inp": "f32"} | F32)
+    s = replace(SPECS[name], dtype=dtype, types={"ffn_gate_inp": "f32"} | F32 | SPECS[name].types)
     write(path := tmp_path / "m.gguf", s)
     ids = tokens(s)
     whole, *others = (compute(path, s, ids, chunks, (cache, cache)) for chunks in ((40,), (1,) * 40, (3, 19, 18)))
