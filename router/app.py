@@ -35,7 +35,6 @@ from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
-from logitless.server.protocol.dialects import ollama
 from logitless.server.protocol.fields import json_object, read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
@@ -157,7 +156,7 @@ class Router:
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
         await self._ask_what_they_are()
-        return json_response(ollama.listed(self._listed(request, checkpoints=info.asks_checkpoints(request))))
+        return info.models_response(request, self._listed(request, checkpoints=info.asks_checkpoints(request)))
 
     async def _ask_what_they_are(self) -> None:
         """Ask each running server once for its model's `meta`, for later listings."""
@@ -186,9 +185,9 @@ class Router:
     async def _model(self, request: web.Request) -> web.Response:
         for item in self._listed(request, checkpoints=True):
             if request.match_info["id"] in (item["id"], *item["aliases"]):
-                return json_response(item)
+                return info.model_response(request, item)
         hidden = self._fleet.find(request.match_info["id"])
-        return json_response(model_item(hidden, self._meta, whole=request[CLIENT].is_admin))
+        return info.model_response(request, model_item(hidden, self._meta, whole=request[CLIENT].is_admin))
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return description(self._config, self._keys)

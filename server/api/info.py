@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
@@ -9,11 +10,11 @@ from aiohttp import web
 
 from logitless.engine.errors import Forbidden, NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
-from logitless.server.api.context import CONTEXT, STARTED, Context, json_response
+from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
 from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
-from logitless.server.protocol.dialects import ollama
+from logitless.server.protocol.dialects import anthropic, ollama
 
 
 async def health(request: web.Request) -> web.Response:
@@ -27,7 +28,18 @@ async def models(request: web.Request) -> web.Response:
     epochs, too.
     """
     context = request.app[CONTEXT]
-    return json_response(ollama.listed([_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))]))
+    return models_response(request, [_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))])
+
+
+def models_response(request: web.Request, models: Iterable[dict[str, Any]]) -> web.Response:
+    """A list of models, in the shape that the client reads."""
+    anthropics = is_anthropics(request)
+    return json_response(anthropic.listed(models, request.query) if anthropics else ollama.listed(models))
+
+
+def model_response(request: web.Request, model: dict[str, Any]) -> web.Response:
+    """One model, in the shape that the client reads."""
+    return json_response(anthropic.model_info(model) if is_anthropics(request) else model)
 
 
 async def show(request: web.Request) -> web.Response:
@@ -47,7 +59,7 @@ async def model(request: web.Request) -> web.Response:
     )
     if request.match_info["id"] not in {data["id"], *context.config.names}:
         raise NotFound(f"no such model: {request.match_info['id']}")
-    return json_response(data)
+    return model_response(request, data)
 
 
 def asks_checkpoints(request: web.Request) -> bool:

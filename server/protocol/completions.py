@@ -76,6 +76,7 @@ class ReplyOptions:
     prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
     style: Style = field(default_factory=Style)  # chat: what an answer may consist of
     reasoning: bool = True  # chat: show the reasoning
+    functions: bool = False  # chat: tell of a call in OpenAI's first form
     user: str = ""  # whom the client asks for; users take turns
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 
@@ -378,13 +379,15 @@ def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
 
 
 def _refuse_tools(body: Mapping[str, Any]) -> None:
-    if body.get("tools"):
-        bad_request("tools", "needs a chat: POST /v1/chat/completions")
+    for name in ("tools", "functions"):
+        if body.get(name):
+            bad_request(name, "needs a chat: POST /v1/chat/completions")
 
 
 _REFUSED = {  # fields of other servers that change the output: better refused than ignored
-    "functions": "is not there; tools are",
-    "function_call": "is not there; tool_choice is",
+    "web_search_options": "web_search is not there; tools that the client runs are",
+    "mcp_servers": "this server calls no other ones; tools that the client runs are there",
+    "container": "this server runs no code",
     "use_beam_search": "beam search is not there; best_of is",
     "logits_processors": "clients' code does not run here; logit_bias, allowed_token_ids and bad_words are there",
     "custom_logit_processor": "clients' code does not run here; logit_bias, allowed_token_ids and bad_words are there",

@@ -9,7 +9,7 @@ from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import TokenProb
-from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Message, Parser, Reasoning
+from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta, Message, Parser, Reasoning
 from logitless.server.api.openai.completions import OpenAIReply
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result
@@ -86,13 +86,17 @@ class ChatReply(OpenAIReply):
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
             message["content"] = answer.content or None
+            if self.options.functions:
+                (call, *_) = answer.calls
+                message["function_call"] = {"name": call.name, "arguments": call.arguments}
+        if answer.calls and not self.options.functions:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in answer.calls
             ]
         ended = super().finish_reason(result)
         data: dict[str, Any] = {
-            "finish_reason": "tool_calls" if answer.calls and ended == "stop" else ended,
+            "finish_reason": self._called if answer.calls and ended == "stop" else ended,
             "index": result.index,
             "message": message,
             **self.details(result),
@@ -113,30 +117,34 @@ class ChatReply(OpenAIReply):
 
     def deltas(self, result: Result, text: str, *, last: bool = False) -> list[dict[str, Any]]:
         told = self._answers.deltas(result, text, last=last)
-        return [{"finish_reason": None, "index": result.index, "delta": _shape(delta)} for delta in told]
+        return [{"finish_reason": None, "index": result.index, "delta": self._shape(delta)} for delta in told]
 
     def verbatim(self, result: Result) -> bool:
         return self._answers.plain(result)
 
     def finish_reason(self, result: Result) -> str:
         ended = super().finish_reason(result)
-        return "tool_calls" if ended == "stop" and self._answers.n_calls(result) else ended
+        return self._called if ended == "stop" and self._answers.n_calls(result) else ended
 
     def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
         post = result.request.sampling.post_sampling_probs
         top, as_ids = self.options.top or 0, self.options.tokens_as_ids
         return {"content": entries(probs, self.tokenizer, top, post, as_ids=as_ids)}
 
+    @property
+    def _called(self) -> str:
+        """The reason of an end with calls."""
+        return "function_call" if self.options.functions else "tool_calls"
 
-def _shape(delta: Delta) -> dict[str, Any]:
-    """A delta as OpenAI's API has it, with llama-server's reasoning_content."""
-    if isinstance(delta, Content):
-        return {"content": delta.text}
-    if isinstance(delta, Reasoning):
-        return {"reasoning_content": delta.text}
-    call: dict[str, Any] = {"index": delta.index}
-    if isinstance(delta, CallBegin):
-        call |= {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
-    else:
-        call["function"] = {"arguments": delta.text}
-    return {"tool_calls": [call]}
+    def _shape(self, delta: Delta) -> dict[str, Any]:
+        """A delta as OpenAI's API has it, with llama-server's reasoning_content."""
+        if isinstance(delta, Content):
+            return {"content": delta.text}
+        if isinstance(delta, Reasoning):
+            return {"reasoning_content": delta.text}
+        named, function = {}, {"arguments": delta.text if isinstance(delta, CallArguments) else ""}
+        if isinstance(delta, CallBegin):
+            named, function = {"id": delta.id, "type": "function"}, {"name": delta.name, **function}
+        if self.options.functions:
+            return {"function_call": function}
+        return {"tool_calls": [{"index": delta.index, **named, "function": function}]}

@@ -19,6 +19,7 @@ from logitless.server.protocol.chat.messages import Chat, content_text, parse_me
 from logitless.server.protocol.chat.tool_grammar import chat_constraint
 from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids
 from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser, refuse_unsupported
+from logitless.server.protocol.dialects import functions
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
 
@@ -53,13 +54,21 @@ class ChatPrompt:
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
     """POST /v1/chat/completions."""
+    older = functions.chat_body(body)
+    if older is not None:
+        job = older.read(lambda chat: _parse(chat, parser, template))
+        return replace(job, options=replace(job.options, functions=bool(body.get("functions"))))
+    return _parse(body, parser, template)
+
+
+def _parse(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
     asked = parser.read(ChatGeneration, body)
     top = asked.n_probs or None
     if asked.logprobs:
         top = asked.top_logprobs
     elif body.get("top_logprobs") is not None:
         bad_request("top_logprobs", "needs logprobs to be true")
-    prompt = render_chat(body, parser, template)
+    prompt = _render(body, parser, template)
     prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
     job = parser.job(asked, body, [chat_ids(prompt, parser)], top=top, prefixes=prefixes)
     told = {
@@ -97,6 +106,13 @@ def chat_ids(prompt: ChatPrompt, parser: RequestParser) -> Prompt:
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
     """The conversation as the model's template writes it."""
+    older = functions.chat_body(body)
+    if older is not None:
+        return older.read(lambda chat: _render(chat, parser, template))
+    return _render(body, parser, template)
+
+
+def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
     refuse_unsupported(body)
     if template is None:
         raise InvalidRequest("this model has no chat template; give one with --chat-template")

@@ -50,6 +50,15 @@ def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> 
     parallel, choice = chat.parallel_tool_calls, chat.tool_choice
     if parallel is None:
         parallel = template.caps.get("supports_parallel_tool_calls", False)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, names = _allowed(choice)
+        for name in names:
+            if not any(tool["function"]["name"] == name for tool in tools):
+                bad_request("tool_choice", f"there is no tool {name[:64]!r} in tools")
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in names)
+        functions = tuple(function for function in functions if function["name"] in names)
+    elif choice == "any":  # Mistral's and Anthropic's word
+        choice = "required"
     if isinstance(choice, dict):
         name = _named(choice)
         tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
@@ -74,7 +83,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     """The tool with all that templates read."""
     name, function = f"tools[{i}]", tool["function"]
     if tool.get("type", "function") != "function":
-        bad_request(f"{name}.type", "must be function")
+        bad_request(f"{name}.type", f"{str(tool['type'])[:32]!r} is not there: it must be function")
     if not function["name"]:
         bad_request(f"{name}.function.name", "must not be empty")
     parameters = function.get("parameters") or NO_PARAMETERS
@@ -87,6 +96,22 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     found = parameters.get("properties")
     return found if isinstance(found, dict) else {}
+
+
+def _allowed(choice: Mapping[str, Any]) -> tuple[str, set[str]]:
+    """(mode, names) of {type: allowed_tools, allowed_tools: {mode, tools}}, or without the inner object."""
+    inner = choice.get("allowed_tools", choice)
+    mode, tools = (inner.get("mode", "auto"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        bad_request("tool_choice", "allowed_tools must have a mode, auto or required, and a non-empty array of tools")
+    names = set()
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            bad_request("tool_choice", "each of the allowed tools must name a function")
+        names.add(name)
+    return mode, names
 
 
 def _named(choice: Mapping[str, Any]) -> str:

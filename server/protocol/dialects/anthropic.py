@@ -5,11 +5,13 @@ field.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from msgspec import Struct
 
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.dialects.translate import Translated, tools_of
 from logitless.server.protocol.fields import article, bad_request, limited, read
@@ -166,8 +168,8 @@ def _add_message(messages: list[dict[str, Any]], names: dict[str, str], name: st
             content = _joined(told, f"messages[{len(messages)}]", names)
             messages.append({"role": "tool", "tool_call_id": id, "content": content})
             n_results += 1
-        elif kind == "document":
-            bad_request(where, "document needs a model that reads it, which this is not")
+        elif kind in _SHOWN:
+            parts.append((where, {"type": "text", "text": _shown(where, block)}))
         else:
             bad_request(f"{where}.type", f"{str(kind)[:32]!r} is not possible in a message of the {role}")
     content = _joined(parts, f"messages[{len(messages)}]", names) if parts else None
@@ -195,8 +197,8 @@ def _told(name: str, value: object) -> list[tuple[str, dict[str, Any]]]:
         return [(name, {"type": "text", "text": _text(name, value)})]
     parts = []
     for k, block in enumerate(value):
-        is_image = isinstance(block, dict) and block.get("type") == "image"
-        parts.append((f"{name}[{k}]", block if is_image else {"type": "text", "text": _text(f"{name}[{k}]", [block])}))
+        where, is_image = f"{name}[{k}]", isinstance(block, dict) and block.get("type") == "image"
+        parts.append((where, block if is_image else {"type": "text", "text": _block_text(where, block)}))
     return parts
 
 
@@ -213,11 +215,64 @@ def _text(name: str, value: object) -> str:
         return value or ""
     if not isinstance(value, list):
         bad_request(name, f"expected a string or an array of blocks, got {article(value)}")
-    texts = []
-    for k, block in enumerate(value):
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            if isinstance(block, dict) and block.get("type") in ("image", "document"):
-                bad_request(f"{name}[{k}]", f"{block['type']} needs a model with media, which this is not")
-            bad_request(f"{name}[{k}]", "must be a block of type text with a text")
-        texts.append(block["text"])
-    return "\n".join(texts)
+    return "\n".join(_block_text(f"{name}[{k}]", block) for k, block in enumerate(value))
+
+
+def _block_text(where: str, block: object) -> str:
+    if isinstance(block, dict) and block.get("type") in _SHOWN:
+        return _shown(where, block)
+    if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+        bad_request(where, "must be a block of type text with a text")
+    text: str = block["text"]
+    return text
+
+
+_SHOWN = ("document", "search_result", "tool_reference")  # blocks that may be text
+
+
+def _shown(where: str, block: Mapping[str, Any]) -> str:
+    """The text of a block of _SHOWN. A tool that is referred to is in the request's tools, so its name says all."""
+    kind, source = block["type"], block.get("source")
+    if kind == "tool_reference":
+        return _required(where, block, "tool_name")
+    head = [block[key] for key in ("title", "context") if isinstance(block.get(key), str)]
+    if kind == "search_result":
+        return "\n".join([*head, _required(where, block, "source"), _text(f"{where}.content", block.get("content"))])
+    of = source.get("type") if kind == "document" and isinstance(source, dict) else None
+    if of not in ("text", "content"):
+        bad_request(where, "document must be a text here; its source is of the type text or content")
+    assert isinstance(source, dict)
+    text = _required(f"{where}.source", source, "data") if of == "text" else source.get("content")
+    return "\n".join([*head, _text(f"{where}.source.content", text)])
+
+
+def listed(models: Iterable[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """The body of GET /v1/models: `limit` models after `after_id` or before `before_id`."""
+    data = [model_info(model) for model in models]
+    limit = query.get("limit", "20")
+    if not (limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= 1000):
+        raise InvalidRequest(f"query 'limit': must be from 1 to 1000, not {limit[:20]!r}")
+    places = {model["id"]: i for i, model in enumerate(data)}
+    for name in ("after_id", "before_id"):
+        if name in query and query[name] not in places:
+            raise InvalidRequest(f"query '{name}': there is no model {query[name][:64]!r}")
+    end = places[query["before_id"]] if "before_id" in query else len(data)
+    start = places[query["after_id"]] + 1 if "after_id" in query else 0
+    n = int(limit)
+    page = data[start:end][-n:] if "before_id" in query and "after_id" not in query else data[start:end][:n]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"data": page, "has_more": len(page) < len(data[start:end]), **ends}
+
+
+def model_info(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A model of OpenAI's list as Anthropic's has it."""
+    n_ctx = (model.get("meta") or {}).get("n_ctx_train") or None
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": datetime.fromtimestamp(model.get("created") or 0, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": n_ctx,
+        "max_tokens": n_ctx,
+    }

@@ -83,13 +83,19 @@ def chat_body(
         names |= {f"tools[{n}].function": place for n, (place, _) in enumerate(tools)}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
-        chosen = choice.get("name")
-        if isinstance(chosen, str):
-            chosen = full_name(choice.get("namespace"), chosen)
-        choice = {"type": choice.get("type"), "function": {"name": chosen}}
+        choice = _choice(choice)
     if choice is not None:
         chat["tool_choice"] = choice
     return Translated(chat, names)
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        return {**choice, "tools": [_choice(tool) if isinstance(tool, dict) else tool for tool in choice["tools"]]}
+    name = choice.get("name")
+    if isinstance(name, str):
+        name = full_name(choice.get("namespace"), name)
+    return {"type": choice.get("type"), "function": {"name": name}}
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from logitless.engine.errors import RequestError
-from logitless.server.protocol.fields import article, as_text, bad_request, warn_once
+from logitless.server.protocol.fields import article, as_text, bad_request
 
 log = logging.getLogger("logitless.http")
 
@@ -83,18 +83,13 @@ _JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # what
 
 
 def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tools of a request that are functions of its client, whose type is `own`, or none; with their places.
-
-    Clients name others whether a server has them or not (Codex in every request), so they are left out, as by
-    llama-server.
-    """
+    """The tools of a request, which are functions of its client, of the type `own` or none; with their places."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for place, tool in given:
         if not isinstance(tool, dict):
             bad_request(place, f"expected an object, got {article(tool)}")
         kind = own if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
-        if kind == own:
-            found.append((place, tool))
-        else:
-            warn_once(log, f"tools of type {kind[:32]!r} are left out: only those of type {own!r} can be called here")
+        if kind != own:
+            bad_request(f"{place}.type", f"{kind[:32]!r} is not there: clients run their own tools, of type {own!r}")
+        found.append((place, tool))
     return found

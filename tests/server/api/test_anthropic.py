@@ -9,7 +9,6 @@ from typing import Any
 import anthropic
 import pytest
 
-from logitless.server.protocol import fields
 from logitless.server.protocol.dialects.translate import whole_members
 from tests.helpers.chat_fakes import THOUGHT, named_events, prompt, says
 from tests.helpers.http_fakes import N_CTX, Running
@@ -154,13 +153,57 @@ async def test_tools_and_their_results(server: Running, client: anthropic.AsyncA
     assert [block.type for block in reply.content] == ["tool_use", "text"]
 
 
-async def test_tools_of_the_service_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "tool_choice": {"type": "auto"}}
-    fields.forget()
-    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
-    assert (await server.post("/v1/messages", body | {"tools": [search, TOOL]}))[0] == 200
-    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert [text.split("'")[1] for text in told] == ["web_search_20250305"]
+async def test_tools_of_the_service_are_refused_by_name(server: Running):
+    for kind in ("web_search_20250305", "code_execution_20250825", "bash_20250124", "memory_20250818"):
+        tools = [TOOL, {"type": kind, "name": "x"}]
+        status, reply = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 2, "tools": tools})
+        assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+        assert reply["error"]["message"].startswith(f"field 'tools[1].type': '{kind}' is not there")
+    for name in ("mcp_servers", "container"):
+        status, reply = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 2, name: [{"type": "url"}]})
+        assert (status, f"field '{name}'" in reply["error"]["message"]) == (400, True)
+
+
+async def test_documents_and_references_are_text(server: Running, client: anthropic.AsyncAnthropic):
+    says(server, "Two.")
+    plain: Any = {"type": "text", "media_type": "text/plain", "data": "one\ntwo"}
+    parts: Any = {"type": "content", "content": [{"type": "text", "text": "three"}, {"type": "text", "text": "four"}]}
+    found: Any = {"type": "search_result", "source": "s", "title": "T", "content": [{"type": "text", "text": "found"}]}
+    content: Any = [
+        {"type": "text", "text": "Read:"},
+        {"type": "document", "source": plain, "title": "A", "context": "B"},
+        {"type": "document", "source": parts},
+        {"type": "document", "source": {"type": "content", "content": "five"}},
+        found,
+    ]
+    await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": content}])
+    assert prompt(server) == "<s>[user]Read:\nA\nB\none\ntwo\nthree\nfour\nfive\nT\ns\nfound[assistant]"
+    used: Any = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
+    result: Any = {"type": "tool_result", "tool_use_id": "a", "content": [
+        {"type": "tool_reference", "tool_name": "add"}, {"type": "document", "source": plain}]}  # fmt: skip
+    said: Any = [*ASK, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    await client.messages.create(model="m", max_tokens=9, messages=said, tools=[TOOL])
+    assert "[tool]add\none\ntwo[assistant]" in prompt(server)
+    for source in ({"type": "base64", "data": "AA"}, {"type": "url"}, {"type": "text"}, {"type": "content"}, None):
+        blocks = [{"type": "document", "source": source}]
+        body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": 2}
+        status, reply = await server.post("/v1/messages", body)
+        empty = source == {"type": "content"}
+        assert (status, empty or "messages[0].content[0]" in reply["error"]["message"]) == (200 if empty else 400, True)
+
+
+async def test_the_list_of_models(client: anthropic.AsyncAnthropic, server: Running):
+    page = await client.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name, page.has_more) == ("fake", "model", "fake", False)
+    assert (await client.models.retrieve("fake")) == model
+    assert (page.first_id, page.last_id) == ("fake", "fake")
+    assert (await client.models.list(after_id="fake")).data == []
+    for query in ("limit=0", "limit=x", "after_id=y"):
+        headers = {"anthropic-version": "2023-06-01"}
+        status, reply = await server.get(f"/v1/models?{query}", headers=headers)
+        assert (status, reply["type"]) == (400, "error")
+    assert "object" in (await server.get("/v1/models"))[1]
 
 
 async def test_thinking(server: Running, client: anthropic.AsyncAnthropic):
@@ -204,7 +247,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"system": 1}, 400, "system"),
     ({"system": [{"type": "text"}]}, 400, "system[0]"),
     ({"tools": [1]}, 400, "tools[0]"),
-    ({"tools": [{"type": "web_search_20250305"}, {"name": "f", "input_schema": 5}]}, 400, "tools[1].input_schema"),
+    ({"tools": [TOOL, {"name": "f", "input_schema": 5}]}, 400, "tools[1].input_schema"),
     ({"tool_choice": {"type": "maybe"}}, 400, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
     ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "field 'tool_choice.name': is required"),

@@ -179,6 +179,79 @@ async def test_calls_without_arguments_in_the_history(arguments: Any, template: 
         assert '{"name": "now", "arguments": {}}' in prompt(server)
 
 
+NOW: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_allowed_tools_and_any(server: Running):
+    says(server, CALL)
+    body: dict[str, Any] = {"messages": ASK, "tools": [TOOL, NOW]}
+    for choice, lazy in (
+        (allowed("auto", "add"), True),
+        (allowed("required", "add"), False),
+        ({**allowed("required", "add")["allowed_tools"], "type": "allowed_tools"}, False),
+        ("any", False),
+    ):
+        _, reply = await server.post("/v1/chat/completions", {**body, "tool_choice": choice})
+        assert reply["choices"][0]["finish_reason"] == "tool_calls"
+        grammar = server.scheduler.requests[-1].sampling.grammar
+        assert grammar.lazy == lazy
+        assert (choice == "any") == ("now" in grammar.grammar.source)
+        named = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+        flat = [{"type": "function", **tool["function"]} for tool in (TOOL, NOW)]
+        await server.post("/v1/responses", {"input": "x", "tools": flat, "tool_choice": named})
+        source = server.scheduler.requests[-1].sampling.grammar.grammar.source
+        assert ("now" in source, '\\"add' in source) == (True, False)
+    wrong: list[Any] = [
+        allowed("auto"), allowed("never", "add"), allowed("auto", "sub"), {"type": "allowed_tools"}, "some",
+        {"type": "allowed_tools", "mode": "auto", "tools": ["add"]}, {"type": "allowed_tools", "allowed_tools": 5},
+    ]  # fmt: skip
+    for choice in wrong:
+        status, reply = await server.post("/v1/chat/completions", {**body, "tool_choice": choice})
+        assert (status, "field 'tool_choice'" in reply["error"]["message"]) == (400, True), choice
+
+
+async def test_functions_of_the_first_form(server: Running):
+    says(server, CALL)
+    body: dict[str, Any] = {"messages": ASK, "functions": [TOOL["function"]]}
+    for choice in (None, "auto", {"name": "add"}):
+        _, reply = await server.post("/v1/chat/completions", {**body, "function_call": choice})
+        (answer,) = reply["choices"]
+        assert answer["finish_reason"] == "function_call"
+        assert answer["message"]["function_call"] == {"name": "add", "arguments": ARGUMENTS}
+        assert "tool_calls" not in answer["message"]
+        parts = (await events(server, "/v1/chat/completions", {**body, "function_call": choice}))[1:-2]
+        calls = [chunk["choices"][0]["delta"]["function_call"] for chunk in parts]
+        assert (calls[0]["name"], "".join(call["arguments"] for call in calls)) == ("add", ARGUMENTS)
+    _, reply = await server.post("/v1/chat/completions", {**body, "function_call": "none"})
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    again = [*ASK, answer["message"], {"role": "function", "name": "add", "content": "2"}]
+    says(server, "2.")
+    status, reply = await server.post("/v1/chat/completions", {**body, "messages": again})
+    assert (status, reply["choices"][0]["message"]["content"]) == (200, "2.")
+    calls_ = [{"id": "add", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}]
+    newer = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls_}]
+    newer.append({"role": "tool", "tool_call_id": "add", "name": "add", "content": "2"})
+    one, other = [
+        (await server.post("/apply-template", asked))[1]["prompt"]
+        for asked in ({**body, "messages": again}, {"messages": newer, "tools": [TOOL]})
+    ]
+    assert one == other
+    for wrong, named in (
+        ({"functions": 5}, "'functions'"), ({"functions": [{}]}, "'functions[0].name'"),
+        ({"functions": [{"name": "f", "parameters": 5}]}, "'functions[0].parameters'"),
+        ({"function_call": {"name": "g"}}, "'function_call'"), ({"tools": [TOOL]}, "'functions'"),
+        ({"messages": [*ASK, {"role": "function", "content": "2"}]}, "'messages[1].name'"),
+    ):  # fmt: skip
+        status, reply = await server.post("/v1/chat/completions", {**body, **wrong})
+        assert (status, f"field {named}" in reply["error"]["message"]) == (400, True), reply
+    assert (await server.post("/v1/completions", {"prompt": "x", "functions": body["functions"]}))[0] == 400
+
+
 async def test_reasoning_that_is_not_shown(server: Running):
     says(server, f"{THOUGHT}Two.")
     body: dict[str, Any] = {"messages": ASK, "include_reasoning": False}

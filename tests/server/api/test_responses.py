@@ -10,7 +10,6 @@ import pytest
 
 from logitless.server.api.openai.stored_responses import NOTHING, StoredResponses
 from logitless.server.config import ServerConfig
-from logitless.server.protocol import fields
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.dialects.responses import called, homes
 from logitless.server.protocol.infill import parse_infill
@@ -220,18 +219,13 @@ async def test_stored_responses(server: Running):
         await api.retrieve(second.id, stream=True)
 
 
-async def test_tools_that_are_no_functions_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
-    """As llama-server does: Codex names them in every request, and can do without."""
-    fields.forget()
-    others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
-    body = {"input": "x", "tools": [others[0], TOOL, others[1]], "tool_choice": "auto", "max_output_tokens": 2}
-    for _ in range(2):
-        status, reply = await server.post("/v1/responses", body)
-        assert status == 200
-        assert reply["object"] == "response"
-    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert [text.split("'")[1] for text in told] == ["web_search", "custom"]
-    assert (await server.post("/v1/responses", {"input": "x", "tools": others, "max_output_tokens": 2}))[0] == 200
+@pytest.mark.parametrize(
+    "kind", ["web_search", "web_search_preview", "file_search", "code_interpreter", "mcp", "image_generation", "shell"]
+)
+async def test_tools_of_the_service_are_refused_by_name(server: Running, kind: str):
+    status, reply = await server.post("/v1/responses", {"input": "x", "tools": [TOOL, {"type": kind}]})
+    assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+    assert reply["error"]["message"].startswith(f"field 'tools[1].type': '{kind}' is not there")
 
 
 def in_namespace(namespace: str, *tools: Any) -> dict[str, Any]:
@@ -241,7 +235,7 @@ def in_namespace(namespace: str, *tools: Any) -> dict[str, Any]:
 async def test_functions_in_namespaces(server: Running):
     """As Codex has those of MCP servers: a model sees names of both parts, and a call comes back in two fields."""
     call = CALL.replace('"add"', '"mcp__sums__add"')
-    tools: Any = [in_namespace("mcp__sums", {"type": "custom", "name": "x"}, TOOL), in_namespace("functions", TOOL)]
+    tools: Any = [in_namespace("mcp__sums", TOOL), in_namespace("functions", TOOL)]
     says(server, call)
     async with server.openai.responses.stream(model="m", input="1 + 1?", tools=tools) as stream:
         begun = [event.item for event in [e async for e in stream] if event.type == "response.output_item.added"]
@@ -329,7 +323,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [TOOL, in_namespace("a", TOOL, 1)]}, 400, "field 'tools[1].tools[1]':"),
     ({"tools": [in_namespace("a", {**TOOL, "parameters": 5})]}, 400, "field 'tools[0].tools[0].parameters':"),
     ({"tools": [in_namespace("a", {"type": "function"})]}, 400, "field 'tools[0].tools[0].name':"),
-    ({"tools": [{"type": "web_search"}, TOOL, {**TOOL, "parameters": 5}]}, 400, "field 'tools[2].parameters':"),
+    ({"tools": [TOOL, TOOL, {**TOOL, "parameters": 5}]}, 400, "field 'tools[2].parameters':"),
     ({"tools": [1]}, 400, "tools[0]"),
     ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
     ({"max_output_tokens": 0}, 400, "max_output_tokens"),

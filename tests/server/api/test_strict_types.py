@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -69,6 +69,10 @@ async def test_completions_and_models(server: Running):
             parsed(Completion, chunk)
     _, reply = await server.get("/v1/models")
     assert [parsed(Model, model).id for model in reply["data"]] == ["fake"]
+    headers = {"anthropic-version": "2023-06-01"}
+    _, reply = await server.get("/v1/models", headers=headers)
+    assert [parsed(ModelInfo, model).id for model in reply["data"]] == ["fake"]
+    parsed(ModelInfo, (await server.get("/v1/models/fake", headers=headers))[1])
 
 
 CAUSES: list[tuple[str, dict[str, Any], int, str]] = [
