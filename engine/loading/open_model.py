@@ -42,6 +42,7 @@ from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides, Value
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
+from logitless.models.vision.params import read_params
 
 log = logging.getLogger("logitless.loading")
 
@@ -275,17 +276,26 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
         swa_full=swa_full,
         n_draft_tokens=n_draft,
         block=mtp_file(options),
-        mmproj=projector_file(options, gguf.path),
+        mmproj=projector_file(options, gguf.path, h),
         image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )
 
 
-def projector_file(options: ModelOptions, path: str | Path) -> str:
-    """The projector's file: `mmproj`, else the only one beside the model; "": none."""
+def projector_file(options: ModelOptions, path: str | Path, h: Hparams) -> str:
+    """The projector's file: `mmproj`, else the only one beside the model that can be used; "":
+    none."""
     if options.mmproj or not options.mmproj_auto:
         return options.mmproj or ""
-    found = sorted(Path(path).parent.glob("*mmproj*.gguf"))
-    return str(found[0]) if len(found) == 1 and found[0] != Path(path) else ""
+    found = [file for file in Path(path).parent.glob("*mmproj*.gguf") if file != Path(path)]
+    if len(found) != 1 or not h.causal or h.architecture.altup:
+        return ""
+    try:
+        with GGUFFile.open(found[0]) as gguf:
+            read_params(gguf)
+    except ModelFileError as error:
+        log.warning("images are not read: %s", error)
+        return ""
+    return str(found[0])
 
 
 def _engine(path: str | Path, wanted: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:

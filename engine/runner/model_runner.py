@@ -37,6 +37,7 @@ from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.engine.vision.image_encoder import ImageEncoder
+from logitless.engine.vision.prompt_images import Tile
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
@@ -107,6 +108,8 @@ class ModelRunner:
         self.hparams = h = hparams_of(self.gguf)
         self._projector: tuple[GGUFFile, VisionParams] | None = None
         if options.mmproj:
+            if not h.causal or h.architecture.altup:
+                raise ModelFileError(path, f"a model of architecture {h.arch} reads no images here")
             projector = GGUFFile.open(options.mmproj)
             self._projector = projector, read_params(projector, options.image_tokens)
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
@@ -326,6 +329,8 @@ class ModelRunner:
         Raises ModelFileError if its file has changed, or the errors of `load`.
         """
         self.gguf.check_unchanged()
+        if self._projector is not None:
+            self._projector[0].check_unchanged()
         self._open(self.devices)
         self.adapters.move_to(self.session)
         self.weight_sets.move_to(self.session, self.model)
@@ -376,12 +381,17 @@ class ModelRunner:
         self._place()
         for graph in self._everything():
             self.session.prepare_kernels(graph)
+        images = [self.vision.largest] if self.vision is not None else []
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
-        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], self.preemptible.builds)
+        apart = [*self.preemptible.builds, *images]
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], apart)
 
     def _everything(self) -> list[list[Tensor]]:
-        """Graphs that together contain every op of a step and of an MTP draft."""
-        return [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
+        """Graphs that together contain every op of a step, of an MTP draft and of images."""
+        graphs = [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
+        if self.vision is not None:
+            graphs += [self.vision.largest(), self.build(Shape(self.options.n_ubatch, 64, images=True))]
+        return graphs
 
     @property
     def _mtp_graphs(self) -> list[Callable[[], list[Tensor]]]:
@@ -425,6 +435,17 @@ class ModelRunner:
         except DeviceLost as error:
             if self._target is not None:  # the other model runner replaces the devices
                 raise StepFailed(str(error)) from error
+            self._fall_back(error)
+            raise DeviceFailed(str(error)) from error
+        except (MemoryError, OSError) as error:
+            raise StepFailed(str(error) or type(error).__name__) from error
+
+    def encode_images(self, tiles: Sequence[Tile]) -> Iterator[float]:
+        """Encode tiles of one size (see ImageEncoder.encode). Errors: as of `step`."""
+        assert self.vision is not None
+        try:
+            yield from self.vision.encode(tiles)
+        except DeviceLost as error:
             self._fall_back(error)
             raise DeviceFailed(str(error)) from error
         except (MemoryError, OSError) as error:

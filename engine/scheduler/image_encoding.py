@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 
-from logitless.engine.batch import StepFailed
+from logitless.engine.batch import DeviceFailed, StepFailed
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.postprocess import failure
 from logitless.engine.scheduler.prefill_budget import PrefillBudget
@@ -57,7 +57,10 @@ class ImageEncoding:
                     self._parts, needed = None, 0.0
                 else:
                     needed = seconds
-        except (StepFailed, MemoryError, OSError) as error:
+        except DeviceFailed:
+            self._seqs, self._parts = [], None
+            raise
+        except StepFailed as error:
             self._failed(error, events)
         for seq in prompts:
             seq.n_encoded = self._reach(encoder, seq)
@@ -82,7 +85,7 @@ class ImageEncoding:
         if not tiles:
             return False
         self._seqs = seqs
-        self._parts = encoder.encode(list(tiles.values()))
+        self._parts = self._runner.encode_images(list(tiles.values()))
         return True
 
     def _needed(self, seq: Sequence) -> list[Tile]:

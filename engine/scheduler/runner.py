@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from logitless.engine.batch import StepResult, UBatch
@@ -12,6 +12,7 @@ from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.vision.image_encoder import ImageEncoder
+from logitless.engine.vision.prompt_images import Tile
 
 
 class Runner(Protocol):
@@ -36,6 +37,12 @@ class Runner(Protocol):
     @property
     def vision(self) -> ImageEncoder | None:
         """The vision encoder, if a projector is loaded."""
+
+    def encode_images(self, tiles: Sequence[Tile], /) -> Iterator[float]:
+        """Encode tiles of one size that have room, in parts that steps may come between.
+
+        Yields before each part the seconds that it will take; 0: unknown. Errors: as of `step`.
+        """
 
     @property
     def cache_kind(self) -> CacheKind: ...

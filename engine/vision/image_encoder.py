@@ -87,6 +87,10 @@ class ImageEncoder:
         n_patches: int = (height // self.params.patch_size) * (width // self.params.patch_size)
         return max(1, MOST_PATCHES // max(1, n_patches))
 
+    def largest(self) -> list[Tensor]:
+        """Graph of one tile of the usual largest size."""
+        return self._build(1, *self.params.usual_size)
+
     def _build(self, n_tiles: int, height: int, width: int) -> list[Tensor]:
         """Nodes that write the rows of tiles to the pools, and the ends of lines."""
         n_ends = n_tiles * len(self._encoder.line_places(height, width)[1])

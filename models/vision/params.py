@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,14 @@ class VisionParams:
     def window(self) -> int:
         """Patches of a window's side."""
         return WINDOW // self.unit * self.merge
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """(height, width) of a tile as large as usual images become."""
+        if self.projector.sizing is Sizing.DYNAMIC:
+            side = math.isqrt(min(self.tokens[1], 1024)) * self.unit
+            return side, side
+        return self.image_size, self.image_size
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(lines, columns) of the rows that a tile of so many pixels becomes."""

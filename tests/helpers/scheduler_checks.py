@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def chain(previous: int, token: int) -> int:
     """Content of a cell: like K and V, it depends on every token up to its own."""
-    return zlib.crc32(token.to_bytes(4, "little"), previous)
+    return zlib.crc32(token.to_bytes(4, "little", signed=True), previous)
 
 
 def check_all(scheduler: Scheduler, engine: FakeEngine) -> None:

@@ -20,6 +20,7 @@ from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.vision.image_encoder import ImageEncoder
+from logitless.engine.vision.prompt_images import Tile
 from tests.helpers.scheduler_checks import chain, check_all
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
@@ -178,6 +179,10 @@ class FakeEngine:
         except AssertionError as error:  # the scheduler would take it for a device error
             self.broken = error
             raise
+
+    def encode_images(self, tiles: list[Tile]) -> Iterator[float]:
+        assert self.vision is not None
+        yield from self.vision.encode(tiles)
 
     def run_in_parts(self, batch: UBatch) -> Iterator[float]:
         try:

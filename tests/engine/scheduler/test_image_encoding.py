@@ -1,0 +1,97 @@
+"""Images that are encoded between the steps of streams, on an encoder whose parts cost what we say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.engine.batch import DeviceFailed, StepFailed
+from logitless.engine.requests import Failed
+from logitless.engine.vision.prompt_images import PromptImages, Tile, place
+from tests.engine.scheduler.test_interleaved_prefill import STEP, Slow
+
+PART, N_PARTS = 0.2, 20
+
+
+def tile(seed: int) -> Tile:
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    return Tile(pixels, 4, (2, 2))
+
+
+class Encoder:
+    """A vision encoder that takes N_PARTS parts for any number of tiles."""
+
+    n_rows = 64
+
+    def __init__(self, bench: Slow) -> None:
+        self.bench, self.kept, self.runs = bench, dict[bytes, int](), list[int]()
+        self.fails: Exception | None = None
+
+    def first_row(self, tile: Tile) -> int | None:
+        return self.kept.get(tile.key)
+
+    def place(self, tile: Tile, pinned: Collection[bytes]) -> bool:
+        return True
+
+    def together(self, tile: Tile) -> int:
+        return 2
+
+    def encode(self, tiles: Sequence[Tile]) -> Iterator[float]:
+        for _ in range(N_PARTS):
+            yield PART
+            self.bench.time += PART
+            if self.fails is not None:
+                raise self.fails
+        self.runs.append(len(tiles))
+        self.kept |= {tile.key: 1 + 4 * len(self.kept) for tile in tiles}
+
+
+@pytest.fixture
+def bench() -> Slow:
+    made = Slow()
+    made.engine.vision = Encoder(made)  # type: ignore[assignment]
+    return made
+
+
+def asked(bench: Slow, *seeds: int) -> Any:
+    ids, spans = place([[1, 2], *(tile(seed) for seed in seeds), [3]])
+    return bench.submit(ids, images=PromptImages(spans), n_predict=3, ignore_eos=True)
+
+
+def test_streams_go_on_between_the_parts(bench: Slow) -> None:
+    bench.streams(2)
+    flowing = list(bench.scheduler.running)
+    before = [seq.n_generated for seq in flowing]
+    seq = asked(bench, 1)
+    while not seq.n_generated:
+        bench.step()
+    gained = [stream.n_generated - n for stream, n in zip(flowing, before, strict=True)]
+    assert min(gained) >= 3  # while an image took four steps' time
+    waiting = [took for took in bench.took if took < 2 * STEP]
+    assert max(waiting) <= 2 * STEP + PART
+    assert bench.engine.vision.runs == [1]  # type: ignore[union-attr]
+
+
+def test_tiles_of_several_requests_are_one_batch_and_are_kept(bench: Slow) -> None:
+    first, second = asked(bench, 1), asked(bench, 2)
+    third = asked(bench, 1)
+    bench.drain()
+    assert bench.engine.vision.runs == [2]  # type: ignore[union-attr]
+    assert [seq.n_generated for seq in (first, second, third)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("error", [StepFailed("no luck"), DeviceFailed("gone")])
+def test_a_failure_ends_its_own_requests(bench: Slow, error: Exception) -> None:
+    encoder: Any = bench.engine.vision
+    encoder.fails = error
+    seq = asked(bench, 1)
+    bench.step(2)
+    assert seq.done
+    assert isinstance(bench.answers[seq].events[-1], Failed)
+    encoder.fails = None
+    again = asked(bench, 1)
+    bench.drain()
+    assert again.n_generated == 3
