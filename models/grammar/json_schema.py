@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -91,6 +91,20 @@ def object_schema(schema: Any, *, strict: bool = False) -> Any:
         log.warning("the schema of a tool's arguments is not enforced: %s", reason(problem)[:200])
         return {"type": "object"}
     return schema
+
+
+def parameters_of(function: Mapping[str, Any]) -> tuple[Schema, dict[str, Any], list[str]]:
+    """A tool's schema, its properties and the required ones, for formats that write each parameter
+    by itself.
+
+    GrammarError: the tool is strict, and its schema constrains parameters together.
+    """
+    schema = object_schema(function.get("parameters"))
+    together = next((key for key in (*_BRANCHES, "not", "minProperties", "maxProperties") if key in schema), "")
+    if function.get("strict") is True and together:
+        raise GrammarError(f"tool {function['name']!r}: the model's format of calls cannot enforce {together}")
+    properties, needed = schema.get("properties"), schema.get("required")
+    return schema, properties if isinstance(properties, dict) else {}, needed if isinstance(needed, list) else []
 
 
 def compile_error(schema: Any) -> str:

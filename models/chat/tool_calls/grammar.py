@@ -17,7 +17,7 @@ from logitless.models.chat.tool_calls.parser import CallFormat
 from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, tagged_value
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 from logitless.models.grammar import in_regex, json_rule, quoted
-from logitless.models.grammar.json_schema import object_schema
+from logitless.models.grammar.json_schema import object_schema, parameters_of
 
 Function = Mapping[str, Any]
 _PARAMETER_END = "\n</parameter>\n"
@@ -185,11 +185,9 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
         "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
     ]
     for i, function in enumerate(functions):
-        schema: Mapping[str, Any] = object_schema(function.get("parameters"))
-        needed, properties = schema.get("required"), schema.get("properties")
-        needed = needed if isinstance(needed, list) else []
+        schema, properties, needed = parameters_of(function)
         parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
-        for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+        for k, (name, inner) in enumerate(properties.items()):
             rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, _PARAMETER_END)}")
             given = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
             parts.append(given if name in needed else f"({given})?")

@@ -10,7 +10,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
-from logitless.models.grammar import json_rule, regex_rule
+from logitless.models.grammar import GrammarError, json_rule, regex_rule
 from logitless.models.grammar.triggers import Pattern
 from logitless.server.protocol.chat.tools import NO_PARAMETERS, Tools
 from logitless.server.protocol.fields import bad_request
@@ -35,15 +35,18 @@ def chat_constraint(
         bad_request("tools", "only JSON, a regular expression or a choice can be combined with tools")
     functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
     _check_schemas([f if f.get("strict") is True else {} for f in functions], grammars)  # whatever a format enforces
-    made = call_grammar(
-        template.calls,
-        functions,
-        required=tools.choice == "required",
-        parallel=tools.parallel,
-        reasoning=tags if thinks else None,
-        thinking=thinking,
-        said=said,
-    )
+    try:
+        made = call_grammar(
+            template.calls,
+            functions,
+            required=tools.choice == "required",
+            parallel=tools.parallel,
+            reasoning=tags if thinks else None,
+            thinking=thinking,
+            said=said,
+        )
+    except GrammarError as error:
+        bad_request("tools", str(error))
     try:
         return _compiled("tools", made, grammars)
     except InvalidRequest:

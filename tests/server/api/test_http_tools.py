@@ -390,6 +390,28 @@ async def test_refusals(server: Running):
     assert not server.scheduler.requests
 
 
+QWEN3_CODER = (
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for k, v in c.function.arguments | dictsort %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}{% endfor %}"
+)
+
+
+async def test_alternatives_of_whole_calls_are_refused_where_parameters_are_apart():
+    """Where a tool is strict; else they are not enforced."""
+    one = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema = {"type": "object", "oneOf": [one, one | {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]}
+    async with chatting(QWEN3_CODER) as server:
+        says(server, "No.")
+        for strict, status in ((True, 400), (False, 200)):
+            tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": schema}}
+            got, body = await server.post("/v1/chat/completions", {"messages": ASK, "tools": [tool]})
+            assert got == status
+            if strict:
+                assert "tool 'f': the model's format of calls cannot enforce oneOf" in body["error"]["message"]
+
+
 async def test_chatml_ends_a_turn_by_its_text_where_the_vocabulary_lacks_it():
     ask = {"messages": ASK}
     async with chatting("chatml") as server:

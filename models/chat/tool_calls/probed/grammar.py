@@ -10,7 +10,7 @@ from typing import Any
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
 from logitless.models.grammar import in_regex, json_rule, quoted
-from logitless.models.grammar.json_schema import object_schema
+from logitless.models.grammar.json_schema import parameters_of
 
 _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")
 _PLACEHOLDERS = {NUMBER: "/[0-9]{1,4}/", ID: "/[a-zA-Z0-9_.:-]{1,64}/"}
@@ -87,12 +87,10 @@ def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "t
 
 def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, list[str]]:
     """Lark of a call's tagged parameters, and the rules that it names."""
-    schema: Mapping[str, Any] = object_schema(function.get("parameters"))
-    needed, properties = schema.get("required"), schema.get("properties")
-    needed = needed if isinstance(needed, list) else []
+    schema, properties, needed = parameters_of(function)
     rules, parts = [], []
     gap = syntax_rule(m.gap)
-    for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+    for k, (name, inner) in enumerate(properties.items()):
         end, text = m.value_end.replace(KEY, name), "text"
         if KEY in m.value_end:
             text = f"text_{i}_{k}"

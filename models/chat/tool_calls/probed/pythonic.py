@@ -12,7 +12,7 @@ from logitless.models.chat.tool_calls.call_object import MAX_NAME
 from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
 from logitless.models.chat.tool_calls.tagged import as_json
 from logitless.models.grammar import json_rule, quoted
-from logitless.models.grammar.json_schema import object_schema
+from logitless.models.grammar.json_schema import parameters_of
 
 _OPEN, _CLOSE = "([{", ")]}"
 _PLAIN = frozenset(("type", "description", "title", "default", "examples"))
@@ -98,10 +98,8 @@ def _as_json(text: str) -> str:
 def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
     """Rules of the arguments of function number i, in the order of its properties; the first rule
     is given_i."""
-    schema: Mapping[str, Any] = object_schema(function.get("parameters"))
-    needed, properties = schema.get("required"), schema.get("properties")
-    needed = needed if isinstance(needed, list) else []
-    named = list(properties.items()) if isinstance(properties, dict) else []
+    schema, properties, needed = parameters_of(function)
+    named = list(properties.items())
     rules = [f"given_{i}: first_{i}_0", f'first_{i}_{len(named)}: ""', f'more_{i}_{len(named)}: ""']
     for k, (name, inner) in enumerate(named):
         one = f"{quoted(name + '=')} value_{i}_{k}"
