@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import weakref
@@ -17,6 +18,7 @@ from logitless.graph.order import rebuild, toposort
 from logitless.graph.tensor import Tensor
 from logitless.graph.testing.conformance import register_all
 
+API_KEY, CA_FILE = "LOGITLESS_RPC_API_KEY", "LOGITLESS_RPC_CA_FILE"  # of the environment
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 300.0  # kernels may have to be compiled there
 
@@ -25,6 +27,23 @@ def address(name: str) -> tuple[str, int]:
     """Host and port of `rpc:HOST:PORT`."""
     host, _, port = name.removeprefix("rpc:").rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _connect(name: str) -> socket.socket:
+    """A connection to the server, over TLS if there is a file of authorities to trust. OSError."""
+    host, port = address(name)
+    sock = socket.create_connection((host, port), CONNECT_SECONDS)
+    if not (authorities := os.environ.get(CA_FILE)):
+        return sock
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=authorities).wrap_socket(sock, server_hostname=host)
+    except OSError as error:
+        sock.close()
+        if isinstance(error, FileNotFoundError):
+            raise OSError(f"{CA_FILE}: {authorities}: there is no such file") from None
+        raise OSError(f"TLS: {getattr(error, 'verify_message', '') or error}") from None
 
 
 class RemoteHandle:
@@ -49,11 +68,11 @@ class RemoteBackend(Backend):
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._lock = threading.RLock()  # plans are made on another thread than they run on
         try:
-            sock = socket.create_connection(address(name), CONNECT_SECONDS)
+            sock = _connect(name)
             self._link = Link(sock, CONNECT_SECONDS)
             try:
                 sock.sendall(MAGIC)
-                hello, _ = self._request({"do": "hello", "version": version()})
+                hello, _ = self._request({"do": "hello", "version": version(), "key": os.environ.get(API_KEY, "")})
                 self.alignment, self.memory_bytes = int(hello["alignment"]), int(hello["memory_bytes"])
             except BaseException:
                 sock.close()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,8 @@ class Link:
     def __init__(self, sock: socket.socket, timeout: float | None) -> None:
         """`timeout`: seconds to wait for the other end; None: forever."""
         self.sock = sock
+        self.until: float | None = None  # deadline of all that is received, by time.monotonic
+        self.stall: float | None = None  # seconds between two parts of a message; the next may take any time
         sock.settimeout(timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -61,7 +64,12 @@ class Link:
 
         EOFError when the connection was closed, ProtocolError for a damaged header.
         """
-        n_header, n_body = _LENGTHS.unpack(self.body(_LENGTHS.size).tobytes())
+        if self.stall is not None:
+            self.sock.settimeout(None)
+        start = self.body(1).tobytes()
+        if self.stall is not None:
+            self.sock.settimeout(self.stall)
+        n_header, n_body = _LENGTHS.unpack(start + self.body(_LENGTHS.size - 1).tobytes())
         if n_header > MAX_HEADER:
             raise ProtocolError(f"the header has {n_header} bytes, at most {MAX_HEADER} are allowed")
         try:
@@ -77,6 +85,8 @@ class Link:
         data = np.empty(n, np.uint8)
         view, at = data.data, 0
         while at < n:
+            if self.until is not None:
+                self.sock.settimeout(max(1e-3, self.until - time.monotonic()))
             got = self.sock.recv_into(view[at:], min(n - at, 1 << 20))
             if not got:
                 raise EOFError("the connection was closed")

@@ -5,14 +5,17 @@ Messages are checked; nothing that a client sends is executed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logitless.backends.errors import DeviceError
+from logitless.backends.rpc.indices import Bounds, Region, bounds_of
 from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
 from logitless.backends.self_test import self_test_kinds
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
@@ -22,9 +25,14 @@ from logitless.graph.order import rebuild, toposort
 from logitless.graph.tensor import Tensor, const, variable
 from logitless.graph.testing.conformance import register_all
 
+if TYPE_CHECKING:
+    import ssl
+
 log = logging.getLogger("logitless.rpc")
 MAX_CLIENTS = 16
-HELLO_SECONDS = 10.0
+MAX_GREETINGS = 64  # connections that have not said hello; the oldest makes room for the next
+HELLO_SECONDS = 10.0  # for all of a hello, TLS included
+STALL_SECONDS = 60.0  # between two parts of a message
 MAX_PROGRAMS = 1 << 16
 MAX_GRAPHS = 8  # kept for a client to compile parts of
 WeightType = tuple[str, tuple[int, ...]]  # type and shape of a weight
@@ -56,60 +64,111 @@ class ClientBuffer:
     nbytes: int
     reserved: int
     kind: WeightType | None
+    feeds: bool = False  # only the client writes to it, unless a program does (Client._written)
 
 
-def listen(sock: socket.socket, open_backend: Callable[[], Backend], budget: Budget) -> None:
+class Door:
+    """The entrance: for clients with a key, over TLS if there is a context, as many as have a place.
+
+    A connection takes a place once it has said hello, so those that say nothing hold none.
+    """
+
+    def __init__(self, knows: Callable[[str], bool] = lambda _: True, tls: ssl.SSLContext | None = None) -> None:
+        """`knows`: True for a key that opens."""
+        self.knows, self.tls = knows, tls
+        self.places = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._greeting: dict[socket.socket, socket.socket] = {}  # in order of arrival, with a second handle
+        self._lock = threading.Lock()
+
+    def arrived(self, connection: socket.socket) -> None:
+        """Count a connection that has not said hello; end the oldest if there are too many."""
+        with self._lock:
+            self._greeting[connection] = connection.dup()  # TLS takes the first away
+            if len(self._greeting) > MAX_GREETINGS:
+                with self._greeting.pop(next(iter(self._greeting))) as oldest, contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def greeted(self, connection: socket.socket) -> None:
+        """Count it no longer: it has said hello, or has gone."""
+        with self._lock:
+            if (handle := self._greeting.pop(connection, None)) is not None:
+                handle.close()
+
+
+def listen(sock: socket.socket, open_backend: Callable[[], Backend], budget: Budget, door: Door | None = None) -> None:
     """Serve clients, each on a thread and a backend of its own, until the socket is closed."""
     register_all()
-    places = threading.BoundedSemaphore(MAX_CLIENTS)
+    door = door or Door()
     while True:
         try:
             connection, (host, port, *_) = sock.accept()
         except OSError:
             return
-        if not places.acquire(blocking=False):
-            log.warning("%s:%d: refused: there are %d clients", host, port, MAX_CLIENTS)
-            connection.close()
-            continue
+        door.arrived(connection)
 
         def serve_client(connection: socket.socket = connection, name: str = f"{host}:{port}") -> None:
-            try:
-                with connection:
-                    log.info("%s: closed: %s", name, serve(connection, name, open_backend, budget))
-            finally:
-                places.release()
+            log.info("%s: closed: %s", name, serve(connection, name, open_backend, budget, door))
 
-        threading.Thread(target=serve_client, daemon=True).start()
+        threading.Thread(target=serve_client, name=f"rpc client {host}:{port}", daemon=True).start()
 
 
-def serve(connection: socket.socket, name: str, open_backend: Callable[[], Backend], budget: Budget) -> str:
+def serve(connection: socket.socket, name: str, open_backend: Callable[[], Backend], budget: Budget, door: Door) -> str:
     """Serve one client until it leaves; the reason why the connection ended."""
-    client: Client | None = None
+    arrived = connection
     try:
-        link = Link(connection, HELLO_SECONDS)
-        if link.body(len(MAGIC)).tobytes() != MAGIC:
-            raise ProtocolError("the client does not speak this protocol")
-        header, n = link.receive()
-        if header.get("do") != "hello" or n:
-            raise ProtocolError("the first message is not hello")
-        if header.get("version") != version():
-            link.send({"error": "version", "message": "the server is another version of logitless"})
-            return "the client is another version"
         try:
-            client = Client(link, open_backend(), budget)
-        except DeviceError as error:
-            link.send({"error": "device", "message": str(error)})
-            return str(error)
-        link.send({"alignment": client.backend.alignment, "memory_bytes": budget.nbytes})
-        log.info("%s: connected", name)
-        connection.settimeout(None)
-        while True:
-            client.step()
+            if door.tls is not None:
+                connection.settimeout(HELLO_SECONDS)
+                connection = door.tls.wrap_socket(connection, server_side=True)
+            link = _greet(connection, door)
+        finally:
+            door.greeted(arrived)
+        if not door.places.acquire(blocking=False):
+            link.send({"error": "full", "message": f"the server has {MAX_CLIENTS} clients already"})
+            return f"refused: there are {MAX_CLIENTS} clients"
+        try:
+            return _serve(link, name, open_backend, budget)
+        finally:
+            door.places.release()
     except (OSError, EOFError, ProtocolError) as error:
         return str(error) or type(error).__name__
     finally:
-        if client is not None:
-            client.close()
+        connection.close()
+
+
+def _greet(connection: socket.socket, door: Door) -> Link:
+    """The link of a client that may come in. ProtocolError, after it was answered: it may not."""
+    until = time.monotonic() + HELLO_SECONDS
+    link = Link(connection, HELLO_SECONDS)
+    link.until = until
+    if link.body(len(MAGIC)).tobytes() != MAGIC:
+        raise ProtocolError("the client does not speak this protocol")
+    header, n = link.receive()
+    if header.get("do") != "hello" or n:
+        raise ProtocolError("the first message is not hello")
+    if not door.knows(str(header.get("key", ""))):
+        link.send({"error": "key", "message": "the API key is missing or wrong (LOGITLESS_RPC_API_KEY)"})
+        raise ProtocolError("the API key is missing or wrong")
+    if header.get("version") != version():
+        link.send({"error": "version", "message": "the server is another version of logitless"})
+        raise ProtocolError("the client is another version")
+    link.until, link.stall = None, STALL_SECONDS
+    return link
+
+
+def _serve(link: Link, name: str, open_backend: Callable[[], Backend], budget: Budget) -> str:
+    try:
+        client = Client(link, open_backend(), budget)
+    except DeviceError as error:
+        link.send({"error": "device", "message": str(error)})
+        return str(error)
+    try:
+        link.send({"alignment": client.backend.alignment, "memory_bytes": budget.nbytes})
+        log.info("%s: connected", name)
+        while True:
+            client.step()
+    finally:
+        client.close()
 
 
 class Client:
@@ -118,8 +177,10 @@ class Client:
     def __init__(self, link: Link, backend: Backend, budget: Budget) -> None:
         self.link, self.backend, self._budget = link, backend, budget
         self._memory: dict[int, ClientBuffer] = {}
-        self._programs: dict[int, Program] = {}
-        self._graphs: dict[int, list[Tensor]] = {}
+        self._programs: dict[int, tuple[Program, list[Region]]] = {}
+        self._graphs: dict[int, tuple[list[Tensor], dict[Tensor, Bounds]]] = {}
+        self._indices: dict[int, dict[tuple[int, int, Bounds], Region]] = {}  # by the memory's id
+        self._written: set[int] = set()  # memory of feeds to which a program writes
         self._n_graphs = 0
         self._unread = 0  # bytes of the current message
         # error of a message without an answer, for the next answer
@@ -172,7 +233,7 @@ class Client:
             raise ValueError("the id is taken, or the size negative")
         self._budget.take(reserved)
         try:
-            self._memory[id] = ClientBuffer(make(), nbytes, reserved, kind)
+            self._memory[id] = ClientBuffer(make(), nbytes, reserved, kind, bool(header.get("feeds")))
         except BaseException:
             self._budget.take(-reserved)
             raise
@@ -180,6 +241,8 @@ class Client:
     def _free(self, ids: list[int]) -> None:
         for id in ids:
             self._programs.pop(id, None)
+            self._indices.pop(id, None)
+            self._written.discard(id)
             if (memory := self._memory.pop(id, None)) is not None:
                 self._budget.take(-memory.reserved)
 
@@ -220,7 +283,10 @@ class Client:
 
     def _upload(self, header: Header) -> Answer:
         location = self._location(header["at"], self._unread)
-        self.backend.upload(location, self._body(self._unread))
+        data = self._body(self._unread)
+        for region in self._indices.get(header["at"][0], {}).values():
+            region.check(location.offset, data)
+        self.backend.upload(location, data)
         return {}, None
 
     def _download(self, header: Header) -> Answer:
@@ -252,12 +318,13 @@ class Client:
             if t.is_leaf and t in index:
                 nodes[index[t]] = ["given", [], t.shape, t.dtype, {"index": i}, ""]
         self._n_graphs += 1
-        self._graphs[self._n_graphs] = order
+        self._graphs[self._n_graphs] = order, bounds_of(nodes_sent)
         self._graphs.pop(self._n_graphs - MAX_GRAPHS, None)
         return {"id": self._n_graphs, "nodes": nodes, "results": [index[t] for t in results]}, None
 
     def _compile(self, header: Header) -> Answer:
-        order, nodes, locations = self._graphs[header["graph"]], [], dict[Tensor, Location]()
+        (order, bounds), nodes, locations = self._graphs[header["graph"]], [], dict[Tensor, Location]()
+        regions: list[Region] = []
         for n, to, sources in header["nodes"]:
             t = order[_index(n, order)]
             if t.is_leaf:
@@ -265,15 +332,26 @@ class Client:
             for s, at in ((t, to), *zip(t.src, sources, strict=True)):
                 weight = s if s.op == "variable" and s.attrs["constant"] else None
                 locations[s] = self._location(at, 0 if weight is not None else s.nbytes, weight)
+                if s in bounds:
+                    key = int(at[1]), s.nbytes, bounds[s]
+                    known = self._indices.setdefault(at[0], {})
+                    regions.append(known.setdefault(key, Region(at[0], *key)))
+            self._written.add(to[0])
             nodes.append(t)
         self.backend.prepare(nodes)
         if len(self._programs) >= MAX_PROGRAMS:
             raise MemoryError(f"the client has {MAX_PROGRAMS} programs already")
-        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: locations[t])
+        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: locations[t]), regions
         return {}, None
 
     def _run(self, header: Header) -> Answer:
-        self._programs[header["id"]].run()
+        program, regions = self._programs[header["id"]]
+        for region in regions:
+            memory = self._memory[region.memory]
+            if not (region.checked and memory.feeds) or region.memory in self._written:
+                data = self.backend.download(Location(memory.buffer, region.offset), region.nbytes)
+                region.check(region.offset, data)
+        program.run()
         return {}, None
 
 

@@ -6,11 +6,14 @@ import logging
 import socket
 from types import SimpleNamespace
 
+from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, Flag, Group
-from logitless.cli.flags.options import GENERAL, THREADS
+from logitless.cli.flags.options import GENERAL, SERVING, THREADS
+from logitless.cli.setup.server import api_key_file
 from logitless.engine.loading.values import address, device_list, whole
 
 log = logging.getLogger("logitless.rpc")
+_DOOR = frozenset({"api_key", "api_key_file", "ssl_key_file", "ssl_cert_file"})  # the HTTP server's flags
 HOST_SHARE = 0.9  # of the host's memory, where the device has none of its own
 
 RPC_SERVER = (
@@ -19,7 +22,7 @@ RPC_SERVER = (
         (
             Flag(
                 "-H --host",
-                "address to listen on; whoever can connect can use the device",
+                "address to listen on; whoever can connect can use the device, unless there are keys",
                 address,
                 "127.0.0.1",
                 "ADDRESS",
@@ -27,6 +30,7 @@ RPC_SERVER = (
             Flag("-p --port", "port to listen on; 0: any free one", whole(0, 65535), 50052),
             Flag("--device -dev -d", "the device to lend; see `logitless devices`", device_list, "cpu", "NAME"),
             THREADS,
+            *(flag for flag in SERVING.flags if flag.dest in _DOOR),
             *GENERAL,
         ),
     ),
@@ -35,9 +39,10 @@ RPC_SERVER = (
 
 def run(options: SimpleNamespace) -> int:
     from logitless.backends.registry import open_backends
-    from logitless.backends.rpc.server import Budget, listen
+    from logitless.backends.rpc.server import Budget, Door, listen
     from logitless.engine.loading.memory import total_memory
     from logitless.graph.backend import Backend
+    from logitless.server.auth import Keys
 
     name = options.device
     if "," in name or name.startswith("rpc:"):
@@ -49,6 +54,8 @@ def run(options: SimpleNamespace) -> int:
             other.close()
         return first
 
+    keys = Keys(options.api_key, api_key_file(options.api_key_file))
+    door = Door(lambda key: not keys or keys.match(key), tls.context(options))
     backend = open_backend()
     budget = Budget(int(backend.memory_bytes or HOST_SHARE * total_memory()))
     backend.close()
@@ -62,5 +69,5 @@ def run(options: SimpleNamespace) -> int:
         raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
     with sock:
         log.info("listening on %s:%d, lending %s", options.host, sock.getsockname()[1], backend.name)
-        listen(sock, open_backend, budget)
+        listen(sock, open_backend, budget, door)
     return 0

@@ -8,30 +8,37 @@ import contextlib
 import json
 import logging
 import random
+import re
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 
 from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.errors import DeviceError
+from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.rpc import server as rpc
 from logitless.backends.rpc.backend import RemoteBackend
 from logitless.backends.rpc.protocol import MAGIC, encode, version
 from logitless.cli import main
+from logitless.cli.flags.tls import context
 from logitless.engine.batch import DeviceFailed
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Location
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import attention, store_k
 from logitless.graph.ops.elementwise import silu
 from logitless.graph.tensor import feed, variable
 from logitless.graph.testing.conformance import OK, problems, run
+from logitless.server.auth import Keys
 from tests.conformance.test_placements import continued
 from tests.engine.runner.test_several_devices import Wrong, nodes
 from tests.helpers.numpy_backend import NumpyBackend
@@ -42,11 +49,13 @@ MIB = 1 << 20
 class Lender:
     """A server in this process: `name` is its device's."""
 
-    def __init__(self, open_backend: Callable[[], Backend], nbytes: int = 64 * MIB) -> None:
+    def __init__(
+        self, open_backend: Callable[[], Backend], nbytes: int = 64 * MIB, door: rpc.Door | None = None
+    ) -> None:
         self.budget = rpc.Budget(nbytes)
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.name = f"rpc:127.0.0.1:{self.sock.getsockname()[1]}"
-        self.thread = threading.Thread(target=rpc.listen, args=(self.sock, open_backend, self.budget))
+        self.thread = threading.Thread(target=rpc.listen, args=(self.sock, open_backend, self.budget, door))
         self.thread.start()
 
     def close(self) -> None:
@@ -59,7 +68,7 @@ class Lender:
 def lend() -> Iterator[Callable[..., Lender]]:
     lenders: list[Lender] = []
 
-    def start(open_backend: Callable[[], Any] = lambda: CPUBackend(1), **options: int) -> Lender:
+    def start(open_backend: Callable[[], Any] = lambda: CPUBackend(1), **options: Any) -> Lender:
         lenders.append(Lender(open_backend, **options))
         return lenders[-1]
 
@@ -261,6 +270,9 @@ def test_server_of_another_version_is_refused(lend: Callable[..., Lender], monke
     ("words", "line"),
     [
         ("rpc-server --device opencl:0,cpu", "--device opencl:0,cpu: one device of this machine"),
+        ("rpc-server --ssl-key-file k", "--ssl-cert-file is needed too"),
+        ("rpc-server --api-key ,", "--api-key: "),
+        ("rpc-server --api-key-file /dev/null", "--api-key-file: /dev/null has no key"),
         ("rpc-server --host 256.0.0.1", "cannot listen on 256.0.0.1:50052: "),
         ("plan -m x --rpc nowhere", "--rpc: 'nowhere' is not a list of HOST:PORT"),
         ("plan -m x --rpc h:0", "--rpc: 'h:0' is not a list of HOST:PORT"),
@@ -273,3 +285,136 @@ def test_wrong_flags(words: str, line: str, capsys: pytest.CaptureFixture[str]) 
     assert error.startswith(f"logitless: {line}")
     assert "Unknown error" not in error
     assert error.count("\n") == 1
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def attended(backend: RemoteBackend, **wrong: int) -> list[float]:
+    """Attention over pages of the server, with one of its indices as given."""
+    session = Session([backend])
+    cache_k, cache_v = session.define("k", (4, 1, 8, 16)), session.define("v", (4, 1, 16, 8))
+    q, tables = feed("q", (2, 1, 8)), feed("tables", (2, 3), "i32")
+    slot, pos, cells = feed("slot", (2,), "i32"), feed("pos", (2,), "i32"), feed("cells", (2,), "i32")
+    stored = store_k(cache_k, q, cells)
+    y = attention(q, stored, cache_v, tables, slot, pos, scale=1.0)
+    values: dict[str, Any] = {
+        "q": np.ones((2, 1, 8), np.float32),
+        "tables": np.array([[0, 1, 2], [3, 1, 0]], np.int32),
+        "slot": np.array([0, 1], np.int32),
+        "pos": np.array([47, 3], np.int32),
+        "cells": np.array([0, 48], np.int32),
+    }
+    for name, index in wrong.items():
+        values[name].reshape(-1)[1] = index
+    (result,) = session.compute([y], values)
+    return [float(x) for x in np.asarray(result).reshape(-1)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"tables": i} for i in (4, -2, 2**31 - 1, -(2**31))),
+        *({"slot": i} for i in (2, -2)),
+        *({"pos": i} for i in (48, 2**30)),
+        *({"cells": i} for i in (64, -2, 2**31 - 1)),
+    ],
+)
+def test_indices_beyond_the_cache_end_their_client_alone(
+    wrong: dict[str, int], lend: Callable[..., Lender], caplog: pytest.LogCaptureFixture
+) -> None:
+    lender = lend(NumpyBackend, nbytes=MIB)
+    good, bad = RemoteBackend(lender.name), RemoteBackend(lender.name)
+    expected = attended(good)
+    (value,) = wrong.values()
+    with caplog.at_level(logging.INFO, "logitless.rpc"):
+        with pytest.raises(DeviceLost):
+            attended(bad, **wrong)
+        assert attended(good) == expected
+        closed(lender)
+    told = next(r.getMessage() for r in caplog.records if "ValueError" in r.getMessage())
+    assert re.search(rf"the index {value} is not between -1 and \d+$", told)
+    good.close()
+    bad.close()
+
+
+def closed(lender: Lender) -> None:
+    """Wait until the server has ended all connections but the one that asks."""
+    while sum(thread.name.startswith("rpc client") for thread in threading.enumerate()) > 1:
+        with contextlib.suppress(DeviceError):
+            RemoteBackend(lender.name).close()
+
+
+def test_connections_that_say_nothing_hold_no_place(
+    lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(rpc, "MAX_GREETINGS", 8)
+    lender = lend(NumpyBackend, nbytes=MIB)
+    silent = [socket.create_connection(lender.sock.getsockname()) for _ in range(20)]
+    for sock in silent[::2]:
+        with contextlib.suppress(OSError):
+            sock.sendall(MAGIC[:5])
+    first, second = RemoteBackend(lender.name), RemoteBackend(lender.name)
+    with pytest.raises(DeviceError, match="the server has 2 clients already"):
+        RemoteBackend(lender.name)
+    assert silent[0].recv(1) == b""  # the oldest has made room
+    first.close()
+    for _ in range(1000):
+        with contextlib.suppress(DeviceError):
+            RemoteBackend(lender.name).close()
+            break
+    else:
+        raise AssertionError("the place of a client that left is not free")
+    second.close()
+    for sock in silent:
+        sock.close()
+
+
+@pytest.mark.parametrize("name", ["HELLO_SECONDS", "STALL_SECONDS"])
+def test_a_message_that_stops_in_the_middle_ends(
+    name: str, lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, name, 0.05)
+    lender = lend(NumpyBackend, nbytes=MIB)
+    with socket.create_connection(lender.sock.getsockname(), 20) as sock:
+        if name == "HELLO_SECONDS":
+            sock.sendall(MAGIC)
+        else:
+            sock.sendall(HELLO + ROOM[:5])
+        with contextlib.suppress(OSError):
+            while sock.recv(1 << 16):
+                pass  # ends when the server hangs up
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_keys_and_tls(
+    secure: bool, lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tls = None
+    if secure:
+        authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
+        issued = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+        files = {"ssl_key_file": str(tmp_path / "key"), "ssl_cert_file": str(tmp_path / "cert")}
+        issued.private_key_pem.write_to_path(files["ssl_key_file"])
+        issued.cert_chain_pems[0].write_to_path(files["ssl_cert_file"])
+        authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+        tls = context(SimpleNamespace(**files))
+    lender = lend(NumpyBackend, nbytes=MIB, door=rpc.Door(Keys(["sesame"]).match, tls))
+    if secure:
+        with pytest.raises(DeviceError):  # it speaks no TLS
+            RemoteBackend(lender.name)
+        monkeypatch.setenv("LOGITLESS_RPC_CA_FILE", str(tmp_path / "none"))
+        with pytest.raises(DeviceError, match=r"LOGITLESS_RPC_CA_FILE: .*none: there is no such file"):
+            RemoteBackend(lender.name)
+        monkeypatch.setenv("LOGITLESS_RPC_CA_FILE", str(tmp_path / "ca"))
+    for key in (None, "", "sesam", "sesame "):
+        monkeypatch.delenv("LOGITLESS_RPC_API_KEY", raising=False)
+        if key is not None:
+            monkeypatch.setenv("LOGITLESS_RPC_API_KEY", key)
+        with pytest.raises(DeviceError, match="the API key is missing or wrong"):
+            RemoteBackend(lender.name)
+    monkeypatch.setenv("LOGITLESS_RPC_API_KEY", "sesame")
+    backend = RemoteBackend(lender.name)
+    assert attended(backend) == attended(backend)
+    backend.close()
