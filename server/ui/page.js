@@ -2,6 +2,7 @@
 
 import {Refused, apiKey, json, stream} from "./page_api.js";
 import {$, count, element, rate} from "./page_draw.js";
+import {allowImages, listenForImages, restoreImages, takeImages, thumbnail} from "./page_images.js";
 import {watchJobs} from "./page_jobs.js";
 import {told, watchServer} from "./page_live.js";
 import {absent, loadOrUnload, named, of, showModels} from "./page_models.js";
@@ -30,11 +31,15 @@ function settings() {
   return body;
 }
 
-function ask(prompt) {
+/** A message's content: its text, with images before it where it has some. */
+const contentOf = (prompt, images) =>
+  images.length ? [...images.map(url => ({type: "image_url", image_url: {url}})), {type: "text", text: prompt}] : prompt;
+
+function ask(prompt, images) {
   const body = settings(), top = $("alternatives").valueAsNumber || 5, probable = $("probable").checked;
   if (mode() === "text") return ["completion", {...body, prompt, ...(probable && {n_probs: top})}];
   const first = $("system").value ? [{role: "system", content: $("system").value}] : [];
-  const messages = [...first, ...turns, {role: "user", content: prompt}];
+  const messages = [...first, ...turns, {role: "user", content: contentOf(prompt, images)}];
   return ["v1/chat/completions", {...body, messages, ...(probable && {logprobs: true, top_logprobs: top})}];
 }
 
@@ -55,8 +60,9 @@ function answerBox() {
 
 async function send() {
   const prompt = $("text").value, chat = mode() === "chat";
-  const [path, body] = ask(prompt);
-  add("user", chat ? "You" : "Prompt", prompt);
+  const images = chat ? takeImages() : [];
+  const [path, body] = ask(prompt, images);
+  add("user", chat ? "You" : "Prompt", ...images.map(thumbnail), prompt);
   const thought = element("span", {className: "thought"}), answer = answerBox();
   const box = add("model", named($("model").value) || "Model", thought, answer);
   box.classList.add("busy");
@@ -100,8 +106,11 @@ async function send() {
   draw();
   ended(box, failed, written);
   if (!chat) return;
-  if (written || !failed) turns.push({role: "user", content: prompt}, {role: "assistant", content: written});
-  else if (!$("text").value) $("text").value = prompt;
+  if (written || !failed) turns.push({role: "user", content: contentOf(prompt, images)}, {role: "assistant", content: written});
+  else if (!$("text").value) {
+    $("text").value = prompt;
+    restoreImages(images);
+  }
 }
 
 function ended(box, failed, written) {
@@ -119,7 +128,8 @@ function ended(box, failed, written) {
 
 async function showDefaults() {
   if (absent()) return;
-  const {params} = (await json(of("props"))).default_generation_settings;
+  const props = await json(of("props")), {params} = props.default_generation_settings;
+  allowImages(Boolean(props.modalities?.vision));
   for (const input of numbers())
     if (typeof params[input.name] === "number" && input.name !== "seed") input.placeholder = String(+params[input.name].toFixed(4));
 }
@@ -166,6 +176,7 @@ $("model").addEventListener("change", connect);
 $("load").addEventListener("click", () => loadOrUnload().catch(error => ($("state").textContent = error.message)));
 $("access").addEventListener("submit", event => event.preventDefault());
 listen($("log"));
+listenForImages();
 connect();
 watchServer(connect);
 watchJobs(showModels);

@@ -21,7 +21,16 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     **{
         f"/{name}.js": (f"{name}.js", _SCRIPT)
-        for name in ("page", "page_api", "page_draw", "page_jobs", "page_live", "page_models", "page_tip")
+        for name in (
+            "page",
+            "page_api",
+            "page_draw",
+            "page_images",
+            "page_jobs",
+            "page_live",
+            "page_models",
+            "page_tip",
+        )
     },
 }
 _HEADERS = {
