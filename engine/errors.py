@@ -31,6 +31,17 @@ class ExceedsContext(RequestError):
     type = "exceed_context_size_error"
 
 
+def exceeds_context(n_prompt: int, n_ctx: int, *, at_least: bool = False, what: str = "request") -> ExceedsContext:
+    """Refusal of a prompt; `at_least`: it was not tokenized to its end."""
+    n = f"at least {n_prompt}" if at_least else n_prompt
+    too_large = "" if what == "request" else "is too large to process: it "  # as llama-server says of each
+    return ExceedsContext(
+        f"{what} ({n} tokens) {too_large}exceeds the available context size ({n_ctx} tokens), try increasing it",
+        n_prompt_tokens=n_prompt,
+        n_ctx=n_ctx,
+    )
+
+
 class Unauthorized(RequestError):
     """401: the API key is missing or wrong."""
 

@@ -23,7 +23,7 @@ from logitless.router.listing import ModelMeta, download_item, events, model_ite
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
 from logitless.server.api import info
-from logitless.server.api.context import api_key, json_response, read_body, to_thread
+from logitless.server.api.context import api_key, client_of, json_response
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.api.llamacpp.resume import LookupBody, stream_id
 from logitless.server.api.llamacpp.sessions import Place
@@ -31,13 +31,16 @@ from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from logitless.server.app import PUBLIC, description, endpoints
 from logitless.server.auth import Keys
+from logitless.server.bodies.json_body import json_object
+from logitless.server.bodies.room import BODIES
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
-from logitless.server.protocol.fields import json_object, read
+from logitless.server.protocol.fields import read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
+from logitless.server.workers import compute, to_thread
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _SOON = 5.0  # seconds from a closed connection to the end of the child's process
@@ -248,38 +251,39 @@ class Router:
         return json_response({"success": True})
 
     async def _named(self, request: web.Request) -> str:
-        return await self._name_in(await read_body(request, self._config.timeout))
+        async with self._body(request) as body:
+            return _name(await self._fields(request, body))
 
-    async def _name_in(self, body: bytes) -> str:
-        return _name(await self._fields(body))
+    def _body(self, request: web.Request) -> AbstractAsyncContextManager[bytearray]:
+        return request.app[BODIES].read(request, client_of(request))
 
-    async def _fields(self, body: bytes) -> dict[str, Any]:
+    async def _fields(self, request: web.Request, body: bytes | bytearray) -> dict[str, Any]:
         parse = partial(json_object, body)
-        return await to_thread(parse) if len(body) > _LARGE else parse()
+        return await compute(parse, client_of(request)) if len(body) > _LARGE else parse()
 
-    async def _is_stream(self, body: bytes) -> bool:
+    async def _is_stream(self, request: web.Request, body: bytes | bytearray) -> bool:
         with suppress(InvalidRequest):  # the model's server says what is wrong
-            return (await self._fields(body)).get("stream") is True
+            return (await self._fields(request, body)).get("stream") is True
         return False
 
     # -- requests for a model
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         """Pass the request to the model of the query or of the body's field `model`."""
-        body = await read_body(request, self._config.timeout)
-        name = request.query.get("model", "")
-        if not name:
-            if request.method != "POST":
-                raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
-            name = await self._name_in(body)
-        return await self._to(request, name, body)
+        async with self._body(request) as body:
+            name = request.query.get("model", "")
+            if not name:
+                if request.method != "POST":
+                    raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
+                name = _name(await self._fields(request, body))
+            return await self._to(request, name, body)
 
-    async def _to(self, request: web.Request, name: str, body: bytes) -> web.StreamResponse:
+    async def _to(self, request: web.Request, name: str, body: bytes | bytearray) -> web.StreamResponse:
         """Pass the request to a model, or to the base model of a finetune."""
         if name in self.downloads.running:
             raise Unavailable(f"model {name!r} is being downloaded")
         name = self._base(name)
-        outlives = request.method == "POST" and CONVERSATION in request.headers and await self._is_stream(body)
+        outlives = request.method == "POST" and CONVERSATION in request.headers and await self._is_stream(request, body)
         lease = partial(
             self._fleet.lease,
             name,
@@ -304,7 +308,7 @@ class Router:
         self,
         request: web.Request,
         lease: Callable[[], AbstractAsyncContextManager[ServerProcess]],
-        body: bytes,
+        body: bytes | bytearray,
         stack: AsyncExitStack,
     ) -> aiohttp.ClientResponse:
         """The head of the answer; the stack holds it and the model."""
@@ -348,7 +352,7 @@ class Router:
     # -- requests that name no model
 
     async def _answers(
-        self, request: web.Request, body: bytes = b""
+        self, request: web.Request, body: bytes | bytearray = b""
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse], None]:
         """(model, answer) of all running servers, or that of the query's `model`, one after the other. None is started:
         what is looked for would not be there."""
@@ -363,10 +367,10 @@ class Router:
 
     async def _ask_around(self, request: web.Request) -> web.StreamResponse:
         """The first server that knows the stream, response or completion."""
-        body = await read_body(request, self._config.timeout)
-        return await self._first(request, body)
+        async with self._body(request) as body:
+            return await self._first(request, body)
 
-    async def _first(self, request: web.Request, body: bytes) -> web.StreamResponse:
+    async def _first(self, request: web.Request, body: bytes | bytearray) -> web.StreamResponse:
         async with aclosing(self._answers(request, body)) as answers:
             async for _, answer in answers:
                 if answer.status != 404:
@@ -389,15 +393,15 @@ class Router:
 
     async def _look_up_streams(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/streams/lookup over all servers."""
-        body = await read_body(request, self._config.timeout)
-        ids = read(LookupBody, await self._fields(body)).conversation_ids
-        rows = self._conversations.rows(api_key(request), ids)
-        async with aclosing(self._answers(request, body)) as answers:
-            async for _, answer in answers:
-                if answer.status >= 400:
-                    return await pass_back(request, answer)
-                rows += await answer.json()
-        return json_response(rows)
+        async with self._body(request) as body:
+            ids = read(LookupBody, await self._fields(request, body)).conversation_ids
+            rows = self._conversations.rows(api_key(request), ids)
+            async with aclosing(self._answers(request, body)) as answers:
+                async for _, answer in answers:
+                    if answer.status >= 400:
+                        return await pass_back(request, answer)
+                    rows += await answer.json()
+            return json_response(rows)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         """GET /metrics of all running servers, or with ?model= of one."""

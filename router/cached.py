@@ -13,7 +13,7 @@ from logitless.router.catalog import CatalogError
 from logitless.router.downloads import Downloads, Report
 from logitless.router.fleet import CACHE, Fleet
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import to_thread
+from logitless.server.workers import to_thread
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import logging
 from contextlib import suppress
@@ -16,6 +17,7 @@ from logitless.engine.errors import BadGateway, RequestError
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key, error_object
 from logitless.server.api.generate import CONVERSATION
+from logitless.server.bodies.room import SMALL
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
 
 log = logging.getLogger("logitless.router")
@@ -41,14 +43,15 @@ class Unconnected(BadGateway):
 
 
 async def ask(
-    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
+    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes | bytearray
 ) -> aiohttp.ClientResponse:
     """The head of the child's answer. When the client leaves, the task is cancelled, and with it the request to the
     child. BadGateway: the child is gone; Unconnected: it never got the request."""
     headers = _headers(request, child.key)
     try:
         url = URL(child.url + path, encoded=True)  # unchanged: the guard did not check a normalised path
-        return await session.request(request.method, url, headers=headers, data=body or None, allow_redirects=False)
+        data = io.BytesIO(body) if len(body) > SMALL else body or None  # a large one is written in pieces
+        return await session.request(request.method, url, headers=headers, data=data, allow_redirects=False)
     except aiohttp.ClientConnectorError:
         raise Unconnected(LOST) from None
     except (aiohttp.ClientError, OSError) as error:

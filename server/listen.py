@@ -16,9 +16,9 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from logitless.engine.errors import InvalidRequest, RequestError, ServerFault
 from logitless.server.api.context import error_response
+from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.config import ServerConfig
 from logitless.server.sockets import BACKLOG, address, bind, close, remove_files
-from logitless.server.unpack import RAW_BODIES
 
 log = logging.getLogger("logitless.http")
 LONGEST_URL = 8192  # bytes; not aiohttp's limit of headers, which raises the same error

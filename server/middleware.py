@@ -11,11 +11,12 @@ from aiohttp.typedefs import Middleware
 from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from logitless.server.api.context import api_key, error_response
 from logitless.server.auth import Keys, owner_of, same
+from logitless.server.bodies.room import BODIES, Bodies
+from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.clients import CLIENT, Client
 from logitless.server.config import ServerConfig
 from logitless.server.origins import Origins
 from logitless.server.slashes import Slashes, canonical
-from logitless.server.unpack import RAW_BODIES
 
 log = logging.getLogger("logitless.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,8 +39,8 @@ class Guard:
 
     def application(self) -> web.Application:
         """A new application behind this guard, without routes. Its connections unpack no body."""
-        size = self._config.max_body
-        app = web.Application(client_max_size=size, middlewares=[self.middleware], handler_args=RAW_BODIES)
+        app = web.Application(middlewares=[self.middleware], handler_args=RAW_BODIES)
+        app[BODIES] = Bodies(self._config.max_body, self._config.timeout)
         app.router.register_resource(Slashes(app.router))
         app.on_response_prepare.append(self.add_headers)
         return app
@@ -85,8 +86,6 @@ class Guard:
         refused.code = error.status
         if isinstance(error, web.HTTPMethodNotAllowed):
             refused.message = f"{request.method} is not allowed here"
-        elif isinstance(error, web.HTTPRequestEntityTooLarge):
-            refused.message = f"the request is larger than {self._config.max_body} bytes"
         response = error_response(refused, request)
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = error.headers["Allow"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logitless.engine.batch import DeviceFailed, StepResult
-from logitless.engine.errors import ExceedsContext, InvalidRequest
+from logitless.engine.errors import InvalidRequest, exceeds_context
 from logitless.engine.kv_cache.block_pool import pool_size
 from logitless.engine.kv_cache.context_shift import ContextShift, is_full, kept_and_discarded
 from logitless.engine.kv_cache.host_cache import HostCache
@@ -149,11 +149,7 @@ class Scheduler:
             raise InvalidRequest(f"id_slot: must be -1 or below {len(self.slots)}, not {request.id_slot}")
         n_ctx = self.slots[request.id_slot].n_ctx  # the same for all
         if n_prompt >= n_ctx:
-            raise ExceedsContext(
-                f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
-                n_prompt_tokens=n_prompt,
-                n_ctx=n_ctx,
-            )
+            raise exceeds_context(n_prompt, n_ctx)
         if request.images is not None:
             self._check_images(request, request.images)
         if request.sampling.conflict:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _NORMAL, _BYTE, _SILENT = int(Attr.NORMAL), int(Attr.BYTE), int(Attr.CONTROL | A
 _SPECIAL = _SILENT | int(Attr.USER_DEFINED)
 MOST = 50_000  # known words; then it begins anew
 LONGEST = 64  # characters of a known word; longer words hardly come again
+BLOCK = 1 << 16  # characters of a long text that are tokenized at once
 
 
 class Tokenizer(ABC):
@@ -60,9 +62,18 @@ class Tokenizer(ABC):
         turns the text of control tokens into their ids; user-defined tokens are always recognised.
         Lone surrogates, which have no UTF-8, count as U+FFFD.
         """
-        fragments = self._partition(_without_lone_surrogates(text), parse_special)
-        ids = self._encode_fragments(fragments)
-        return [*self._prefix_ids(), *ids, *self._suffix_ids()] if add_special else ids
+        parts = self.encode_parts(text, add_special=add_special, parse_special=parse_special)
+        return list(chain.from_iterable(parts))
+
+    def encode_parts(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> Iterator[Sequence[int]]:
+        """The same ids, some at a time (sometimes none), so that a long text can be given up."""
+        if add_special:
+            yield self._prefix_ids()
+        yield from self._encode_fragments(self._partition(_without_lone_surrogates(text), parse_special))
+        if add_special:
+            yield self._suffix_ids()
 
     def _prefix_ids(self) -> list[int]:
         return [self.bos_id] if self.add_bos and self.bos_id is not None else []
@@ -70,18 +81,16 @@ class Tokenizer(ABC):
     def _suffix_ids(self) -> list[int]:
         return [self.eos_id] if self.add_eos and self.eos_id is not None else []
 
-    def _encode_fragments(self, fragments: list[str | int]) -> list[int]:
-        ids: list[int] = []
+    def _encode_fragments(self, fragments: list[str | int]) -> Iterator[Sequence[int]]:
         for fragment in fragments:
             if isinstance(fragment, int):
-                ids.append(fragment)
+                yield (fragment,)
             else:
-                ids.extend(self._encode_text(fragment))
-        return ids
+                yield from self._encode_text(fragment)
 
     @abstractmethod
-    def _encode_text(self, text: str) -> list[int]:
-        """The ids of a text without special tokens."""
+    def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
+        """The ids of a text without special tokens, some at a time."""
 
     def _group_special_tokens(self) -> dict[str, list[int]]:
         """Special tokens by their first three characters.
@@ -220,3 +229,12 @@ def gaps(tokens: Iterable[str]) -> re.Pattern[str]:
     before an inner ▁."""
     before_space = set(re.findall("([^▁\0])▁", "\0".join(tokens))) | {"▁"}
     return re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
+
+
+def blocks(text: str, gap: re.Pattern[str], size: int = BLOCK) -> Iterator[str]:
+    """The text in parts of at least `size` characters, cut at gaps."""
+    start = 0
+    while len(text) - start > size and (found := gap.search(text, start + size)):
+        yield text[start : found.start()]
+        start = found.start()
+    yield text[start:] if start else text

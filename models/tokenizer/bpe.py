@@ -4,12 +4,14 @@ package."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
 import tokenizers
+from tokenizers import pre_tokenizers
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
 
-from logitless.models.tokenizer.base import Tokenizer
+from logitless.models.tokenizer.base import Tokenizer, blocks
 from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 from logitless.models.tokenizer.vocab import Vocab, is_unicode
 
@@ -44,11 +46,14 @@ class BpeTokenizer(Tokenizer):
             # 0.2 s
             self._add_symbols(ids, {symbol for a, b in merges for symbol in (a, b, a + b)})
             model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
-        steps: list[PreTokenizer] = [Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns
+        ]
         if pre.byte_level:
             steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer = tokenizers.Tokenizer(model)
-        self._tokenizer.pre_tokenizer = Sequence(steps)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        self._gap = re.compile(pre.gap)
         super().__init__(vocab)
 
     def _add_symbols(self, ids: dict[str, int], symbols: set[str]) -> None:
@@ -57,18 +62,16 @@ class BpeTokenizer(Tokenizer):
             ids[symbol] = len(self.vocab.tokens) + len(self._extra)
             self._extra.append([known[c] for c in symbol if c in known] if self.vocab.pre.byte_level else [])
 
-    def _encode_text(self, text: str) -> list[int]:
-        if self.vocab.pre.byte_level:
-            return self._merge(text)
-        text = text.replace(" ", "▁")
-        if self.vocab.pre is not PRE_TOKENIZERS["gemma4"]:
-            return self._merge(text)
-        ids: list[int] = []
-        # gemma4: a run of newlines that is a token stays whole, merges or not
-        for part in re.split(r"(\n+)", text):
-            newlines = self.vocab.ids.get(part) if part.startswith("\n") else None
-            ids.extend([newlines] if newlines is not None else self._merge(part))
-        return ids
+    def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
+        for block in blocks(text, self._gap):
+            if self.vocab.pre.byte_level:
+                yield self._merge(block)
+            elif self.vocab.pre is not PRE_TOKENIZERS["gemma4"]:
+                yield self._merge(block.replace(" ", "▁"))
+            else:  # a run of newlines that is a token stays whole, merges or not
+                for part in re.split(r"(\n+)", block.replace(" ", "▁")):
+                    newlines = self.vocab.ids.get(part) if part.startswith("\n") else None
+                    yield self._merge(part) if newlines is None else (newlines,)
 
     def _merge(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

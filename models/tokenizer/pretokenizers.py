@@ -13,6 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_WORDS = "(?<=[A-Za-z])(?= [A-Za-z])|(?<=[A-Za-z]\n)(?=[A-Za-z])"
+_LINE_ENDS = "(?<=[A-Za-z]\n)(?=[A-Za-z])"
+_NUMBERS = "(?<=[A-Za-z])(?=[0-9])"
+
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -27,6 +31,7 @@ class PreTokenizer:
         # tokens
         True
     )
+    gap: str = _WORDS  # (of `re`) positions where a text may be cut: no piece reaches across them
 
 
 _CONTRACTION = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -152,7 +157,7 @@ _TABLE: tuple[tuple[str, PreTokenizer], ...] = (
             add_bos=True,
         ),
     ),
-    ("superbpe", PreTokenizer((r"\p{N}+", *_THREES))),
+    ("superbpe", PreTokenizer((r"\p{N}+", *_THREES), gap=_NUMBERS)),
     ("bailingmoe bailingmoe2 llada-moe", PreTokenizer((_BAILING,))),
     (
         "seed-coder",
@@ -160,13 +165,13 @@ _TABLE: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("kimi-k2", PreTokenizer((_KIMI_K2,))),
     ("afmoe", PreTokenizer((r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})*\z)", r"\p{N}{3}", _AFMOE_ASIAN, _DEEPSEEK3))),
-    ("exaone-moe", PreTokenizer((_EXAONE_MOE,))),
+    ("exaone-moe", PreTokenizer((_EXAONE_MOE,), gap=_LINE_ENDS)),
     (
         "minicpm5",
         PreTokenizer((r"\p{N}{1,3}", rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_PUNCTUATION}|{_SPACES}"), ignore_merges=True),
     ),
-    ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), byte_level=False, add_bos=True)),
-    ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False)),
+    ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), byte_level=False, add_bos=True, gap=_LINE_ENDS)),
+    ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False, gap=_LINE_ENDS)),
 )
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _TABLE for name in names.split()}

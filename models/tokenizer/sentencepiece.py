@@ -9,10 +9,14 @@ a word do not depend on its neighbours where no token spans the gap.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
-from logitless.models.tokenizer.base import KnownWords, Tokenizer, gaps
+from logitless.models.tokenizer.base import LONGEST, KnownWords, Tokenizer, blocks, gaps
 from logitless.models.tokenizer.vocab import Vocab
+
+_MERGES = 1 << 13  # between two moments at which a long word can be given up
 
 
 class SpmTokenizer(Tokenizer):
@@ -20,7 +24,9 @@ class SpmTokenizer(Tokenizer):
 
     def __init__(self, vocab: Vocab) -> None:
         ids = vocab.ids
-        self._score = {text: vocab.scores[i] for text, i in ids.items()}
+        scores = {text: vocab.scores[i] for text, i in ids.items()}
+        ranks = {score: rank for rank, score in enumerate(sorted(set(scores.values()), reverse=True))}
+        self._rank = {text: ranks[score] for text, score in scores.items()}  # 0 merges first
         # a byte's token is named <0x0A>, or in some vocabularies is the byte itself
         raw = [bytes([b]).decode("utf-8", "surrogateescape") for b in range(256)]
         self._byte_ids = [ids.get(f"<0x{b:02X}>", ids.get(raw[b])) for b in range(256)]
@@ -28,54 +34,65 @@ class SpmTokenizer(Tokenizer):
         self._gap = gaps(ids)
         super().__init__(vocab)
 
-    def _encode_fragments(self, fragments: list[str | int]) -> list[int]:
-        ids: list[int] = []
+    def _encode_fragments(self, fragments: list[str | int]) -> Iterator[Sequence[int]]:
         after_special = True
         for fragment in fragments:
             if isinstance(fragment, int):
-                ids.append(fragment)
+                yield (fragment,)
             else:
-                ids.extend(self._encode_text(" " + fragment if self.add_space_prefix and after_special else fragment))
+                yield from self._encode_text(" " + fragment if self.add_space_prefix and after_special else fragment)
             after_special = isinstance(fragment, int)
-        return ids
 
-    def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for word in self._gap.split(text.replace(" ", "▁")):
-            ids.extend(self._words[word])
-        return ids
+    def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
+        for block in blocks(text.replace(" ", "▁"), self._gap):
+            ids: list[int] = []
+            for word in self._gap.split(block):
+                if len(word) <= LONGEST:
+                    ids += self._words[word]
+                else:
+                    yield ids
+                    yield from self._encode_parts_of(word)
+                    ids = []
+            yield ids
 
     def _encode_word(self, word: str) -> list[int]:
+        return list(chain.from_iterable(self._encode_parts_of(word)))
+
+    def _encode_parts_of(self, word: str) -> Iterator[Sequence[int]]:
         """Merge the adjacent pair whose union scores highest, the leftmost of equals, until no
-        union is a token."""
-        whole, score = self.vocab.ids, self._score
-        n = len(word)
+        union is a token. The ids come at the end; before them nothing does, many times in a long word.
+        """
+        rank_of, n = self._rank.get, len(word)
+        bits = n.bit_length()
         end = list(range(1, n + 1))  # of the symbol that starts here
         before = list(range(-1, n - 1))  # where the symbol before this one starts
-        alive = [True] * n
-        heap = []  # (-score, left start, right start, right end)
-        for i in range(n - 1):
-            value = score.get(word[i : i + 2])
-            if value is not None:
-                heap.append((-value, i, i + 1, i + 2))
+        # rank of the union of the symbol that starts here with the next one, -1: it is no token
+        union = [rank_of(word[i : i + 2], -1) for i in range(n)]
+        union[n - 1 :] = [-1] * min(n, 1)
+        heap = [rank << bits | i for i, rank in enumerate(union) if rank >= 0]
         heapify(heap)
         while heap:
-            _, left, right, stop = heappop(heap)
-            if not (alive[left] and alive[right]) or end[left] != right or end[right] != stop:
-                continue  # one of the two has merged meanwhile
-            alive[right] = False
-            end[left] = stop
-            previous = before[left]
-            if previous >= 0:
-                value = score.get(word[previous:stop])
-                if value is not None:
-                    heappush(heap, (-value, previous, left, stop))
-            if stop < n:
-                before[stop] = left
-                after = end[stop]
-                value = score.get(word[left:after])
-                if value is not None:
-                    heappush(heap, (-value, left, stop, after))
+            yield ()
+            for _ in range(min(len(heap), _MERGES)):
+                rank, left = divmod(heappop(heap), 1 << bits)
+                if union[left] != rank:
+                    continue  # one of the two has merged meanwhile
+                right = end[left]
+                stop = end[left] = end[right]
+                union[right] = -1
+                rank = -1
+                if stop < n:
+                    before[stop] = left
+                    rank = rank_of(word[left : end[stop]], -1)
+                    if rank >= 0:
+                        heappush(heap, rank << bits | left)
+                union[left] = rank
+                previous = before[left]
+                if previous >= 0:
+                    rank = union[previous] = rank_of(word[previous:stop], -1)
+                    if rank >= 0:
+                        heappush(heap, rank << bits | previous)
+        whole = self.vocab.ids
         ids: list[int] = []
         start = 0
         while start < n:
@@ -83,7 +100,7 @@ class SpmTokenizer(Tokenizer):
             id = whole.get(symbol)
             ids.extend([id] if id is not None else self._bytes_or_unknown(symbol))
             start = end[start]
-        return ids
+        yield ids
 
     def _bytes_or_unknown(self, char: str) -> list[int]:
         ids = [id for id in map(self._byte_ids.__getitem__, char.encode("utf-8", "surrogateescape")) if id is not None]

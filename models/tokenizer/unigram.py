@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from logitless.models.tokenizer.base import KnownWords, Tokenizer, gaps
+from logitless.models.tokenizer.base import KnownWords, Tokenizer, blocks, gaps
 from logitless.models.tokenizer.vocab import Attr, Vocab, VocabError
 
 _PENALTY = 10.0  # penalty of a character without a token, below the least likely token
@@ -47,13 +47,15 @@ class UgmTokenizer(Tokenizer):
         self._words = KnownWords(self._encode_word)
         super().__init__(vocab)
 
-    def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for word in self._gap.split(self._normalised(text)):
-            found = self._words[word]
-            both_unknown = ids and found and ids[-1] == found[0] == self.unk_id
-            ids.extend(found[1:] if both_unknown else found)
-        return ids
+    def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
+        last: int | None = None
+        for block in blocks(self._normalised(text), self._gap):
+            ids: list[int] = []
+            for word in self._gap.split(block):
+                if found := self._words[word]:
+                    ids.extend(found[1:] if last == found[0] == self.unk_id else found)
+                    last = found[-1]
+            yield ids
 
     def _normalised(self, text: str) -> str:
         """Text with ▁ for spaces, several of which may become one, and one ▁ in front."""

@@ -3,12 +3,15 @@ words."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterator, Sequence
 
-from logitless.models.tokenizer.base import KnownWords, Tokenizer
+from logitless.models.tokenizer.base import KnownWords, Tokenizer, blocks
 from logitless.models.tokenizer.vocab import Vocab
 
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
+_SPACE = re.compile("(?= )")
 _HAN_RANGES = (  # 0x2B920 is a slip of HF's that llama.cpp shares
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -40,15 +43,13 @@ class WpmTokenizer(Tokenizer):
     def _suffix_ids(self) -> list[int]:
         return [] if self.sep_id is None else [self.sep_id]
 
-    def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = []
+    def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
         chars = self._chars
         for char in set(text).difference(chars):
             chars[char] = self._normalise(char)
-        for word in "".join(map(chars.__getitem__, text)).split(" "):
-            if word:
-                ids.extend(self._words[word])
-        return ids
+        for block in blocks(text, _SPACE):
+            words = "".join(map(chars.__getitem__, block)).split(" ")
+            yield [id for word in words if word for id in self._words[word]]
 
     def _normalise(self, char: str) -> str:
         """A character as normalised: a space, the character with spaces around if it is its own

@@ -16,7 +16,7 @@ from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.chat.chat import chat_ids, parse_chat, render_chat
-from logitless.server.protocol.completions import Job
+from logitless.server.protocol.completions import MAX_TOKENS, Job
 from logitless.server.protocol.dialects.anthropic import chat_body
 from logitless.server.protocol.dialects.translate import whole_members
 
@@ -41,7 +41,8 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     parser, template = context.parser, context.served.template
 
     def parse(body: dict[str, Any]) -> int:
-        return len(chat_ids(chat_body(body).read(lambda chat: render_chat(chat, parser, template)), parser).ids)
+        prompt = chat_body(body).read(lambda chat: render_chat(chat, parser, template))
+        return len(chat_ids(prompt, parser, MAX_TOKENS).ids)
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"input_tokens": n_tokens})

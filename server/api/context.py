@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
@@ -20,11 +17,12 @@ from logitless.engine.stream import Stream
 from logitless.server.api.llamacpp.sessions import Sessions
 from logitless.server.api.openai.stored_responses import StoredResponses
 from logitless.server.auth import Keys
+from logitless.server.bodies.json_body import json_object
+from logitless.server.bodies.room import BODIES
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import RequestParser
-from logitless.server.protocol.fields import json_object
 from logitless.server.slashes import canonical
-from logitless.server.unpack import content
+from logitless.server.workers import compute
 
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
@@ -37,12 +35,6 @@ CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a 
 STARTED = int(time.time())  # of the server, Unix time in seconds
 
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
-
-class RequestTimeout(RequestError):
-    """408: the client did not send its request in time."""
-
-    code = 408
 
 
 class Context:
@@ -83,65 +75,14 @@ class Context:
 
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long."""
-        raw = await read_body(request, self.config.timeout)
-        return await offload_if_large(raw, lambda: parse(json_object(raw)))
+        return await self.parsed_value(request, lambda raw: parse(json_object(raw)))
 
-
-async def offload_if_large(raw: bytes, parse: Callable[[], T]) -> T:
-    """The result of `parse`, which reads this body; beside the event loop when that may take long."""
-    large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
-    return await to_thread(parse) if large else parse()
-
-
-async def read_body(request: web.Request, seconds: float) -> bytes:
-    """The request's body, unpacked; or 400, 408, 413, 415."""
-
-    async def whole() -> bytes:
-        stream = content(request, request.client_max_size)
-        if stream is request.content:
-            return await request.read()
-        return b"".join([piece async for piece in stream.iter_any()])
-
-    try:
-        return await in_time(whole(), seconds)
-    except (web.RequestPayloadError, HttpProcessingError):  # garbage where chunks are promised
-        raise InvalidRequest("the body does not have the form that the request's headers promise") from None
-
-
-async def in_time(arriving: Awaitable[T], seconds: float) -> T:
-    """The result of what the client sends; 408 where it takes longer than `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await arriving
-    except TimeoutError:
-        raise RequestTimeout("the request did not arrive in time") from None
-
-
-async def to_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done in a thread while the event loop goes on. The thread is one that the process does not
-    wait for when it ends, as it would for asyncio's own: a text of 60 MB takes longer than SIGTERM may."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # nobody waits any more
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, raised = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            raised = error
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(settle, result, raised)
-
-    threading.Thread(target=run, name="to_thread", daemon=True).start()
-    return await done
+    async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T]) -> T:
+        """The same of its raw body."""
+        client = client_of(request)
+        async with request.app[BODIES].read(request, client) as raw:
+            large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
+            return await compute(partial(parse, raw), client) if large else parse(raw)
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
@@ -159,20 +100,31 @@ def client_key(request: web.Request) -> str:
     """The key of the client that owns a stream. Behind a router all requests have the router's key;
     it passes on the client's.
     """
-    if request.app[CONTEXT].config.behind_router:
-        return request.headers.get(CLIENT_KEY, "")
-    return api_key(request)
+    return request.headers.get(CLIENT_KEY, "") if _behind_router(request) else api_key(request)
 
 
 def client_address(request: web.Request) -> str:
     """The client's address."""
-    behind_router = request.app[CONTEXT].config.behind_router
-    return (request.headers.get(CLIENT_ADDRESS) if behind_router else request.remote) or ""
+    return (request.headers.get(CLIENT_ADDRESS) if _behind_router(request) else request.remote) or ""
+
+
+def _behind_router(request: web.Request) -> bool:
+    return CONTEXT in request.app and request.app[CONTEXT].config.behind_router
+
+
+def client_of(request: web.Request) -> str:
+    """Whom a request counts for when clients take turns: its key, or its address without one."""
+    return client_key(request) or client_address(request)
 
 
 def json_response(data: object, status: int = 200) -> web.Response:
     """`data` as JSON."""
-    body = encode_json(data).encode("utf-8", "replace")
+    return json_text(encode_json(data), status)
+
+
+def json_text(text: str, status: int = 200) -> web.Response:
+    """A text that is JSON."""
+    body = text.encode("utf-8", "replace")
     return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
 
 

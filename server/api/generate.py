@@ -20,7 +20,7 @@ from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
 from logitless.engine.stream import Stream
-from logitless.server.api.context import CONTEXT, Context, client_address, client_key, json_response, to_thread
+from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response
 from logitless.server.api.llamacpp.completion import NativeReply
 from logitless.server.api.llamacpp.verify import VerifyReply
 from logitless.server.api.openai.chat import ChatReply
@@ -32,6 +32,7 @@ from logitless.server.protocol.completions import Job
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.infill import parse_infill
 from logitless.server.protocol.verify import parse_verify, slot_to_continue
+from logitless.server.workers import compute
 
 log = logging.getLogger("logitless.http")
 CONVERSATION = "X-Conversation-Id"
@@ -68,11 +69,9 @@ async def chat_completion(request: web.Request) -> web.StreamResponse:
     return await run(request, context, job, ChatReply(job, context.served, context.config))
 
 
-def client_of(request: web.Request, job: Job) -> str:
-    """Whom a request counts for when clients take turns: the user that it names, of this key or
-    address.
-    """
-    return f"{client_key(request) or client_address(request)} {job.options.user}"
+def user_of(request: web.Request, job: Job) -> str:
+    """Whom a generation counts for: the user that the request names, of this client."""
+    return f"{client_of(request)} {job.options.user}"
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
@@ -81,10 +80,10 @@ async def verify(request: web.Request) -> web.StreamResponse:
     """
     context = request.app[CONTEXT]
     parser = context.parser
-    id = await context.parsed(request, lambda body: slot_to_continue(body, context.config))
+    id, body = await context.parsed(request, lambda body: (slot_to_continue(body, context.config), body))
     owner = request[CLIENT].slots
     known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id, owner))
-    job = await context.parsed(request, lambda body: parse_verify(body, parser, known))
+    job = await compute(lambda: parse_verify(body, parser, known), client_of(request))
     return await run(request, context, job, VerifyReply(job, context.served, context.config))
 
 
@@ -100,7 +99,7 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
             return await send(request, context, told, reply.options.sse_ping_interval)
     await collect(request, context, job, reply)
     if reply.is_large:
-        return await to_thread(lambda: json_response(reply.whole()))
+        return await compute(lambda: json_response(reply.whole()), client_of(request))
     return json_response(reply.whole())
 
 
@@ -108,7 +107,7 @@ async def _submit(request: web.Request, context: Context, job: Job) -> Stream:
     """Submit the job's requests for the client, with its cache salt."""
     client, shared = request[CLIENT], context.config.cache_shared
     requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in job.requests]
-    return await context.service.submit(requests, client_of(request, job))
+    return await context.service.submit(requests, user_of(request, job))
 
 
 async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:

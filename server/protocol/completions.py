@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.adapters import Adapters
-from logitless.engine.errors import ExceedsContext
+from logitless.engine.errors import InvalidRequest, exceeds_context
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.engine.vision.prompt_images import PromptImages
@@ -25,12 +25,15 @@ from logitless.server.protocol.lora import parse_lora, tuned_name
 from logitless.server.protocol.media.images import Media
 from logitless.server.protocol.sampling import parse_sampling
 from logitless.server.protocol.speculation import parse_speculation
+from logitless.server.workers import check
 
 MAX_SALT = 256  # characters of cache_salt
 MAX_TOP = 1024  # log-probabilities beside the chosen token
 MAX_BEST_OF = 20
 MAX_RESULTS = 2048  # of one HTTP request
-LONG_TEXT = 1 << 20  # characters of a prompt, from where on a look before tokenizing is worth it
+MAX_TOKENS = 1 << 20  # of the prompts of one HTTP request together, or of the only one
+MAX_PREDICTED = 1 << 22  # characters of a prediction, times the prompts
+LONG_TEXT = 1 << 16  # characters of a prompt, from where on a look before tokenizing is worth it
 
 
 class Completion(Generation, frozen=True, kw_only=True):
@@ -131,8 +134,9 @@ class RequestParser:
         """POST /completion."""
         request = self.read(Completion, _counted(body))
         _refuse_tools(body)
-        prompts, many = self.prompts(body.get("prompt"))
-        tokens = [self.prompt(prompt, add_special=request.add_special_tokens) for prompt in prompts]
+        prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
+        room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
+        tokens = [room.take(self.prompt(prompt, add_special=special, most=most)) for prompt in prompts]
         return self.job(request, body, tokens, many=many, top=request.n_probs or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
@@ -145,8 +149,9 @@ class RequestParser:
         echo, suffix = request.echo, request.suffix
         if echo and top is not None and request.stream:
             bad_request("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
-        prompts, many = self.prompts(body.get("prompt"))
-        tokens = [self.tokens(prompt, add_special=request.add_special_tokens) for prompt in prompts]
+        prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
+        room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
+        tokens = [room.take(Prompt(self.tokens(p, add_special=special, most=most))).ids for p in prompts]
         if suffix:
             if echo and top is not None:
                 bad_request("suffix", "cannot be combined with echo and logprobs")
@@ -173,8 +178,6 @@ class RequestParser:
         if best_of > n and asked.stream:
             bad_request("best_of", "cannot be streamed when it is more than n")
         prompts = list(prompts)
-        if len(prompts) * best_of > MAX_RESULTS:
-            bad_request("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
         n_probs = 0 if top is None else max(1, top)
         if best_of > n:
             n_probs = max(1, n_probs)
@@ -183,8 +186,11 @@ class RequestParser:
         request = replace(self._request(asked, n_probs), prompt_logprobs=n_prompt_probs)
         options = replace(self._reply(asked), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
         speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
+        if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
+            bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")
         requests: list[CompletionRequest] = []
         for given, images in prompts:
+            check()
             ids = given if images is not None else self._truncated(given, asked)
             drafts = speculation.after(ids if images is None else (), self.tokenizer)
             of_prompt = replace(request, prompt=ids, images=images, speculation=drafts)
@@ -271,8 +277,8 @@ class RequestParser:
             n = max(1, self.n_ctx - max(1, asked.n_predict))
         return prompt[-n:] if asked.truncation_side == "left" else prompt[:n]
 
-    def prompts(self, value: object, name: str = "prompt") -> tuple[list[object], bool]:
-        """The prompts in the value of the field `name`, and whether it was a list of them."""
+    def prompts(self, value: object, name: str = "prompt", *, n: int = 1) -> tuple[list[object], bool]:
+        """The prompts in the value of the field `name`, each with `n` results, and whether it was a list of them."""
         if value is None:
             bad_request(name, "is required")
         if not isinstance(value, list):
@@ -282,12 +288,20 @@ class RequestParser:
         kinds = set(map(type, value))
         if not kinds & {list, dict} and kinds != {str}:  # tokens, or tokens and texts: one prompt
             return [value], False
+        if len(value) * n > MAX_RESULTS:
+            bad_request(name, f"one request has at most {MAX_RESULTS} results, not {len(value) * n}")
         return value, True
 
-    def prompt(self, prompt: object, name: str = "prompt", *, add_special: bool = True) -> Prompt:
+    def room_of(self, asked: Generation) -> Room:
+        """The room of a request's prompts: that of the context, where they are not cut to it."""
+        return Room(self.n_ctx, spare=1) if asked.truncate_prompt_tokens is None else Room(MAX_TOKENS)
+
+    def prompt(
+        self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
+    ) -> Prompt:
         """One prompt, which may be a text with images: {prompt_string, multimodal_data}."""
         if not isinstance(prompt, dict) or not prompt.get("multimodal_data"):
-            return Prompt(self.tokens(prompt, name, add_special=add_special))
+            return Prompt(self.tokens(prompt, name, add_special=add_special, most=most))
         text, data = as_text(name, prompt.get("prompt_string")), prompt["multimodal_data"]
         if not isinstance(data, list):
             bad_request(name, f"multimodal_data: expected an array, got {article(data)}")
@@ -296,22 +310,26 @@ class RequestParser:
             self.media.add(f"{name}.multimodal_data[{i}]", item, found)
         return Prompt(*self.media.prompt(name, text, found))
 
-    def tokens(self, prompt: object, name: str = "prompt", *, add_special: bool = True) -> tuple[int, ...]:
+    def tokens(
+        self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
+    ) -> tuple[int, ...]:
         """The token ids of one prompt, which stands in the field `name`; an empty one becomes the BOS where the
-        vocabulary has it."""
+        vocabulary has it. Texts: see `encode`."""
         ids: list[int] = []
         if isinstance(prompt, dict):
             if prompt.get("multimodal_data"):
                 bad_request(name, "multimodal_data is not possible here")
             prompt = as_text(name, prompt.get("prompt_string"))
         if isinstance(prompt, str):
-            ids = self.encode(prompt, add_special=add_special, parse_special=True)
+            ids = self.encode(prompt, add_special=add_special, parse_special=True, most=most)
         elif isinstance(prompt, list) and self._all_known(prompt):
             ids = prompt
         elif isinstance(prompt, list):
             for i, item in enumerate(prompt):
+                if len(ids) > (self.n_ctx if most is None else most):
+                    raise exceeds_context(len(ids), self.n_ctx, at_least=True)
                 if isinstance(item, str):
-                    ids += self.encode(item, add_special=add_special and i == 0, parse_special=True)
+                    ids += self.encode(item, add_special=add_special and i == 0, parse_special=True, most=most)
                     continue
                 id = as_integer(name, item)
                 if not 0 <= id < self.tokenizer.n_vocab:
@@ -338,17 +356,23 @@ class RequestParser:
         n_bos = 1 if tokenizer.add_bos and before[:1] == (tokenizer.bos_id,) else 0
         return (*before[:n_bos], pre, *before[n_bos:], suf, *after, mid)
 
-    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        """The ids of a text. One of megabytes that cannot fit by any count is refused first: tokenizing it takes many
-        seconds, and some tokenizers let nobody else run meanwhile."""
-        if len(text) >= LONG_TEXT and (n_least := len(text) // self._longest) > self.n_ctx:
-            raise ExceedsContext(
-                f"request (at least {n_least} tokens) exceeds the available context size ({self.n_ctx} tokens), "
-                "try increasing it",
-                n_prompt_tokens=n_least,
-                n_ctx=self.n_ctx,
-            )
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+    def encode(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """The ids of a text. A long one that has more than `most` (None: the context) by any count is refused first;
+        tokenizing ends where there are more, or when the client leaves."""
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        most = self.n_ctx if most is None else most
+        if (n_least := len(text) // self._longest) > most:
+            raise exceeds_context(n_least, self.n_ctx, at_least=True)
+        ids: list[int] = []
+        for part in self.tokenizer.encode_parts(text, add_special=add_special, parse_special=parse_special):
+            check()
+            ids += part
+            if len(ids) > most:
+                raise exceeds_context(len(ids), self.n_ctx, at_least=True)
+        return ids
 
     @cached_property
     def _longest(self) -> int:
@@ -360,6 +384,37 @@ class RequestParser:
         if isinstance(prompt, dict):
             prompt = prompt["prompt_string"]
         return prompt if isinstance(prompt, str) else self.tokenizer.pieces(ids).decode("utf-8", "replace")
+
+
+class Room:
+    """Room of the prompts of one request, which are tokenized one by one: the first that does not
+    fit is refused, and what follows is not looked at."""
+
+    def __init__(self, n_ctx: int, *, spare: int = 0, what: str = "request") -> None:
+        """`spare`: more tokens that a context of `n_ctx` has to take; `what`: a prompt's name in errors."""
+        self._n_ctx, self._spare, self._what = n_ctx, spare, what
+        self._n_tokens = 0
+
+    def take(self, prompt: Prompt) -> Prompt:
+        """The prompt, if it fits alone and all together have at most MAX_TOKENS."""
+        check()
+        n = len(prompt.ids)
+        if n + self._spare > self._n_ctx:
+            raise exceeds_context(n, self._n_ctx, what=self._what)
+        if self._n_tokens and self._n_tokens + n > MAX_TOKENS:
+            raise InvalidRequest(f"one request has at most {MAX_TOKENS} tokens in all its prompts")
+        self._n_tokens += n
+        return prompt
+
+
+def most_tokens(asked: Generation) -> int | None:
+    """Tokens of a prompt that are worth computing; None: those of the context."""
+    return None if asked.truncate_prompt_tokens is None else MAX_TOKENS
+
+
+def _n_results(asked: Generation) -> int:
+    """Results for each prompt."""
+    return max(asked.n_cmpl, asked.best_of or 0)
 
 
 def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:

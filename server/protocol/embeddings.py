@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Struct
 
-from logitless.engine.errors import ExceedsContext, InvalidRequest, NotSupported
+from logitless.engine.errors import InvalidRequest, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.chat.messages import part_texts
-from logitless.server.protocol.completions import MAX_RESULTS, RequestParser
+from logitless.server.protocol.completions import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.server.protocol.fields import article, bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
@@ -95,11 +95,10 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     asked = read(EmbeddingBody, body, defaults={"embd_normalize": parser.config.embd_normalize})
     name = "content" if body.get("input") is None and asked.content is not None else "input"
     prompts, _ = parser.prompts(getattr(asked, name), name)
-    if len(prompts) > MAX_RESULTS:
-        bad_request(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
-    texts = tuple(parser.tokens(_parts_joined(prompt, name, parser.media), name) for prompt in prompts)
-    for ids in texts:
-        _fits(ids, embedder)
+    room = Room(embedder.n_ctx, what="input")
+    texts = tuple(
+        room.take(Prompt(parser.tokens(_parts_joined(prompt, name, parser.media), name))).ids for prompt in prompts
+    )
     if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
         bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
@@ -132,15 +131,15 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
     documents = [document if isinstance(document, str) else document.text for document in given]
     top_n = len(documents) if asked.top_n is None else asked.top_n
     if embedder.template:
-        pairs = tuple(_filled(parser, embedder.template, query, document) for document in documents)
+        pairs = (_filled(parser, embedder.template, query, document) for document in documents)
     else:
         encoded = parser.encode(query)
-        pairs = tuple(_pair(parser, encoded, parser.encode(document)) for document in documents)
-    for pair in pairs:
-        _fits(pair, embedder)
+        pairs = (_pair(parser, encoded, parser.encode(document)) for document in documents)
+    room = Room(embedder.n_ctx, what="input")
+    fitting = tuple(room.take(Prompt(pair)).ids for pair in pairs)
     return_text = asked.return_text if tei else asked.return_documents
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
-    return RerankJob(pairs, tuple(documents), top_n, tei, return_text, lora, model)
+    return RerankJob(fitting, tuple(documents), top_n, tei, return_text, lora, model)
 
 
 def _filled(parser: RequestParser, template: str, query: str, document: str) -> tuple[int, ...]:
@@ -163,16 +162,6 @@ def _pair(parser: RequestParser, query: list[int], document: list[int]) -> tuple
     begin = [bos] if vocab.add_bos and bos is not None else []
     middle = [sep] if vocab.add_sep and sep is not None else []
     return (*begin, *query, *end, *middle, *document, *end)
-
-
-def _fits(ids: tuple[int, ...], embedder: Embedder) -> None:
-    n, n_ctx = len(ids), embedder.n_ctx
-    if n > n_ctx:
-        raise ExceedsContext(
-            f"input ({n} tokens) is too large to process: it exceeds the available context size ({n_ctx} tokens)",
-            n_prompt_tokens=n,
-            n_ctx=n_ctx,
-        )
 
 
 def rank_or_refuse(embedder: Embedder, reranking: bool) -> None:

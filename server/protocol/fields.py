@@ -1,10 +1,9 @@
-"""Body reader: JSON to typed structs. Null means the default; a refusal is one line that names the
+"""Body reader: parsed JSON to typed structs. Null means the default; a refusal is one line that names the
 field.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -18,56 +17,6 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param, params_of
 
 S = TypeVar("S", bound=Struct)
-MAX_DEPTH = 256  # of JSON: what is told again, rendered or compiled costs some calls a level, of Python's 1000
-
-
-def json_object(raw: bytes) -> dict[str, Any]:
-    """A request's body that must be an object, or 400."""
-    body = json_value(raw)
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"the body must be a JSON object, got {article(body)}")
-    return body
-
-
-def json_value(raw: bytes) -> object:
-    """A request's body, or 400. Stricter than Python: UTF-8 only, no NaN or Infinity, no lone
-    surrogates.
-    """
-    try:
-        body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
-        if b"\\u" in raw:
-            json.dumps(body, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from None
-    except UnicodeEncodeError:
-        raise InvalidRequest("the body has a surrogate escape without its partner") from None
-    except RecursionError:
-        raise _nested() from None
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(body):
-        raise _nested()
-    parsed: object = body
-    return parsed
-
-
-def _is_deep(value: object) -> bool:
-    """True if arrays and objects are nested more than MAX_DEPTH deep."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [v for v in level if isinstance(v, list | dict)]
-        if not level:
-            return False
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-    return True
-
-
-def _nested() -> InvalidRequest:
-    return InvalidRequest("the body is nested too deeply")
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def article(value: object) -> str:

@@ -101,7 +101,7 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     structured_outputs: Annotated[
         Mapping[str, Any] | None, Param("{json}, {regex}, {choice}, {grammar} or {json_object: true}: as guided_…")
     ] = None
-    preserved_tokens: Annotated[Sequence[str], Param("special tokens that are shown as text")] = ()
+    preserved_tokens: Annotated[Sequence[str], Param("special tokens that are shown as text", most=4096)] = ()
     # Speculative decoding
     speculative: Annotated[
         Mapping[str, Any], Param("drafts: type, n_max, n_min, p_min"), _says(additionalProperties=False)

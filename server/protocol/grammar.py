@@ -20,6 +20,8 @@ from logitless.server.protocol.generation import FORMS, Generation
 
 _KINDS = ("token", "word", "pattern", "pattern_full")  # llama.cpp's numbers 0 to 3
 _KEPT = 32  # compiled grammars
+_MAX_SOURCE = 1 << 22  # characters of a grammar
+_LONGEST_TOKEN = 1 << 10  # characters; a longer text is no single token
 
 
 class Grammars:
@@ -32,6 +34,8 @@ class Grammars:
 
     def compile(self, field: str, kind: str, source: str) -> Grammar:
         """A grammar (logitless.models.grammar.KINDS); 400 about the field where it is wrong."""
+        if len(source) > _MAX_SOURCE:
+            bad_request(field, f"has more than {_MAX_SOURCE} characters")
         key = kind, source
         with self._lock:
             if key in self._kept:
@@ -78,6 +82,8 @@ def preserved_ids(asked: Generation, tokenizer: Tokenizer) -> frozenset[int]:
     """The special tokens of `preserved_tokens`: texts that are one token each, others are left out."""
     ids = set()
     for text in asked.preserved_tokens:
+        if len(text) > _LONGEST_TOKEN:
+            continue
         found = tokenizer.encode(text, add_special=False, parse_special=True)
         if len(found) == 1:
             ids.add(found[0])
@@ -200,7 +206,7 @@ def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
         if not value:
             bad_request(f"{name}.value", "must not be empty")
         if kind == "word":
-            ids = tokenizer.encode(value, add_special=False, parse_special=True)
+            ids = tokenizer.encode(value[: _LONGEST_TOKEN + 1], add_special=False, parse_special=True)
             if len(ids) == 1 and ids[0] in preserved:
                 tokens.add(ids[0])
             else:

@@ -12,7 +12,8 @@ from msgspec import Struct
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser
+from logitless.server.protocol.completions import MAX_TOKENS, MAX_TOP, Job, Prompt, RequestParser
+from logitless.server.protocol.fields import bad_request
 from logitless.server.protocol.generation import Generation
 
 N_BATCH = 2048  # llama-server's --batch-size, by which it bounds the parts
@@ -43,7 +44,7 @@ def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> Job:
     if pre is None or suf is None or mid is None:
         raise InvalidRequest("this model's vocabulary has no tokens for infill")
     asked = parser.read(Infill, body)
-    prefix, suffix = parser.encode(asked.input_prefix), parser.encode(asked.input_suffix)
+    prefix, suffix = (parser.encode(text, most=MAX_TOKENS) for text in (asked.input_prefix, asked.input_suffix))
     prompt = parser.encode(asked.prompt, parse_special=True)
     extra = _extra(asked.input_extra, tokenizer, parser)
     n_suffix = max(0, N_BATCH // 4 - 2 - len(prompt))
@@ -63,7 +64,9 @@ def _extra(files: Sequence[ExtraFile], tokenizer: Tokenizer, parser: RequestPars
         ids += [tokenizer.fim_rep_id, *parser.encode("myproject\n")]
     for file in files:
         ids += parser.encode(_SNIPPET) if sep is None else [sep, *parser.encode(f"{file.filename}\n")]
-        ids += parser.encode(file.text)
+        ids += parser.encode(file.text, most=MAX_TOKENS)
+        if len(ids) > MAX_TOKENS:
+            bad_request("input_extra", f"has more than {MAX_TOKENS} tokens")
     if sep is not None:
         ids += [sep, *parser.encode("filename\n")]
     return ids

@@ -19,9 +19,11 @@ from logitless.server.protocol.fields import (
     warn_once,
 )
 from logitless.server.protocol.generation import Generation, Text
+from logitless.server.workers import check
 
 log = logging.getLogger("logitless.http")
 
+MAX_TEXT = 1 << 20  # characters of all texts of logit_bias
 _INF = math.inf
 _TOKEN_ID = re.compile(r"\s*[+-]?\d+")
 
@@ -97,7 +99,9 @@ def _samplers(value: Text) -> tuple[str, ...]:
 
 def _logit_bias(value: dict[str, Any] | list[Any], tokenizer: Tokenizer) -> Iterator[tuple[int, float]]:
     """(id, bias): an array of [token or text, number or false], or an object of the same. An id that the vocabulary
-    does not have can never be sampled, so a bias on it changes nothing and is left out."""
+    does not have can never be sampled, so a bias on it changes nothing and is left out. At most as many as it has."""
+    if len(value) > tokenizer.n_vocab:
+        bad_request("logit_bias", f"has more than the {tokenizer.n_vocab} tokens of the vocabulary")
     if isinstance(value, dict):
         pairs = [(int(key) if _TOKEN_ID.fullmatch(key) and len(key) < 20 else key, bias) for key, bias in value.items()]
     else:
@@ -106,7 +110,10 @@ def _logit_bias(value: dict[str, Any] | list[Any], tokenizer: Tokenizer) -> Iter
             if not isinstance(item, list) or len(item) != 2:
                 bad_request("logit_bias", "expected [token or text, bias] pairs")
             pairs.append((item[0] if isinstance(item[0], str) else as_integer("logit_bias", item[0]), item[1]))
+    if sum(len(token) for token, _ in pairs if isinstance(token, str)) > MAX_TEXT:
+        bad_request("logit_bias", f"has texts of more than {MAX_TEXT} characters")
     for token, given in pairs:
+        check()
         if given is False:
             bias = -_INF
         elif given is None or isinstance(given, bool):

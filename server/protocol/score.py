@@ -34,7 +34,7 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
         bad_request("input", f"must have from 1 to {MAX_TEXTS} texts, got {len(items)}")
     examples = []
     for i, item in enumerate(items):
-        example = _example(parser, template, item, f"input[{i}]")
+        example = _example(parser, template, item, f"input[{i}]", n_ctx)
         if len(example.tokens) > n_ctx:
             raise ExceedsContext(
                 f"field 'input[{i}]': {len(example.tokens)} tokens exceed the context of {n_ctx}",
@@ -47,7 +47,7 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
     return examples
 
 
-def _example(parser: RequestParser, template: ChatTemplate | None, item: object, name: str) -> Example:
+def _example(parser: RequestParser, template: ChatTemplate | None, item: object, name: str, n_ctx: int) -> Example:
     from logitless.training.data.dataset_rows import parse_row
     from logitless.training.data.tokenize_rows import Example, examples_of
     from logitless.training.errors import TrainingError
@@ -62,9 +62,9 @@ def _example(parser: RequestParser, template: ChatTemplate | None, item: object,
             bad_request(name, "the chat template rewrites earlier turns: give one turn of the assistant a row")
         return examples[0]
     if isinstance(item, str):
-        ids = parser.tokenizer.encode(item)
+        ids = parser.encode(item, add_special=True, parse_special=True, most=n_ctx)
     elif isinstance(item, list):
-        ids = list(parser.tokens(item, name))
+        ids = list(parser.tokens(item, name, most=n_ctx))
     else:
         bad_request(name, f"expected a text, token ids or a row, got {article(item)}")
     learn = np.ones(len(ids), np.bool_)

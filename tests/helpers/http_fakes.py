@@ -30,6 +30,7 @@ from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.chat.tool_calls import GENERIC
 from logitless.server.app import make_app
+from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.config import ServerConfig
 
 T = TypeVar("T")
@@ -59,6 +60,9 @@ class FakeTokenizer:
                 ids.append(raw[0])
                 raw = raw[1:]
         return ids
+
+    def encode_parts(self, text: str, **how: bool) -> Iterable[list[int]]:
+        return [self.encode(text, **how)]
 
     def piece(self, id: int, *, special: bool = True) -> bytes:
         if id in self.special:
@@ -267,6 +271,7 @@ class Running:
     scheduler: Any  # a FakeScheduler unless given
     service: AsyncEngine
     http: aiohttp.ClientSession
+    bodies: Bodies
     key: str = "none"
     routes: tuple[tuple[str, str], ...] = ()  # (method, path)
 
@@ -314,7 +319,8 @@ async def running(
     served = LoadedModel(scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep)
     service.start(lambda: served)
     await service.loaded()
-    runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    app = make_app(service, config)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -323,7 +329,7 @@ async def running(
     try:
         async with aiohttp.ClientSession() as http:
             routes = [(r.method, r.resource.canonical) for r in runner.app.router.routes() if r.resource]
-            server = Running(url, scheduler, service, http, key, tuple(routes))
+            server = Running(url, scheduler, service, http, app[BODIES], key, tuple(routes))
             yield server
             if "openai" in server.__dict__:
                 await server.openai.close()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from logitless.engine.errors import InvalidRequest
-from logitless.server.protocol.fields import MAX_DEPTH, json_value
+from logitless.server.bodies.json_body import MAX_DEPTH, json_value
 from tests.helpers.http_fakes import Running
 
 BODIES = (  # with a place for what is nested deeply

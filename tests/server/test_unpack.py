@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logitless.server import listen, unpack
+from logitless.server import listen
+from logitless.server.bodies import unpack
 from logitless.server.config import ServerConfig
 from logitless.server.listen import listen as run
 from tests.router.test_router_app import made

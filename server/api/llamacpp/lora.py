@@ -5,8 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
-from logitless.server.api.context import CONTEXT, json_response, offload_if_large, read_body
-from logitless.server.protocol.fields import json_value, read
+from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.bodies.json_body import json_value
+from logitless.server.protocol.fields import read
 from logitless.server.protocol.lora import Scales, lora_scales
 
 
@@ -33,15 +34,14 @@ async def set_scales(request: web.Request) -> web.Response:
     """POST: the scales from now on; adapters that are not listed get 0."""
     context = request.app[CONTEXT]
     known = context.served.adapters
-    raw = await read_body(request, context.config.timeout)
 
-    def parse() -> dict[int, float]:
+    def parse(raw: bytearray) -> dict[int, float]:
         body = json_value(raw) if raw.strip() else []
         if not isinstance(body, list):
             raise InvalidRequest("the body must be an array of {id, scale}")
         return lora_scales(read(Scales, {"body": body}).body, known, "body")
 
-    scales = await offload_if_large(raw, parse)
+    scales = await context.parsed_value(request, parse)
     if known is not None:
         await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
     return json_response({"success": True})

@@ -8,11 +8,16 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Struct
 
+from logitless.engine.errors import TooLarge
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.api.context import CONTEXT, encode_json, json_response, json_text
 from logitless.server.protocol.chat.chat import render_chat
 from logitless.server.protocol.fields import as_integer, bad_request, read
+from logitless.server.workers import check
+
+MAX_TEXT = 1 << 20  # characters, or tokens, that are taken however small the context is
+CHARACTERS_PER_TOKEN = 8  # of a context that is larger
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
@@ -35,22 +40,28 @@ async def tokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     tokenizer = context.served.tokenizer
 
-    def reply(body: dict[str, Any]) -> dict[str, Any]:
+    most = max(MAX_TEXT, context.served.info.n_ctx * CHARACTERS_PER_TOKEN)
+
+    def reply(body: dict[str, Any]) -> web.Response:
         asked = read(TokenizeBody, body)
-        content = asked.content
+        parts = asked.content if isinstance(asked.content, list) else [asked.content]
+        if sum(len(part) for part in parts if isinstance(part, str)) > most:
+            raise TooLarge(f"field 'content': a text has at most {most} characters here")
         ids: list[int] = []
-        for i, part in enumerate(content if isinstance(content, list) else [content]):
+        for i, part in enumerate(parts):
             if isinstance(part, str):
-                ids += tokenizer.encode(
-                    part, add_special=asked.add_special and i == 0, parse_special=asked.parse_special
-                )
+                special = asked.add_special and i == 0
+                for some in tokenizer.encode_parts(part, add_special=special, parse_special=asked.parse_special):
+                    check()
+                    ids += some
             elif part is not None:
                 ids.append(_token("content", part, tokenizer))
         if not asked.with_pieces:
-            return {"tokens": ids}
-        return {"tokens": [{"id": id, "piece": _piece(tokenizer.piece(id))} for id in ids]}
+            return json_response({"tokens": ids})
+        shown = {id: encode_json({"id": id, "piece": _piece(tokenizer.piece(id))}) for id in set(ids)}
+        return json_text(f'{{"tokens":[{",".join([shown[id] for id in ids])}]}}')
 
-    return json_response(await context.parsed(request, reply))
+    return await context.parsed(request, reply)
 
 
 async def detokenize(request: web.Request) -> web.Response:
@@ -58,19 +69,25 @@ async def detokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     tokenizer = context.served.tokenizer
 
-    def reply(body: dict[str, Any]) -> dict[str, Any]:
-        ids = [_token("tokens", id, tokenizer) for id in read(DetokenizeBody, body).tokens]
-        return {"content": tokenizer.pieces(ids).decode("utf-8", "replace")}
+    most = max(MAX_TEXT, context.served.info.n_ctx)
 
-    return json_response(await context.parsed(request, reply))
+    def reply(body: dict[str, Any]) -> web.Response:
+        asked = read(DetokenizeBody, body).tokens
+        if len(asked) > most:
+            raise TooLarge(f"field 'tokens': at most {most} are taken here, got {len(asked)}")
+        ids = [_token("tokens", id, tokenizer) for id in asked]
+        return json_response({"content": tokenizer.pieces(ids).decode("utf-8", "replace")})
+
+    return await context.parsed(request, reply)
 
 
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the prompt that a chat request would have."""
     context = request.app[CONTEXT]
     parser, template = context.parser, context.served.template
-    prompt = await context.parsed(request, lambda body: render_chat(body, parser, template))
-    return json_response({"prompt": prompt.text})
+    return await context.parsed(
+        request, lambda body: json_response({"prompt": render_chat(body, parser, template).text})
+    )
 
 
 def _token(name: str, value: object, tokenizer: Tokenizer) -> int:

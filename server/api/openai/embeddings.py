@@ -15,7 +15,7 @@ from logitless.engine.batch import StepFailed
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
-from logitless.server.api.context import CONTEXT, Context, json_response, to_thread
+from logitless.server.api.context import CONTEXT, Context, client_of, json_response
 from logitless.server.protocol.embeddings import (
     EmbeddingJob,
     normalized,
@@ -23,6 +23,7 @@ from logitless.server.protocol.embeddings import (
     parse_rerank,
     rank_or_refuse,
 )
+from logitless.server.workers import compute
 
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
@@ -57,7 +58,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         return json_response({"object": "list", "data": data, "model": model, "usage": usage})
 
-    return await _written(reply, vectors)
+    return await _written(request, reply, vectors)
 
 
 async def native_embeddings(request: web.Request) -> web.Response:
@@ -73,7 +74,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     def reply() -> web.Response:
         return json_response([{"index": i, "embedding": _rows(v, job)} for i, v in enumerate(vectors)])
 
-    return await _written(reply, vectors)
+    return await _written(request, reply, vectors)
 
 
 async def rerank(request: web.Request) -> web.Response:
@@ -148,7 +149,7 @@ def _shown(vector: F32, as_base64: bool) -> list[float] | str:
     return [float(x) for x in vector]
 
 
-async def _written(reply: Any, vectors: Sequence[F32]) -> web.Response:
+async def _written(request: web.Request, reply: Any, vectors: Sequence[F32]) -> web.Response:
     large = sum(v.size for v in vectors) > _LARGE
-    response: web.Response = await to_thread(reply) if large else reply()
+    response: web.Response = await compute(reply, client_of(request)) if large else reply()
     return response

@@ -14,10 +14,12 @@ from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
 from logitless.models.gguf.atomic_write import open_private
-from logitless.server.api.context import in_time, json_response, to_thread
+from logitless.server.api.context import json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
+from logitless.server.bodies.room import in_time
+from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
-from logitless.server.unpack import content as unpacked
+from logitless.server.workers import to_thread
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file

@@ -13,11 +13,12 @@ from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
 from logitless.engine.finetuning.tuned_models import find
-from logitless.server.api.context import CONTEXT, encode_json, json_response, to_thread
+from logitless.server.api.context import CONTEXT, encode_json, json_response
 from logitless.server.api.openai.files import found, listed, seen, shown
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.clients import CLIENT
 from logitless.server.protocol.fine_tuning import new_job
+from logitless.server.workers import to_thread
 
 
 async def create(request: web.Request) -> web.Response:

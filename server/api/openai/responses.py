@@ -21,7 +21,7 @@ from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.chat.chat import chat_ids, parse_chat, render_chat
-from logitless.server.protocol.completions import Job
+from logitless.server.protocol.completions import MAX_TOKENS, Job
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
 from logitless.server.protocol.fields import bad_request, read
 
@@ -108,7 +108,7 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
         response = read(ResponsesBody, body)
         earlier = context.stored.before(key, response.previous_response_id)
         prompt = chat_body(response, body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
-        return len(chat_ids(prompt, parser).ids)
+        return len(chat_ids(prompt, parser, MAX_TOKENS).ids)
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
@@ -118,8 +118,12 @@ async def chat_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/input_tokens."""
     context = request.app[CONTEXT]
     parser, template = context.parser, context.served.template
-    ids = await context.parsed(request, lambda body: chat_ids(render_chat(body, parser, template), parser).ids)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+    def parse(body: dict[str, Any]) -> int:
+        return len(chat_ids(render_chat(body, parser, template), parser, MAX_TOKENS).ids)
+
+    n_tokens = await context.parsed(request, parse)
+    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 class ResponsesReply(Reply):

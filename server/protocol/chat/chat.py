@@ -18,7 +18,7 @@ from logitless.models.chat.tool_calls import Style
 from logitless.server.protocol.chat.messages import Chat, content_text, parse_messages
 from logitless.server.protocol.chat.tool_grammar import chat_constraint
 from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids
-from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser, refuse_unsupported
+from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser, most_tokens, refuse_unsupported
 from logitless.server.protocol.dialects import functions
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
@@ -70,7 +70,7 @@ def _parse(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplat
         bad_request("top_logprobs", "needs logprobs to be true")
     prompt = _render(body, parser, template)
     prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
-    job = parser.job(asked, body, [chat_ids(prompt, parser)], top=top, prefixes=prefixes)
+    job = parser.job(asked, body, [chat_ids(prompt, parser, most_tokens(asked))], top=top, prefixes=prefixes)
     told = {
         **job.options.settings,
         "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
@@ -97,10 +97,10 @@ def _parse(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplat
     return Job(tuple(requests), options)
 
 
-def chat_ids(prompt: ChatPrompt, parser: RequestParser) -> Prompt:
-    """The token ids of a rendered conversation, with its images."""
+def chat_ids(prompt: ChatPrompt, parser: RequestParser, most: int | None = None) -> Prompt:
+    """The token ids of a rendered conversation, with its images. `most`: see RequestParser.encode."""
     if not prompt.images:
-        return Prompt(parser.tokens(prompt.text))
+        return Prompt(parser.tokens(prompt.text, most=most))
     return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.images)))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from tokenizers.pre_tokenizers import Sequence, Split
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.tokenizer import Attr, StreamDecoder, Tokenizer, from_metadata
+from logitless.models.tokenizer import Attr, StreamDecoder, Tokenizer, base, from_metadata
+from logitless.models.tokenizer.base import blocks
 from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 VOCABS = ("bert-bge", "gpt-2", "llama-spm", "mpt", "qwen2", "starcoder")
@@ -396,7 +399,9 @@ def test_spm_round_trip(name: str, text: str, load: Load) -> None:
 def test_spm_words_apart_equal_words_together(text: str, vocabulary: Load) -> None:
     tokenizer: Any = vocabulary("llama-spm")
     escaped = text.replace(" ", "▁")
-    assert tokenizer._encode_text(text) == (tokenizer._encode_word(escaped) if escaped else [])
+    assert list(chain.from_iterable(tokenizer._encode_text(text))) == (
+        tokenizer._encode_word(escaped) if escaped else []
+    )
 
 
 @given(pieces=st.lists(st.one_of(st.binary(max_size=5), st.text(max_size=2).map(str.encode))), cut=st.integers(1, 4))
@@ -443,3 +448,43 @@ def test_long_texts_take_linear_time(name: str, shared_data: Path, vocabulary: L
     prose = (shared_data / "corpora" / "tinyshakespeare.txt").read_text()[:100_000]
     for text in (prose, "a" * 100_000, " " * 100_000, "1" * 100_000, "<s>" * 30_000, "<" * 100_000):
         assert seconds(lambda text=text: tokenizer.encode(text)) < 4
+
+
+# -- long texts
+
+
+@settings(max_examples=30)
+@given(
+    words=st.lists(
+        st.sampled_from([*"aB é1\n\r\t./中", "a b", "a\nB", "a1", "a \nb", "'s t", "a\n\nb", "A  b"]), min_size=3
+    ),
+    size=st.integers(1, 8),
+)
+def test_blocks_are_cut_where_no_piece_reaches_across(words: list[str], size: int) -> None:
+    text = "".join(words)
+    for pre in set(PRE_TOKENIZERS.values()):
+        split = Sequence([Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns])
+
+        def pieces(part: str, split: Any = split) -> list[str]:
+            return [piece for piece, _ in split.pre_tokenize_str(part)]
+
+        parts = list(blocks(text, re.compile(pre.gap), size))
+        assert "".join(parts) == text
+        assert [piece for part in parts for piece in pieces(part)] == pieces(text), pre
+
+
+@pytest.mark.parametrize("name", VOCABS)
+def test_long_texts_come_in_parts(name: str, vocabulary: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = vocabulary(name)
+    text = "Of all the things\nthat are, Aé 12 of <s> them\n\n three... " * 20 + "x" * 300
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(base.blocks, "__defaults__", (50,))
+    parts = list(tokenizer.encode_parts(text))
+    assert list(chain.from_iterable(parts)) == whole
+    assert len(parts) > 10
+
+
+def test_a_long_word_can_be_given_up(vocabulary: Load) -> None:
+    parts = vocabulary("llama-spm").encode_parts("a" * 100_000, add_special=False)
+    assert [len(next(parts)) for _ in range(5)] == [0] * 5
+    assert sum(map(len, parts)) > 1000

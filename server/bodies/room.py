@@ -1,0 +1,93 @@
+"""Request bodies: read within bounds of bytes and time, and of the memory that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from logitless.engine.errors import InvalidRequest, RequestError, TooLarge, Unavailable
+from logitless.server.bodies.unpack import content
+
+T = TypeVar("T")
+SMALL: Final = 1 << 16  # bytes of a body that always has room
+SHARE: Final = 4  # of the largest bodies have room together
+STRIDE, STRIDE_SECONDS = 1 << 17, 30.0  # so many bytes of a body have so many seconds to arrive
+
+
+class RequestTimeout(RequestError):
+    """408: the client did not send its request in time."""
+
+    code = 408
+
+
+class Bodies:
+    """Room for the bodies that arrive, wait to be parsed or are passed on. A client has as much as is
+    free beside its own: half of the room if it is alone, a third if another one takes as much."""
+
+    def __init__(self, largest: int, timeout: float) -> None:
+        """`largest`: bytes of one body; `timeout`: seconds of all of it to arrive."""
+        self._largest, self._timeout = largest, timeout
+        self._free = SHARE * largest
+        self._taken: Counter[str] = Counter()  # by client
+
+    @asynccontextmanager
+    async def read(self, request: web.Request, client: str) -> AsyncIterator[bytearray]:
+        """The request's body, unpacked; it has its room while the block runs. Or 400, 408, 413, 415, 503."""
+        body = bytearray()
+        try:
+            if (request.content_length or 0) > self._largest:
+                raise self._too_large()
+            stream = content(request, self._largest)
+            await in_time(self._fill(body, stream, client), self._timeout)
+            yield body
+        except (web.RequestPayloadError, HttpProcessingError):  # garbage where chunks are promised
+            raise InvalidRequest("the body does not have the form that the request's headers promise") from None
+        finally:
+            self._take(client, -len(body))
+
+    async def _fill(self, body: bytearray, stream: StreamReader, client: str) -> None:
+        while await in_time(self._fill_stride(body, stream, client), STRIDE_SECONDS):
+            pass
+
+    async def _fill_stride(self, body: bytearray, stream: StreamReader, client: str) -> bool:
+        """The next STRIDE bytes; False if the body has ended."""
+        end = len(body) + STRIDE
+        while len(body) < end:
+            piece = await stream.readany()
+            if not piece:
+                return False
+            n = len(body) + len(piece)
+            if n > self._largest:
+                raise self._too_large()
+            if n > SMALL and self._taken[client] + len(piece) > self._free:
+                raise Unavailable("too many large requests arrive at once")
+            self._take(client, len(piece))
+            body += piece
+        return True
+
+    def _take(self, client: str, nbytes: int) -> None:
+        self._free -= nbytes
+        self._taken[client] += nbytes
+        if not self._taken[client]:
+            del self._taken[client]
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the request is larger than {self._largest} bytes")
+
+
+async def in_time(arriving: Awaitable[T], seconds: float) -> T:
+    """The result of what the client sends; 408 where it takes longer than `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await arriving
+    except TimeoutError:
+        raise RequestTimeout("the request did not arrive in time") from None
+
+
+BODIES: web.AppKey[Bodies] = web.AppKey("bodies", Bodies)
