@@ -11,6 +11,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -155,22 +156,10 @@ def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grou
 
 
 @writing(5, returns_destination=False)
-def linear_attention_update(
-    q: Array,
-    k: Array,
-    v: Array,
-    decay: Array,
-    beta: Array,
-    states: Array,
-    begin: Array,
-    end: Array,
-    *,
-    scale: float,
-    delta: bool,
-    grouped: bool,
-) -> Array:
-    """`linear_attention` that also writes S to states."""
-    return _attend((q, k, v, decay, beta, states, begin), end, scale=scale, delta=delta, grouped=grouped)
+def linear_attention_update(*src: Array, **attrs: Any) -> Array:
+    """`linear_attention` that also writes S to states; its last source is `end` (T,)."""
+    *others, end = src
+    return _attend(others, end, **attrs)
 
 
 def _of_heads(x: Array, s: Array, grouped: bool) -> Array:

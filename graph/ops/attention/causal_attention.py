@@ -18,10 +18,11 @@ def _windows(
     k: Array,
     start: Array,
     sinks: Array | None,
+    *,
     length: int,
     scale: float,
-    window: int,
-    cap: float,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Iterator[tuple[slice, int, int, Array, Array | float, Array]]:
     """Rows, head, key head, attention weights (T, T), derivative of scores by q·k, and sink weights
     (T,) of each window's heads.
@@ -46,27 +47,16 @@ def _windows(
 
 
 @op
-def causal_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    start: Array,
-    sinks: Array | None = None,
-    *,
-    length: int,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-) -> Array:
+def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | None = None, **attrs: Any) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
     (N, H, D).
 
     Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text
-    may be packed into a window). Query head i reads key head i · H_kv // H. `sinks`, `window` and
-    `cap` are those of `attention`.
+    may be packed into a window). Query head i reads key head i · H_kv // H. `sinks` and the
+    attributes `scale`, `window` and `cap` are those of `attention`.
     """
     out = np.empty_like(q)
-    for rows, h, of, p, _, _ in _windows(q, k, start, sinks, length, scale, window, cap):
+    for rows, h, of, p, _, _ in _windows(q, k, start, sinks, **attrs):
         out[rows, h] = p @ v[rows, of]
     return out
 
@@ -79,7 +69,16 @@ def _check(name: str, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: in
 
 @causal_attention.shape
 def _(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor | None = None, *, length: int, **_: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    sinks: Tensor | None = None,
+    *,
+    length: int,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> tuple[Shape, str]:
     _check("causal_attention", q, k, v, start, length)
     require_sinks("causal_attention", q, sinks)
@@ -96,21 +95,11 @@ def _(
 
 @op
 def causal_attention_back(
-    g: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    start: Array,
-    sinks: Array | None = None,
-    *,
-    length: int,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
+    g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array | None = None, **attrs: Any
 ) -> Array:
     """The gradients of q, k and v one after the other, as rows of D: (N·H + 2·N·H_kv, D)."""
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for rows, h, of, p, slope, _ in _windows(q, k, start, sinks, length, scale, window, cap):
+    for rows, h, of, p, slope, _ in _windows(q, k, start, sinks, **attrs):
         dp = g[rows, h] @ v[rows, of].T
         ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * slope
         dq[rows, h] = ds @ k[rows, of]
@@ -129,22 +118,10 @@ def _(
 
 
 @op
-def sinks_back(
-    g: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    start: Array,
-    sinks: Array,
-    *,
-    length: int,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-) -> Array:
+def sinks_back(g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array, **attrs: Any) -> Array:
     """The gradient of the sinks (H,)."""
     total = np.zeros_like(sinks)
-    for rows, h, of, p, _, rest in _windows(q, k, start, sinks, length, scale, window, cap):
+    for rows, h, of, p, _, rest in _windows(q, k, start, sinks, **attrs):
         total[h] -= ((p * (g[rows, h] @ v[rows, of].T)).sum(-1) * rest).sum()
     return total
 

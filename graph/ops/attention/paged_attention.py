@@ -186,7 +186,10 @@ def _(
     slot: Tensor,
     pos: Tensor,
     sinks: Tensor | None = None,
-    **_: Any,
+    *,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> tuple[Shape, str]:
     n, heads, size = q.shape
     ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
