@@ -247,7 +247,7 @@ EXAMPLE = (
             Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
             Flag("--data", "folder of the digits: four IDX files, gzipped", folder_name, None, "FOLDER"),
             Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0, common=True),
-            Flag("--examples", "batches of 8 waves that the sine learns from", whole(1), 256),
+            Flag("--examples", "batches of 64 waves that the sine learns from", whole(1), 32),
             Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),
             Flag("--loss", "of the sine: mse or cross-entropy", choice("mse", "cross-entropy"), "mse", "NAME"),
             Flag("--rank", "of the sine's matrices: products of two thin ones; 0: whole", whole(0, 32), 0),
