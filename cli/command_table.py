@@ -62,9 +62,6 @@ COMMANDS = (
         "training.train",
     ),
     Command(
-        "example", "--name NAME [flags]", "Train a toy: a sine, or handwritten digits.", _TRAINING, "training.example"
-    ),
-    Command(
         "export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING, "training.export_lora"
     ),
     Command(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from examples import mnist
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.autodiff import backward
 from logitless.graph.execution.session import Session
@@ -28,7 +29,6 @@ from logitless.models.model import Model
 from logitless.models.synthetic.model import SHAPES
 from logitless.models.weights.tensor_map import parts
 from logitless.models.weights.weights import Weights
-from logitless.training.examples import mnist
 from logitless.training.head import gradients
 from logitless.training.reporting.plot import plot
 

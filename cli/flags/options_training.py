@@ -9,7 +9,6 @@ from logitless.engine.loading.values import (
     choice,
     file_name,
     file_names,
-    folder_name,
     not_empty,
     number,
     text,
@@ -236,24 +235,6 @@ EXPORT_LORA = (
                 then_number=True,
             ),
             Flag("-t --threads", kind=text, metavar="N", status=IGNORED),
-            *GENERAL,
-        ),
-    ),
-)
-EXAMPLE = (
-    Group(
-        "Example",
-        (
-            Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
-            Flag("--data", "folder of the digits: four IDX files, gzipped", folder_name, None, "FOLDER"),
-            Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0, common=True),
-            Flag("--examples", "batches of 64 waves that the sine learns from", whole(1), 32),
-            Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),
-            Flag("--loss", "of the sine: mse or cross-entropy", choice("mse", "cross-entropy"), "mse", "NAME"),
-            Flag("--rank", "of the sine's matrices: products of two thin ones; 0: whole", whole(0, 32), 0),
-            Flag("-s --seed", "of everything random", whole(0), 1337, common=True),
-            DEVICE,
-            THREADS,
             *GENERAL,
         ),
     ),

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples import mnist
+from examples.network import Batches
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
@@ -24,8 +26,6 @@ from logitless.models.synthetic.model import Shape
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
-from logitless.training.examples import mnist
-from logitless.training.examples.network import Batches
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import Slice

@@ -19,6 +19,7 @@ from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.commands.training.finetune import lora_options
 from logitless.cli.flags.flags import UsageError, parse
+from logitless.cli.flags.options import DEVICE, THREADS
 from logitless.cli.flags.options_training import FINETUNE, TRAIN
 from logitless.cli.main import main
 from logitless.cli.setup import training_run
@@ -459,9 +460,7 @@ def test_what_is_wrong_is_one_line(words: str, told: str, given: Path, capsys: p
     assert (given / "m.gguf").read_bytes() == model
 
 
-def test_devices_are_opened_in_order_and_closed_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_are_opened_in_order_and_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, closed = [], []
 
     class Watched(CPUBackend):
@@ -474,7 +473,8 @@ def test_devices_are_opened_in_order_and_closed_once(
         return [Watched(threads)]
 
     monkeypatch.setattr("logitless.backends.registry.open_backends", opened)
-    monkeypatch.setattr("logitless.cli.commands.training.example._sine", lambda session, options: None)
-    assert run(capsys, "example", "--name", "sine", "--device", "opencl,cpu", "-t", "1")[0] == 0
+    o = parse([DEVICE, THREADS], ["--device", "opencl,cpu", "-t", "1"], {})
+    with training_run.open_session(o):
+        assert closed == []
     assert asked == [("opencl:0", "cpu", 1)]
     assert closed == ["cpu"]

@@ -1,4 +1,4 @@
-"""The examples learn; L-BFGS against functions whose minima are known."""
+"""The examples learn, and their commands run."""
 
 from __future__ import annotations
 
@@ -11,35 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logitless.cli.main import main
+from examples import mnist, sine
+from examples.network import Batches
+from examples.sine import N_BATCH, N_STEPS, OPTIMIZERS, Sine, picture, wave
 from logitless.graph.execution.session import Session
 from logitless.training.errors import TrainingError
-from logitless.training.examples import mnist
-from logitless.training.examples.network import Batches
-from logitless.training.examples.sine import N_BATCH, N_STEPS, OPTIMIZERS, Sine, picture, wave
 from logitless.training.lbfgs import minimize
-
-
-def test_lbfgs_finds_known_minima() -> None:
-
-    def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
-        a, b = x[:-1], x[1:]
-        g = np.zeros_like(x)
-        g[:-1] = -400 * a * (b - a * a) - 2 * (1 - a)
-        g[1:] += 200 * (b - a * a)
-        return float((100 * (b - a * a) ** 2 + (1 - a) ** 2).sum()), g
-
-    found = minimize(rosenbrock, np.full(6, -1.0), n_iter=200)
-    np.testing.assert_allclose(found.x, 1, atol=1e-3)
-    assert found.reason == "the gradient is small"
-    assert found.losses == sorted(found.losses, reverse=True)
-    scales = np.logspace(0, 3, 8)
-    bowl = minimize(lambda x: (float((scales * (x - 2) ** 2).sum()), 2 * scales * (x - 2)), np.zeros(8))
-    np.testing.assert_allclose(bowl.x, 2, atol=1e-3)
-    parts = minimize(rosenbrock, np.full(6, -1.0), n_iter=7)
-    rest = minimize(rosenbrock, parts.x, n_iter=8, pairs=parts.pairs)
-    assert [*parts.losses, *rest.losses] == found.losses[:15]
-    assert minimize(lambda x: (1.0, np.ones(2)), np.zeros(2)).reason == "the line search found nothing better"
 
 
 def drawn_wrong(toy: Sine) -> float:
@@ -61,7 +38,7 @@ def test_the_toy_learns_waves(session: Session, tmp_path: Path) -> None:
 
 
 def test_the_command_draws_what_the_toy_has_learned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["example", "--name", "sine", "-t", "1"]) == 0
+    sine.main(["-t", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:32]] == [f"batch {i}" for i in range(1, 33)]
     heights = [line.index("*") // 3 for line in lines[33:]]
@@ -180,3 +157,9 @@ def test_files_that_are_not_digits_are_refused(tmp_path: Path) -> None:
         (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(raw)
         with pytest.raises(TrainingError, match=f"is not an IDX file of 3 dimensions: {told}"):
             mnist.load(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["--data", "nowhere"], ["--data", "nowhere", "--device", "abacus"]])
+def test_what_is_wrong_is_one_line(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^error: .*(nowhere|abacus)[^\n]*$"):
+        mnist.main(words)

@@ -1,4 +1,4 @@
-"""The sine toy: a one-layer llama that predicts the next of eight heights.
+"""`python -m examples.sine`: a one-layer llama that predicts the next of eight heights.
 
 After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 32 batches of
 64 waves with 16 iterations of L-BFGS each; the targets are logits of −1, and +1 for the next token,
@@ -10,7 +10,8 @@ are there to be compared with these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from examples.devices import open_session, parser
 from logitless.graph.autodiff import backward
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import scale, sum_to
@@ -222,3 +224,22 @@ def wave(phase: float, n: int) -> I32:
 def picture(heights: list[int]) -> str:
     """One line a height, as llama.cpp's toy prints it."""
     return "\n".join(" " * (3 * height) + "*" for height in heights)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Train, and draw three periods."""
+    flags = parser(__doc__ or "")
+    flags.add_argument("--batches", type=int, default=32, help=f"of {N_BATCH} waves")
+    flags.add_argument("--optimizer", choices=OPTIMIZERS, default="lbfgs")
+    flags.add_argument("--loss", choices=LOSSES, default="mse")
+    flags.add_argument("--rank", type=int, default=0, help="matrices are products of two thin ones; 0: whole")
+    o = flags.parse_args(words)
+    with open_session(o) as session, tempfile.TemporaryDirectory(prefix="logitless-") as folder:
+        toy = Sine(session, Path(folder), o.seed, o.loss, o.optimizer, o.rank)
+        toy.train(o.batches, lambda i, loss: print(f"batch {i}: loss {loss:.3f}", flush=True))
+        print(f"{toy.n_evaluations} evaluations")
+        print(picture(toy.draw(48)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import gzip
 import struct
+import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from examples.devices import open_session, parser
+from examples.network import F32, I32, Batches, Network, he
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.conv import conv2d, max_pool
 from logitless.graph.ops.elementwise import add
@@ -21,7 +24,6 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor
 from logitless.training.data.sampler import split
 from logitless.training.errors import TrainingError
-from logitless.training.examples.network import F32, I32, Batches, Network, he
 from logitless.training.reporting.results import Result
 
 SIDE, N_CLASSES = 28, 10
@@ -112,3 +114,29 @@ def train(
         if on_epoch is not None:
             on_epoch(i + 1, trained, validated)
     return network.evaluate(test)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Train on the digits, with a line for each epoch and the test's."""
+    flags = parser(__doc__ or "")
+    flags.add_argument("--data", required=True, help="folder of the four IDX files, gzipped")
+    flags.add_argument("--network", choices=sorted(EPOCHS), default="mnist-fc")
+    flags.add_argument("--epochs", type=int, default=0, help="0: 30, or 8 of mnist-cnn")
+    o = flags.parse_args(words)
+    began = time.monotonic()
+
+    def report(epoch: int, trained: Result, validated: Result) -> None:
+        print(
+            f"epoch {epoch}: loss {trained.loss:.4f}, accuracy {100 * trained.accuracy:.2f} %; validation loss "
+            f"{validated.loss:.4f}, accuracy {100 * validated.accuracy:.2f} %; {time.monotonic() - began:.1f} s",
+            flush=True,
+        )
+
+    with open_session(o) as session:
+        network = (fc if o.network == "mnist-fc" else cnn)(session, o.seed)
+        test = train(network, load(o.data), o.epochs or EPOCHS[o.network], o.seed, report)
+    print(f"test: loss {test.loss:.4f}, accuracy {100 * test.accuracy:.2f}±{100 * test.accuracy_uncertainty:.2f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Small networks that learn in seconds on logitless' graph, devices and optimizers."""

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.training.conftest import session
+
+__all__ = ["session"]

@@ -1,1 +1,0 @@
-"""Example programs: small networks that train in seconds on the same graph."""
