@@ -27,7 +27,7 @@ from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.rope_scaling import RopeScaling
 from logitless.models.model import Model
 from logitless.models.synthetic.model import SHAPES
-from logitless.models.weights.tensor_map import parts
+from logitless.models.weights.tensor_map import tensor_map
 from logitless.models.weights.weights import Weights
 from logitless.training.head import gradients
 from logitless.training.reporting.plot import plot
@@ -49,7 +49,7 @@ class Step:
         self.rng = np.random.default_rng(0)
         weights = {
             name: session.define(name, part.shape, "f32", lambda shape=part.shape: self._first(shape))  # type: ignore[misc]
-            for name, part in parts(h, {})
+            for name, part in tensor_map(h, {})
             if part.required
         }
         frequency = (s.rope_base ** (-np.arange(0, s.head_dim, 2) / s.head_dim)).astype(np.float32)
