@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.helpers.fuzz import VARIABLE
 from tests.helpers.hub_cache import HubCache, add_to_hub_cache
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ REPO_ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile(
     "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("exploring", settings.get_profile("fixed"), derandomize=False)
 settings.load_profile("fixed")
 # Set before numpy is loaded, here and in the servers that tests start: its threads spin while
 # waiting, on cores that the other worker needs.
@@ -78,11 +80,23 @@ def real_models(request: pytest.FixtureRequest) -> Path:
     return Path(folder)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if n := config.getoption("--fuzz"):
+        os.environ[VARIABLE] = str(n)
+        settings.load_profile("exploring")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--real-models",
         metavar="FOLDER",
         help="test with the models of packages (tests/integration/test_real_models.py)",
+    )
+    parser.addoption(
+        "--fuzz",
+        metavar="N",
+        type=int,
+        help="give bodies, uploads, templates, model files and RPC messages N times as many odd examples, other ones",
     )
     parser.addoption(
         "--require-devices",

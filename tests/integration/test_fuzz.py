@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logitless.server.app import _GET, _POST, _RARE
+from tests.helpers.fuzz import examples
 
 MESSAGE = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -181,8 +182,9 @@ class Client:
 
 @pytest.fixture(scope="module")
 def served(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("slots")
+    folder, data = tmp_path_factory.mktemp("slots"), tmp_path_factory.mktemp("data")
     flags = ("-c", "128", "-np", "2", "-kvu", "--metrics", "--props", "--embeddings", "--slot-save-path", str(folder))
+    flags += ("--data-dir", str(data))
     server = serve_module(None, "--demo", *flags)
     client = Client(server.url)
     yield server, client
@@ -203,14 +205,14 @@ def judge(status: int, raw: bytes) -> None:
                 assert json.loads(line[6:]).get("error", {}).get("code") != 500, line
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), suppress_health_check=list(HealthCheck))
 @given(path=st.sampled_from(POSTS), body=bodies())
 def test_bodies(served: Any, path: str, body: Any) -> None:
     _, client = served
     judge(*client.ask("POST", path, json.dumps(body).encode("utf-8", "surrogatepass")))
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(POSTS),
     raw=st.binary(max_size=40)
@@ -233,7 +235,44 @@ def test_what_is_no_json(served: Any, path: str, raw: bytes) -> None:
     judge(status, text)
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+PIECES = [
+    b"--b\r\n",
+    b"--b--\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b'Content-Disposition: form-data; name="purpose"',
+    b'Content-Disposition: form-data; name="file"; filename="a.jsonl"',
+    b'Content-Disposition: form-data; name="file"; filename="../a"',
+    b"Content-Disposition: form-data; name=",
+    b"Content-Disposition: ",
+    b"Content-Transfer-Encoding: base64",
+    b"Content-Encoding: gzip",
+    b"Content-Type: multipart/mixed; boundary=c",
+    b"Content-Length: 9999",
+    b"fine-tune",
+    b'{"text": "hello"}\n',
+    b'{"messages": [{"role": "user"}]}\n',
+    b"\0",
+    b"\xff\xfe",
+    b"--c\r\n",
+]
+PURPOSE = b"\r\n".join([PIECES[0][:-2], PIECES[4], b"", b"fine-tune", b""])
+
+
+@settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
+@given(
+    kind=st.sampled_from(
+        ["multipart/form-data; boundary=b"] * 6 + ["multipart/form-data", "multipart/mixed; boundary="]
+    ),
+    begun=st.sampled_from([b"", PURPOSE]),
+    pieces=st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12),
+)
+def test_uploads(served: Any, kind: str, begun: bytes, pieces: list[bytes]) -> None:
+    _, client = served
+    judge(*client.ask("POST", "/v1/files", begun + b"".join(pieces), **{"Content-Type": kind}))
+
+
+@settings(max_examples=examples(30), suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from(["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "POST"]),
     path=st.sampled_from([*_GET, *_POST, "/v1/files", "/v1/nothing", "/"]),

@@ -36,11 +36,13 @@ from logitless.graph.backend import Backend, Location
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import attention, store_k
 from logitless.graph.ops.elementwise import silu
+from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import feed, variable
 from logitless.graph.testing.conformance import OK, problems, run
 from logitless.server.auth import Keys
 from tests.conformance.test_placements import continued
 from tests.engine.runner.test_several_devices import Wrong, nodes
+from tests.helpers.fuzz import examples
 from tests.helpers.numpy_backend import NumpyBackend
 
 MIB = 1 << 20
@@ -239,7 +241,19 @@ def test_damaged_messages_do_no_harm(lend: Callable[..., Lender]) -> None:
         frame({"do": "download", "at": [1, 32], "nbytes": 24}),
     ]
     assert said_to(lender, HELLO, *good).endswith(bytes(24))  # silu(0) is 0
-    for _ in range(150):
+    table, ids = feed("table", (2, 3)), feed("ids", (4,), "i32")
+    wire = encode([table, ids, get_rows(table, ids)], {table: 0, ids: 1})
+    good += [
+        frame({"do": "alloc", "id": 3, "nbytes": 16, "feeds": True}),
+        frame({"do": "upload", "at": [3, 0]}, np.array([1, 0, 1, 0], np.int32).tobytes()),
+        frame({"do": "alloc", "id": 4, "nbytes": 48}),
+        frame({"do": "fuse", "graph": wire, "results": [2]}),
+        frame({"do": "compile", "id": 5, "graph": 2, "nodes": [[2, [4, 0], [[1, 0], [3, 0]]]]}),
+        frame({"do": "run", "id": 5}),
+        frame({"do": "download", "at": [4, 0], "nbytes": 48}),
+    ]
+    assert said_to(lender, HELLO, *good).endswith(bytes(48))
+    for _ in range(examples(150)):
         bad = list(good)
         i = rng.randrange(len(bad))
         data = bytearray(bad[i])

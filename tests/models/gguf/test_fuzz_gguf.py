@@ -18,6 +18,7 @@ from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
 from logitless.models.weights.weights import check_weights
+from tests.helpers.fuzz import examples
 from tests.helpers.numpy_backend import NumpyBackend
 
 NUMBERS = [0, 1, 2, 7, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
@@ -61,7 +62,7 @@ def load(path: Path) -> None:
         tokenizer.pieces(range(tokenizer.n_vocab))
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_files(good: tuple[Path, bytes, list[int]], data: st.DataObject) -> None:
     path, raw, places = good
