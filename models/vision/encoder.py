@@ -54,11 +54,26 @@ def flat_patches(pixels: Array, patch: int, places: Array) -> Array:
     return grid[places[:, 0], places[:, 1]].reshape(len(places), -1).astype(np.float32)
 
 
-def resized_places(places: Array, lines: int, columns: int, side: int) -> tuple[list[Array], list[Array]]:
+def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
+    """Shares (n, side²) f32 of a position table's rows in patches of another grid: bilinear with
+    anti-aliasing, centres on centres (torch's interpolate)."""
+    axes = []
+    for axis, n in enumerate(grid):
+        factor = side / n
+        support = max(1.0, factor)
+        centres = (np.arange(n) + 0.5) * factor
+        away = np.abs(np.arange(side) + 0.5 - centres[:, None]) / support
+        shares = np.maximum(0.0, 1 - away)
+        axes.append((shares / shares.sum(1, keepdims=True))[places[:, axis]])
+    joint: Array = (axes[0][:, :, None] * axes[1][:, None, :]).reshape(len(places), side * side)
+    return joint.astype(np.float32)
+
+
+def resized_places(places: Array, grid: tuple[int, int], side: int) -> tuple[list[Array], list[Array]]:
     """(rows of a position table for a grid of side², their shares) whose sum is a patch's position
-    in a grid of `lines` × `columns`: bilinear, corners on corners."""
+    in another grid: bilinear, corners on corners."""
     corners, weights = [], []
-    for axis, n in ((0, lines), (1, columns)):
+    for axis, n in enumerate(grid):
         at = places[:, axis] * ((side - 1) / max(1, n - 1))
         low = at.astype(np.int64)
         corners.append((low, np.minimum(low + 1, side - 1)))
@@ -151,10 +166,13 @@ class VisionEncoder:
             kept = np.arange(n)[:, None] * length + np.arange(len(places))
             feeds["patch.kept"] = kept.reshape(-1).astype(np.int32)
         feeds["patches"] = patches.reshape(n * length, -1)
+        grid = height // p.patch_size, width // p.patch_size
         if p.projector.positions is Positions.RESIZED_TABLE:
-            ids, shares = resized_places(places, height // p.patch_size, width // p.patch_size, self._side)
+            ids, shares = resized_places(places, grid, self._side)
             feeds |= {f"patch.ids.{i}": np.tile(ids[i].astype(np.int32), n) for i in range(4)}
             feeds |= {f"patch.share.{i}": np.tile(shares[i].astype(np.float32), n)[:, None] for i in range(4)}
+        elif p.projector.positions is Positions.FILTERED_TABLE:
+            feeds["patch.shares"] = np.tile(filtered_shares(places, grid, self._side), (n, 1))
         elif p.projector.positions is Positions.TABLE:
             ids = places @ np.array([width // p.patch_size, 1])
             if self.has_class:
@@ -172,7 +190,8 @@ class VisionEncoder:
     @property
     def _side(self) -> int:
         """Side of the square grid that the position table is made for."""
-        return math.isqrt(self.w["v.position_embd"].shape[0])
+        shape = self.w["v.position_embd"].shape
+        return math.isqrt(shape[self.p.projector.positions is Positions.FILTERED_TABLE])
 
     def _window_feeds(self, places: Array, n: int) -> dict[str, Array]:
         """Inputs of layers that attend within windows: patches window by window, each filled up to
@@ -214,6 +233,9 @@ class VisionEncoder:
             y = self._with_class(y, feed("patch.kind", (total,), "i32"))
         if p.projector.positions is Positions.RESIZED_TABLE:
             y = add(y, self._resized_positions(total))
+        elif p.projector.positions is Positions.FILTERED_TABLE:
+            table = w["v.position_embd"]  # (n_embd, places)
+            y = add(y, linear(feed("patch.shares", (total, table.shape[1])), table))
         elif p.projector.positions is Positions.TABLE:
             y = add(y, get_rows(w["v.position_embd"], feed("patch.ids", (total,), "i32")))
         x = self._norm("v.pre_ln", y)

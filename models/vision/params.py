@@ -16,6 +16,7 @@ from logitless.models.hparams.keys import Keys
 from logitless.models.vision.projectors import PROJECTORS, Positions, Projector, Sizing
 
 WINDOW = 112  # pixels of the side of an attention window
+THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 _SIZES = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "patch_size")
 
 
@@ -63,7 +64,7 @@ class VisionParams:
     @property
     def usual_size(self) -> tuple[int, int]:
         """(height, width) of a tile as large as usual images become."""
-        if self.projector.sizing is Sizing.DYNAMIC:
+        if self.projector.sizing in (Sizing.DYNAMIC, Sizing.THUMBNAIL):
             side = math.isqrt(min(self.tokens[1], 1024)) * self.unit
             return side, side
         return self.image_size, self.image_size
@@ -113,8 +114,9 @@ def read_params(gguf: GGUFFile, tokens: tuple[int, int] = (0, 0)) -> VisionParam
         deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
         breaks="v.token_embd.img_break" in gguf.tensors,
     )
-    fixed = projector.sizing is not Sizing.DYNAMIC or projector.positions is Positions.TABLE
-    if fixed and params.image_size % params.unit:
+    if projector.sizing is Sizing.THUMBNAIL and THUMBNAIL_TILE % params.unit:
+        raise keys.error("patch_size", f"is {patch}, of which a tile of {THUMBNAIL_TILE} pixels is no multiple")
+    if projector.positions is Positions.TABLE and params.image_size % params.unit:
         raise keys.error("image_size", f"is {params.image_size}, not a multiple of {params.unit}")
     if projector.sizing is Sizing.TILES and not params.longest_edge:
         raise keys.error("preproc_image_size", "is missing")

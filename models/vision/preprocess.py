@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.vision.params import VisionParams
+from logitless.models.vision.params import THUMBNAIL_TILE, VisionParams
 from logitless.models.vision.projectors import Resample, Sizing
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
         Sizing.DYNAMIC: _dynamic,
         Sizing.TILES: _tiles,
         Sizing.GRID: _grid,
+        Sizing.THUMBNAIL: _thumbnail,
     }[projector.sizing]
     pieces = [projector.begin, *sizing(image, p), projector.end]
     return [piece for piece in pieces if not isinstance(piece, str) or piece]
@@ -107,6 +108,38 @@ def best_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> tup
         return n, n - grid[0] * grid[1] * size * size
 
     return max(grids, key=shown)
+
+
+THUMBNAIL_TILES = (2, 10)
+
+
+def _thumbnail(image: Image, p: VisionParams) -> Pieces:
+    """A dynamic tile; of an image with more than twice the pixels that it may have, a grid of
+    squares before it, each behind its marker (LFM2-VL)."""
+    size = THUMBNAIL_TILE
+    width, height = (max(p.unit, round_half_up(n / p.unit) * p.unit) for n in image.size)
+    if width * height > 2 * p.tokens[1] * p.unit**2:
+        columns, rows = nearest_grid(image.width, image.height, size, THUMBNAIL_TILES)
+        large = np.asarray(image.resize((columns * size, rows * size), _filter(p.projector.resample)))
+        for y in range(rows):
+            for x in range(columns):
+                yield f"<|img_row_{y + 1}_col_{x + 1}|>"
+                yield large[y * size : (y + 1) * size, x * size : (x + 1) * size]
+        yield "<|img_thumbnail|>"
+    yield from _dynamic(image, p)
+
+
+def nearest_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> tuple[int, int]:
+    """(columns, rows) of the grid of so many tiles whose aspect is nearest; of equal ones the
+    largest that the image fills by more than half."""
+    least, most = tiles
+    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+    best, nearest = (1, 1), math.inf
+    for x, y in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        away = abs(width / height - x / y)
+        if away < nearest or (away == nearest and width * height > 0.5 * size * size * x * y):
+            best, nearest = (x, y), away
+    return best
 
 
 def _filter(how: Resample) -> Resampling:

@@ -31,7 +31,8 @@ class Positions(Enum):
     """Position encoding of patches."""
 
     TABLE = auto()  # a learned vector each
-    RESIZED_TABLE = auto()  # a learned grid, interpolated to the tile's
+    RESIZED_TABLE = auto()  # a learned grid, interpolated to the tile's, corners on corners
+    FILTERED_TABLE = auto()  # the same, centres on centres, with anti-aliasing
     NONE = auto()
 
 
@@ -119,6 +120,17 @@ PROJECTORS: dict[str, Projector] = {
         positions=Positions.NONE,
         rope=PatchRope.HALVES,
         rms_norm=True,
+    ),
+    "lfm2": Projector(
+        Head.MERGE_MLP,
+        Sizing.THUMBNAIL,
+        "<|image_start|>",
+        "<|image_end|>",
+        resample=Resample.BILINEAR,
+        pad=False,
+        merge=2,
+        tokens=(64, 256),
+        positions=Positions.FILTERED_TABLE,
     ),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }

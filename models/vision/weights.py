@@ -75,7 +75,11 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     yield from _vector("v.class_embd", p.n_embd)
     if p.projector.positions is not Positions.NONE:
         n = _rows(gguf, "v.position_embd.weight")
-        yield "v.position_embd.weight", TensorSlice("v.position_embd.weight", (n, p.n_embd))
+        name = "v.position_embd.weight"
+        if p.projector.positions is Positions.FILTERED_TABLE:  # a factor of a product
+            yield name, TensorSlice(name, (p.n_embd, n), transposed=True, n_experts=1, in_file=(n, p.n_embd))
+        else:
+            yield name, TensorSlice(name, (n, p.n_embd))
     for name in ("v.pre_ln", "v.post_ln"):
         yield from _norm(name, p.n_embd)
     for i in range(p.n_layer):

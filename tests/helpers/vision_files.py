@@ -74,6 +74,13 @@ def _internvl(fill: Fill, n: int) -> None:
         fill(f"v.blk.{i}.ls2.weight", n, mean=0.5)
 
 
+def _lfm2(fill: Fill, n: int) -> None:
+    mlp("mm.1", "mm.2", 4)(fill, n)
+    for name, size in (("mm.input_norm", 4 * n), ("v.post_ln", n)):
+        fill(f"{name}.weight", size, mean=1.0)
+        fill(f"{name}.bias", size)
+
+
 def _pixtral(fill: Fill, n: int) -> None:
     fill("v.pre_ln.weight", n, mean=1.0)
     fill("v.token_embd.img_break", N_TEXT, std=1.0)
@@ -113,6 +120,7 @@ SPECS: dict[str, VisionSpec] = {
         lambda fill, n: fill("mm.model.fc.weight", N_TEXT, 4 * n),
         {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 48},
     ),
+    "lfm2": VisionSpec("lfm2", _lfm2, {"clip.vision.projector.scale_factor": 2}, image=32, positions=256),
     "internvl": VisionSpec(
         "internvl",
         _internvl,
