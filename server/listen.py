@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ from logitless.server.sockets import BACKLOG, address, bind, close, remove_files
 
 log = logging.getLogger("logitless.http")
 LONGEST_URL = 8192  # bytes; not aiohttp's limit of headers, which raises the same error
+IDLE_SECONDS = 75.0  # a connection may wait for a request, or for the rest of its head
+QUIET_SECONDS = 1.0  # between two lines that tell that no connection can be accepted
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # bounds of draining a body after the answer
 
 
@@ -29,6 +32,12 @@ class ExpectationFailed(RequestError):
     """417: the client waits for more than a server can promise."""
 
     code = 417
+
+
+class LongHeader(RequestError):
+    """431: a header is longer than aiohttp takes, or there are too many."""
+
+    code = 431
 
 
 class LongURL(RequestError):
@@ -50,6 +59,7 @@ class Protocol(web.RequestHandler):
             logger=logger,
             access_log=None,  # type: ignore[arg-type]  # none
             lingering_time=0,  # `_linger` does
+            keepalive_timeout=IDLE_SECONDS,
             max_line_size=LONGEST_URL,
             **RAW_BODIES,
         )
@@ -85,6 +95,8 @@ def _refusal(status: int, error: BaseException | None, message: str | None) -> R
     """The error of a request that aiohttp's parser refuses, or whose handler has failed."""
     if isinstance(error, LineTooLong) and str(error.args[1]) == str(LONGEST_URL):
         return LongURL(f"the URL is longer than {LONGEST_URL} bytes")
+    if isinstance(error, LineTooLong):
+        return LongHeader("a header is longer than 8190 bytes")
     if status < 500:
         reason = " ".join((message or "").split())[:200].removesuffix(":")
         return InvalidRequest(f"this is no HTTP request: {reason}")
@@ -100,6 +112,30 @@ async def _linger(body: StreamReader) -> None:
         async with asyncio.timeout(LINGER_SECONDS):
             while not body.is_eof() and n < LINGER_BYTES:
                 n += len(await body.readany())
+
+
+@contextmanager
+def _telling_of_full_tables(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """One line a second where the process has no file descriptors left. asyncio would log a traceback
+    for each connection that waits, again and again."""
+    before, told_at = loop.get_exception_handler(), -math.inf
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told_at
+        if context.get("message") == "socket.accept() out of system resource":
+            if loop.time() - told_at >= QUIET_SECONDS:
+                told_at = loop.time()
+                log.warning("no connection can be accepted: %s", context["exception"].strerror)
+        elif before is not None:
+            before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(before)
 
 
 @asynccontextmanager
@@ -119,6 +155,8 @@ async def accepting(
     server, loop = runner.server, asyncio.get_running_loop()
     assert server is not None
     connection = partial(Protocol, server, loop=loop, logger=protocol)
+    telling = ExitStack()
+    telling.enter_context(_telling_of_full_tables(loop))
     bound: list[socket.socket] = []
     servers: list[asyncio.Server] = []
     try:
@@ -135,6 +173,7 @@ async def accepting(
         if stop is not None:
             await stop()
         await runner.cleanup()
+        telling.close()
 
 
 async def listen(

@@ -68,16 +68,23 @@ class Guard:
             if error.status < 400:
                 raise
             return self._http_error(request, error)
+        except ConnectionError as error:
+            if request.transport is not None and not request.transport.is_closing():
+                return self._failed(request, error)
+            raise  # the client has left: aiohttp ends the connection
         except Exception as error:
-            log.error(
-                "%s %s failed: %s: %s",
-                request.method,
-                request.rel_url.raw_path,  # still escaped, so that it stays one line
-                type(error).__name__,
-                " ".join(str(error).split()),
-                exc_info=log.isEnabledFor(logging.DEBUG),
-            )
-            return error_response(ServerFault("internal error; the server's log has the reason"), request)
+            return self._failed(request, error)
+
+    def _failed(self, request: web.Request, error: Exception) -> web.Response:
+        log.error(
+            "%s %s failed: %s: %s",
+            request.method,
+            request.rel_url.raw_path,  # still escaped, so that it stays one line
+            type(error).__name__,
+            " ".join(str(error).split()),
+            exc_info=log.isEnabledFor(logging.DEBUG),
+        )
+        return error_response(ServerFault("internal error; the server's log has the reason"), request)
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if error.status == 404:

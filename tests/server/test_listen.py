@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 import ssl
@@ -20,7 +21,7 @@ from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, UsageError, parse
 from logitless.cli.flags.options import SERVING
 from logitless.cli.setup import server as setup
-from logitless.server import sockets
+from logitless.server import listen, sockets
 from logitless.server.config import ServerConfig
 from tests.server.test_service import serving
 
@@ -128,11 +129,10 @@ def test_a_size_is_a_number_of_mib():
     [
         b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost x\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20000 + b"\r\n\r\n",
         b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
     ],
-    ids=["another protocol", "no header", "a long header", "a length below zero", "two lengths"],
+    ids=["another protocol", "no header", "a length below zero", "two lengths"],
 )
 async def test_what_is_no_http_gets_an_error_object(sent: bytes, caplog: pytest.LogCaptureFixture):
     task, url = await serving(ServerConfig(port=0), caplog)
@@ -222,3 +222,63 @@ async def test_a_socket_left_behind_is_replaced_and_one_in_use_is_not(caplog: py
     with pytest.raises(OSError, match="in use"):
         sockets.bind(f"127.0.0.1,{path}", 0)
     assert path.read_text() == "a file of somebody"
+
+
+# -- connections that hold up nobody
+
+
+@pytest.mark.parametrize("length", [9000, 20_000])
+async def test_a_long_header(length: int, caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * length + b"\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"431"
+    assert json.loads(body)["error"]["message"] == "a header is longer than 8190 bytes"
+    writer.transport.abort()
+    await ended(task)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"]
+)
+async def test_an_idle_connection_ends(sent: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listen, "IDLE_SECONDS", 0.1)
+    task, url = await serving(ServerConfig(port=0), caplog)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(sent)
+    async with asyncio.timeout(10):
+        assert (b" 200 " in await reader.read()) == sent.endswith(b"\r\n\r\n")
+    writer.transport.abort()
+    await ended(task)
+
+
+async def test_no_file_descriptors_are_left(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    full = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(errno.EMFILE, "Too many open files"),
+    }
+    for _ in range(200):
+        asyncio.get_running_loop().call_exception_handler(full)
+    assert await answers(f"{url}/health") == 200
+    await ended(task)
+    told = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert told == ["no connection can be accepted: Too many open files"]
+    assert asyncio.get_running_loop().get_exception_handler() is None
+
+
+async def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    body = json.dumps({"prompt": "x", "stream": True, "n_predict": 500}).encode()
+    for n in range(len(body) - 2, len(body) + 1):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:n]
+        )
+        await writer.drain()
+        assert await answers(f"{url}/health") == 200
+        writer.transport.abort()
+    assert await answers(f"{url}/health") == 200
+    await ended(task)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
