@@ -25,6 +25,7 @@ from logitless.models.gguf.atomic_write import open_private, settle, sweep
 VERSION = 1
 LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
 RETRY = 0.02  # seconds between attempts
+RESERVE = 1 << 18  # bytes of a file that gives way when the disk is full: deleting a row takes some
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
 create table if not exists jobs (id text primary key, data text not null, seq integer unique);
@@ -69,6 +70,7 @@ class Store:
             self._db.execute("pragma busy_timeout = 0")  # `_do` waits instead
         except sqlite3.Error as error:
             raise OSError(f"{self.folder}: {error}") from None
+        self._refill()
 
     def close(self) -> None:
         with self._lock:
@@ -111,6 +113,40 @@ class Store:
 
         return self._do(run)
 
+    def _run_when_full(self, call: Callable[[], T]) -> T:
+        """The same as `_do`, also on a full disk: the reserve gives way to what frees space or ends a job."""
+        try:
+            return self._do(call)
+        except OSError as error:
+            if error.errno != ENOSPC:
+                raise
+        self._reserve.unlink(missing_ok=True)
+        try:
+            return self._do(call)
+        finally:
+            self._refill()
+
+    @property
+    def _reserve(self) -> Path:
+        return self.folder / "reserve"
+
+    def _refill(self) -> None:
+        with suppress(OSError):
+            if not self._reserve.exists():
+                try:
+                    with open(self._reserve, "wb", opener=open_private) as file:
+                        file.write(bytes(RESERVE))
+                except OSError:
+                    self._reserve.unlink()
+                    raise
+
+    def _delete(self, sql: str, *values: object) -> None:
+        def run() -> None:
+            self._db.execute("pragma synchronous = full")
+            self._db.execute(sql, values)
+
+        self._run_when_full(run)
+
     # -- files and jobs: rows that change
 
     def put(self, table: str, row: Mapping[str, Any]) -> None:
@@ -146,7 +182,7 @@ class Store:
                     self._db.execute("rollback")
             return row
 
-        return self._do(run)
+        return self._run_when_full(run)
 
     @property
     def version(self) -> int:
@@ -158,7 +194,7 @@ class Store:
         return [json.loads(data) for (data,) in self._run(f"select data from {table} order by seq desc")]
 
     def delete(self, table: str, id: str) -> None:
-        self._run(f"delete from {table} where id = ?", id)
+        self._delete(f"delete from {table} where id = ?", id)
 
     def file_path(self, id: str) -> Path:
         return self.folder / "files" / id
@@ -241,7 +277,7 @@ class Store:
 
     def forget_events(self, job: str, step: int) -> None:
         """Delete the metrics of steps after `step`, which will be repeated."""
-        self._run("delete from events where job = ? and step > ?", job, step)
+        self._delete("delete from events where job = ? and step > ?", job, step)
 
     def add_checkpoint(self, job: str, step: int, row: Row) -> None:
         self._run(
@@ -256,7 +292,7 @@ class Store:
         """Delete the rows of the checkpoints with these paths."""
         for row in self.checkpoints(job):
             if row["path"] in paths:
-                self._run("delete from checkpoints where id = ?", row["id"])
+                self._delete("delete from checkpoints where id = ?", row["id"])
 
     def checkpoints(self, job: str) -> list[Row]:
         """Checkpoints of a job, the newest first."""

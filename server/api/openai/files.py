@@ -129,8 +129,15 @@ async def delete(request: web.Request) -> web.Response:
         in_use = row["id"] in (job["training_file"], job["validation_file"])
         if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
             raise InvalidRequest(f"the file {row['id']} is in use by {job['id']}")
-    await to_thread(partial(store.delete, "files", row["id"]))
-    store.file_path(row["id"]).unlink(missing_ok=True)
+
+    def remove() -> None:
+        try:
+            store.file_path(row["id"]).unlink(missing_ok=True)  # first: on a full disk the row needs its room
+            store.delete("files", row["id"])
+        except OSError as error:
+            raise unkept("the file cannot be deleted", error) from None
+
+    await to_thread(remove)
     return json_response({"id": row["id"], "object": "file", "deleted": True})
 
 

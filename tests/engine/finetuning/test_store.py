@@ -16,7 +16,7 @@ import pytest
 
 from logitless.cli.log import LogFile
 from logitless.engine.errors import DiskFull
-from logitless.engine.finetuning.store import Store
+from logitless.engine.finetuning.store import RESERVE, Store
 from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
 from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
 from logitless.server.api.context import encode_json
@@ -67,6 +67,47 @@ def test_a_full_disk(tmp_path: Path):
     with store.incoming() as part:
         part.write_bytes(b"text")
         assert _keep(desk, part, large, "fine-tune")["bytes"] == 4
+    store.close()
+
+
+class FullDisk:
+    """A database that has no room for a write as long as the store's reserve is there."""
+
+    def __init__(self, store: Store) -> None:
+        self.db, self.reserve = store._db, store.folder / "reserve"
+        self.n_refused = 0
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        if sql.startswith(("insert", "update", "delete")) and self.reserve.exists():
+            self.n_refused += 1
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return self.db.execute(sql, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.db, name)
+
+
+def test_what_frees_space_works_on_a_full_disk(tmp_path: Path):
+    store = Store(tmp_path)
+    reserve = tmp_path / "reserve"
+    assert reserve.stat().st_size == RESERVE
+    store.put("files", {"id": "f"})
+    store.put("jobs", {"id": "j", "status": "running"})
+    store.add_event("j", "said", step=3)
+    store.add_checkpoint("j", 3, {"id": "c", "path": "p"})
+    store._db = full = FullDisk(store)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="disk is full"):
+        store.add_event("j", "more")
+    store.delete("files", "f")
+    store.forget_events("j", 0)
+    store.forget_checkpoints("j", ["p"])
+    assert store.change("jobs", "j", lambda row: {**row, "status": "cancelled"}) is not None
+    assert (store.all("files"), store.events("j"), store.checkpoints("j")) == ([], [], [])
+    assert store.all("jobs") == [{"id": "j", "status": "cancelled"}]
+    assert full.n_refused == 5
+    assert reserve.stat().st_size == RESERVE  # there is room again
     store.close()
 
 
