@@ -275,7 +275,8 @@ class AsyncLLM:
 
         `data`: a .jsonl file, or rows: `{"messages": […]}`, `{"prompt": …, "completion": …}`,
         `{"text": …}` or a text. Hyperparameters: `n_epochs`, `batch_size`, `context_length`,
-        `learning_rate_multiplier`, `warmup_steps`, `lora_r`, `lora_alpha`, and `full=True` for all
+        `learning_rate_multiplier`, `warmup_steps` ("auto" or not given: chosen from the data),
+        `validation_split`, `early_stopping_patience`, `lora_r`, `lora_alpha`, and `full=True` for all
         weights instead of an adapter. Requests use the result by `SamplingParams(model=job.model)`.
         """
         served = await self._ready()
