@@ -69,7 +69,8 @@ class ChatTemplate:
 
     `source` is Jinja or the name of a built-in template; `tool_use`, if given, renders requests
     with tools. `caps` are the capabilities that probes found; `calls` and `reasoning` the model's
-    formats of tool calls and reasoning. Raises ChatTemplateError if a source is not valid Jinja.
+    formats of tool calls and reasoning; `between_parts` is the text between text parts. Raises
+    ChatTemplateError if a source is not valid Jinja.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str = "") -> None:
@@ -80,6 +81,7 @@ class ChatTemplate:
         self._tool_renderer = _renderer(tool_use) if tool_use else self._renderer
         probe = _Probe(self._render)
         self.caps: dict[str, bool] = probe.caps()
+        self.between_parts = probe.between_parts() if self.caps["supports_typed_content"] else "\n"
         self._results_within = probe.reads_results_within_turns() and not probe.shows_results()
         self._reasoning_form = probe.reasoning_form()
         self._names_efforts = probe.names_efforts()
@@ -207,7 +209,7 @@ class ChatTemplate:
             adapted["role"] = "system"
         content = adapted.get("content")
         if isinstance(content, list) and self.caps["supports_string_content"]:
-            content = "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+            content = self.between_parts.join(part["text"] for part in content if isinstance(part.get("text"), str))
         adapted["content"] = "" if content is None else content
         thought = adapted.get("reasoning_content")
         if isinstance(content, str) and not self.caps["supports_string_content"]:
@@ -268,6 +270,13 @@ class _Probe:
             "supports_object_arguments": object_arguments,
             "supports_preserve_reasoning": "MARK-A" in self._text([_user("a"), reasoned, _user("b")]),
         }
+
+    def between_parts(self) -> str:
+        """The text that the template writes between two text parts of a message."""
+        parts = [{"type": "text", "text": f"MARK-{name}"} for name in "AB"]
+        after = self._text([_user(parts)]).partition("MARK-A")[2]
+        between, mark, _ = after.partition("MARK-B")
+        return between if mark else "\n"
 
     def reasoning_form(self) -> str:
         """The place where the template reads reasoning: one of REASONING_FORMS; "": none."""

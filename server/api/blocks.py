@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta
 
@@ -24,6 +25,8 @@ class Block:
     name: str = ""
     text: str = ""
     cut: bool = False
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of the tokens of a text
+    n_told: int = 0  # of them, in a stream
 
 
 Step = tuple[str, Block, str]

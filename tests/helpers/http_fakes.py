@@ -81,7 +81,7 @@ class FakeTemplate:
 
     source = "{{ fake }}"
     caps: ClassVar = {"supports_tools": False}
-    calls, reasoning = GENERIC, None
+    calls, reasoning, between_parts = GENERIC, None, "\n"
 
     continuation, turn_end = ChatTemplate.continuation, ChatTemplate.turn_end
 

@@ -11,13 +11,15 @@ from aiohttp import web
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import NotFound, RequestError
-from logitless.engine.requests import Finished, Progress, Token
+from logitless.engine.requests import Finished, Progress, Token, TokenProb
+from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
 from logitless.server.api.context import CONTEXT, client_key, encode_json, error_object, json_response
 from logitless.server.api.generate import run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.openai.files import listed
 from logitless.server.api.openai.stored_responses import Kept
+from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.chat.chat import chat_ids, parse_chat, render_chat
@@ -38,6 +40,7 @@ _ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, 
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": 0,
     "top_p": None,
     "truncation": "disabled",
 }
@@ -50,6 +53,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
 
     def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
         response = read(ResponsesBody, body)
+        body = {**body, "input": kept.resolved(key, body.get("input"))}
         earlier = kept.before(key, response.previous_response_id)
         asked = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
         asked["store"] = response.store
@@ -106,6 +110,7 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
 
     def parse(body: dict[str, Any]) -> int:
         response = read(ResponsesBody, body)
+        body = {**body, "input": context.stored.resolved(key, body.get("input"))}
         earlier = context.stored.before(key, response.previous_response_id)
         prompt = chat_body(response, body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
         return len(chat_ids(prompt, parser, MAX_TOKENS).ids)
@@ -141,12 +146,15 @@ class ResponsesReply(Reply):
         self._blocks = Blocks()
         self._item_ids: list[str] = []
         self._n_events = 0
+        self._untold: list[TokenProb] = []  # of tokens whose text is still to come
         self._extra: dict[str, Any] = {}  # further fields of deltas
         self._homes = homes(asked["tools"])
 
     def whole(self) -> object:
         result = self.chosen()[0]
-        self._blocks.add(self._answers.parts(result))
+        for token in result.tokens:
+            self._add(result, token.text, token)
+        self._add(result, result.finished.text)
         self._blocks.finish(cut=result.finished.stop_type == "limit")
         return self._final(result)
 
@@ -154,7 +162,7 @@ class ResponsesReply(Reply):
         text = self._start(result)
         if self.options.timings_per_token and token.timings is not None:
             self._extra = {"timings": timings(token.timings)}
-        return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
+        return text + self._told(self._add(result, token.text, token))
 
     def progress(self, result: Result, progress: Progress) -> str:
         response = self._response("in_progress")
@@ -163,11 +171,30 @@ class ResponsesReply(Reply):
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished
         text = self._start(result)
-        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
+        steps = self._add(result, finished.text)
         steps += self._blocks.finish(cut=finished.stop_type == "limit")
         text += self._told(steps)
         final = self._final(result)
         return text + self._event(f"response.{final['status']}", response=final, timings=final["timings"])
+
+    def _add(self, result: Result, text: str, token: Token | None = None) -> list[Step]:
+        """The steps that more text makes: of a token, or the last. A text's block gets the entries of its tokens."""
+        if token is not None and token.prob is not None and self.options.top is not None:
+            self._untold.append(token.prob)
+        deltas = self._answers.deltas(result, text, last=token is None)
+        if not deltas:
+            return []
+        steps = self._blocks.add(deltas)
+        shown = "".join([more for step, block, more in steps if step == MORE and block.kind == TEXT])
+        if self._untold and shown:
+            block = next(block for step, block, _ in steps if step == MORE and block.kind == TEXT)
+            begins = any(step == BEGIN and of is block for step, of, _ in steps)
+            probs, self._untold = _within(shown.encode(), self._untold, self.tokenizer, last=begins)
+            post = result.request.sampling.post_sampling_probs
+            block.logprobs += entries(probs, self.tokenizer, self.options.top or 0, post)
+        elif not shown:
+            self._untold = []
+        return steps
 
     def failed(self, error: RequestError) -> str:
         """As OpenAI tells it, and `error` beside it, which makes its client raise."""
@@ -250,7 +277,9 @@ class ResponsesReply(Reply):
                 self._event("response.content_part.added", **inner, part=_part(block, "")) if block.kind == TEXT else ""
             )
         kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
-        logprobs: dict[str, Any] = {"logprobs": []} if block.kind == TEXT else {}
+        since, block.n_told = block.n_told, len(block.logprobs)
+        told = block.logprobs[since:] if step == MORE else block.logprobs
+        logprobs: dict[str, Any] = {"logprobs": told} if block.kind == TEXT else {}
         if step == MORE:
             return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs, **self._extra)
         whole = {"text": block.text}
@@ -262,6 +291,23 @@ class ResponsesReply(Reply):
         return ended + self._event("response.output_item.done", **at, item=item)
 
 
+def _within(
+    text: bytes, probs: list[TokenProb], tokenizer: Tokenizer, *, last: bool
+) -> tuple[list[TokenProb], list[TokenProb]]:
+    """(tokens that begin inside the text, those after it). `last`: tags of reasoning or calls may come before it."""
+    pieces = [tokenizer.piece(prob.id) for prob in probs]
+    whole = b"".join(pieces)
+    start = max(0, whole.rfind(text) if last else whole.find(text))
+    inside, after, at = [], [], 0
+    for prob, piece in zip(probs, pieces, strict=True):
+        if at >= start + len(text):
+            after.append(prob)
+        elif at + len(piece) > start:
+            inside.append(prob)
+        at += len(piece)
+    return inside, after
+
+
 def _status(block: Block) -> str:
     """The status of an item that has ended."""
     return "incomplete" if block.cut else "completed"
@@ -270,4 +316,4 @@ def _status(block: Block) -> str:
 def _part(block: Block, text: str) -> dict[str, Any]:
     if block.kind == REASONING:
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": block.logprobs if text else []}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
-from logitless.server.protocol.fields import bad_request
+from logitless.server.protocol.fields import as_text, bad_request
 
 MAX_BYTES = 64 << 20  # of all of them, as JSON
 MAX_RESPONSES = 4096
@@ -69,6 +69,28 @@ class StoredResponses:
             if found is not None:
                 self._all.move_to_end((key, id))
             return found
+
+    def item(self, key: str, id: str) -> Item | None:
+        """The item with this id, of the input or the output of a response; the latest first."""
+        with self._lock:
+            kept = [kept for (owner, _), kept in reversed(self._all.items()) if owner == key]
+        items = (item for one in kept for item in (*one.response["output"], *one.input))
+        return next((item for item in items if item.get("id") == id), None)
+
+    def resolved(self, key: str, given: object) -> object:
+        """A request's `input` with the items that its references name, or 400."""
+        if not isinstance(given, list):
+            return given
+        return [self._referred(key, i, item) for i, item in enumerate(given)]
+
+    def _referred(self, key: str, i: int, item: object) -> object:
+        if not isinstance(item, dict) or (item.get("type") != "item_reference" and item.keys() != {"id"}):
+            return item
+        id = as_text(f"input[{i}].id", item.get("id"))
+        found = self.item(key, id)
+        if found is None:
+            bad_request(f"input[{i}].id", f"there is no item {id[:64]!r}: it was not stored, or is forgotten")
+        return found
 
     def forget(self, key: str, id: str) -> bool:
         """Drop it; False: there is none."""

@@ -125,7 +125,7 @@ def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTempla
     }
     chat = read(Chat, body, defaults=defaults)
     images: list[tuple[str, bytes]] = []
-    messages = parse_messages(chat, body["messages"], parser.media, images)
+    messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, images)
     tools = parse_tools(chat, body, template)
     add, last = _continued(chat, messages, body, parser)
     if last is not None:

@@ -97,17 +97,17 @@ class Chat(Struct, frozen=True, kw_only=True):
 
 
 def parse_messages(
-    chat: Chat, given: Sequence[Mapping[str, Any]], media: Media, images: list[tuple[str, bytes]]
+    chat: Chat, given: Sequence[Mapping[str, Any]], separator: str, media: Media, images: list[tuple[str, bytes]]
 ) -> list[dict[str, Any]]:
-    """The conversation as templates expect it, with the fields that they alone know; `images` gets
-    its images, for each of which the text has a marker."""
+    """The conversation as templates expect it, with the fields that they alone know; `separator`:
+    the text between text parts; `images` gets its images, for each of which the text has a marker."""
     messages = []
     for i, (message, raw) in enumerate(zip(chat.messages, given, strict=True)):
         if not message.role:
             bad_request(f"messages[{i}].role", "must not be empty")
         if "content" not in raw and not message.tool_calls and not message.reasoning_content:
             bad_request(f"messages[{i}].content", "is required")
-        content = content_text(raw, i, "\n", media, images)
+        content = content_text(raw, i, separator, media, images)
         said = {**raw, "content": "" if content is None and not message.tool_calls else content}
         if message.tool_calls:
             said["tool_calls"] = [_call(call) for call in raw["tool_calls"]]

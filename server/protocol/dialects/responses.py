@@ -41,7 +41,12 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     text: Annotated[TextForm, Param("{format}: as response_format")] = TextForm()
     tools: Annotated[Sequence[Any] | None, Param("functions: {type: function, name, parameters}")] = None
     tool_choice: Annotated[Any, Param("none, auto, required, or {type: function, name}")] = None
-    include: Annotated[Any, Param("accepted without effect")] = None
+    top_logprobs: Annotated[
+        int | None, Param("log-probabilities of the text's tokens, and of so many likely ones", 0, 20, hard=True)
+    ] = None
+    include: Annotated[
+        Sequence[str] | None, Param("message.output_text.logprobs: as top_logprobs; others have no effect")
+    ] = None
 
 
 def chat_body(
@@ -53,16 +58,10 @@ def chat_body(
     for name in _STATEFUL:
         if body.get(name):
             bad_request(name, "is not there; previous_response_id is")
-    if body.get("top_logprobs"):
-        bad_request("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             bad_request(name, "must be 1")
-    chat = {
-        k: v
-        for k, v in body.items()
-        if k not in ResponsesBody.__struct_fields__ and k not in _STATEFUL and k != "top_logprobs"
-    }
+    chat = {k: v for k, v in body.items() if k not in ResponsesBody.__struct_fields__ and k not in _STATEFUL}
     names = {"messages": "input", "response_format": "text.format", "response_format.json_schema": "text.format"}
     system = {"role": "system", "content": response.instructions}
     chat["messages"] = [system] if response.instructions else []
@@ -72,6 +71,8 @@ def chat_body(
     chat["reasoning_format"] = "auto"  # reasoning has items of its own
     if response.max_output_tokens is not None:
         chat["max_tokens"] = response.max_output_tokens
+    if response.top_logprobs or "message.output_text.logprobs" in (response.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": response.top_logprobs or 0}
     if response.reasoning.effort:
         chat["reasoning_effort"] = response.reasoning.effort
     if response.text.format:

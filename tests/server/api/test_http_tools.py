@@ -365,6 +365,22 @@ async def test_typed_parts(server: Running):
         await refused(server, "/v1/chat/completions", {"messages": media}, 400, "messages[0].content[0]")
 
 
+LOOP = """{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else -%}
+{% for c in m.content %}{% if c.type == 'text' %}PART{% endif %}{% endfor %}{% endif %}{% endfor %}"""
+PARTS = {
+    "{{ c.text }}": "ab",
+    "{{ c.text ~ ('' if loop.last else '\\n\\n') }}": "a\n\nb",
+    "{{ c.text }}{% if not loop.last %}, {% endif %}": "a, b",
+}
+
+
+@pytest.mark.parametrize(("part", "text"), PARTS.items())
+async def test_parts_are_joined_as_the_template_does(part: str, text: str):
+    async with chatting(LOOP.replace("PART", part)) as server:
+        said = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+        assert (await server.post("/apply-template", {"messages": said}))[1]["prompt"] == f"[user]{text}"
+
+
 BAD_TOOLS: list[Any] = [
     1, {}, {"type": "retrieval"}, {"function": 1}, {"function": {}}, {"function": {"name": 1}},
     {"function": {"name": ""}}, {"function": {"name": "f", "parameters": []}},

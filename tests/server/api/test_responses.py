@@ -89,6 +89,44 @@ async def test_an_item_that_is_cut_is_incomplete(server: Running, n: int):
     assert status == 200
 
 
+@pytest.mark.parametrize("text", ["Two, é.", f"{THOUGHT}Two.", f"{THOUGHT}Adding."])
+async def test_log_probabilities_of_the_text(server: Running, text: str):
+    says(server, text)
+    for more, n in (({"top_logprobs": 2}, 2), ({"include": ["message.output_text.logprobs"]}, 0)):
+        reply = await server.openai.responses.create(model="m", input="x", **more)  # type: ignore[call-overload]
+        (part,) = reply.output[-1].content
+        answer = text.removeprefix(THOUGHT)
+        assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text == answer
+        assert all(len(entry.top_logprobs) == n for entry in part.logprobs)
+        async with server.openai.responses.stream(model="m", input="x", **more) as stream:  # type: ignore[arg-type]
+            told: list[Any] = [event async for event in stream]
+        deltas = [entry for event in told if event.type == "response.output_text.delta" for entry in event.logprobs]
+        (done,) = [event for event in told if event.type == "response.output_text.done"]
+        texts = [entry.token for entry in part.logprobs]
+        assert [entry.token for entry in deltas] == [entry.token for entry in done.logprobs] == texts
+    whole: Any = await server.openai.responses.create(model="m", input="x", top_logprobs=0)
+    assert whole.output[-1].content[0].logprobs == []
+
+
+async def test_items_that_are_referred_to(server: Running):
+    says(server, CALL)
+    first: Any = await server.openai.responses.create(model="m", input="1 + 1?", tools=[TOOL])
+    _, given = await server.get(f"/v1/responses/{first.id}/input_items")
+    (call,) = first.output
+    says(server, "Two.")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
+    for reference in ({"type": "item_reference", "id": call.id}, {"id": call.id}):
+        asked: Any = [{"type": "item_reference", "id": given["data"][0]["id"]}, reference, output]
+        second: Any = await server.openai.responses.create(model="m", input=asked, tools=[TOOL])
+        assert second.output_text == "Two."
+        said = prompt(server)
+        whole: Any = [{"role": "user", "content": "1 + 1?"}, call.model_dump(exclude_none=True), output]
+        await server.openai.responses.create(model="m", input=whole, tools=[TOOL])
+        assert prompt(server) == said
+        counted = await server.openai.responses.input_tokens.count(model="m", input=asked, tools=[TOOL])
+        assert counted.input_tokens == second.usage.input_tokens
+
+
 @pytest.mark.parametrize("text", ["Two.", f"{THOUGHT}Two.", f"{THOUGHT}Adding.\n{CALL}\n{CALL}", CALL, ""])
 async def test_a_stream_adds_up_to_the_response(server: Running, text: str):
     says(server, text)
@@ -308,7 +346,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": []}, 400, "'input'"),
     ({"input": [1]}, 400, "input[0]"),
     ({"input": [{}]}, 400, "input[0].role"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].id"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "content[0]"),
     ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "function_call_output"}]}, 400, "input[0].call_id"),
@@ -352,7 +390,12 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [ASKED, SAID, SAID], "instructions": "x"}, 400, "field 'input':"),
     ({"n": 2}, 400, "'n'"),
     ({"n_cmpl": 2}, 400, "'n_cmpl'"),
-    ({"top_logprobs": 2}, 400, "top_logprobs"),
+    ({"top_logprobs": 21}, 400, "top_logprobs"),
+    ({"top_logprobs": "x"}, 400, "top_logprobs"),
+    ({"include": "x"}, 400, "include"),
+    ({"input": [{"type": "item_reference"}]}, 400, "field 'input[0].id':"),
+    ({"input": [ASKED, {"type": "item_reference", "id": 5}]}, 400, "field 'input[1].id':"),
+    ({"input": [ASKED, {"id": "msg_x"}]}, 400, "field 'input[1].id':"),
 ]
 
 
