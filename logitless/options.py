@@ -45,6 +45,10 @@ class Options(TypedDict, total=False):
     embedding: bool
     pooling: str | None
     rerank: bool
+    mmproj: str | None
+    mmproj_auto: bool
+    image_min_tokens: int
+    image_max_tokens: int
     device: str | Sequence[str]
     threads: int
     threads_batch: int | None

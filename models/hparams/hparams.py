@@ -277,8 +277,11 @@ def _causal(keys: Keys) -> bool:
 
 def _of_several_positions(keys: Keys) -> bool:
     """True for M-RoPE, whose pairs are halves; of text all sections have the same position."""
-    sections = keys.get("rope.dimension_sections")
-    return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
+    key = "rope.dimension_sections"
+    sections = keys.get(key)
+    if isinstance(sections, np.ndarray) and len(sections) not in (3, 4):
+        raise keys.error(key, f"has {len(sections)} values, expected 4")
+    return isinstance(sections, np.ndarray) and bool((sections[:2] > 0).all())
 
 
 def _mrope(keys: Keys, n_pairs: int, *, interleaved: bool) -> tuple[int, ...]:

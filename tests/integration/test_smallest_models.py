@@ -32,7 +32,8 @@ def cut(s: Spec, first: int, n: int) -> Spec:
     """The model of these layers alone, with one head."""
     keys: dict[str, Any] = {}
     for name, value in s.keys.items():
-        keys[name] = value[first : first + n] if isinstance(value, list) and len(value) == s.n_layer else value
+        of_layers = isinstance(value, list) and len(value) == s.n_layer and name != "rope.dimension_sections"
+        keys[name] = value[first : first + n] if of_layers else value
         if name in HEADS and isinstance(keys[name], list):
             keys[name] = [min(1, count) for count in keys[name]]
     keys |= {name: 0 for name in ("leading_dense_block_count", "attention.shared_kv_layers") if name in keys}

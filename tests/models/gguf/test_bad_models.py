@@ -107,6 +107,7 @@ def refused(path: Path) -> str:
         ("rope.freq_base", float("inf")),
         ("rope.freq_base", 0.0),
         ("rope.dimension_count", 15),
+        ("rope.dimension_sections", [4, 4]),
         ("rope.scaling.type", "dynamic"),
         ("rope.scaling.type", 3),
         ("rope.scaling.factor", -2.0),
