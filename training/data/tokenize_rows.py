@@ -16,6 +16,8 @@ from logitless.training.errors import TrainingError
 I32 = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 Part = tuple[str, bool]  # text, and is it learned?
+# of one row, times its answers: a conversation is rendered anew up to each answer
+MAX_RENDERED, MAX_CHARACTERS = 1 << 20, 1 << 28  # messages, characters
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,15 @@ def _turns(record: DatasetRow, template: ChatTemplate | None, where: str) -> lis
             raise TrainingError(f"{where}: {' '.join(str(error).split())}") from None
 
     learned = [i for i, m in enumerate(record.messages) if m["role"] == "assistant" and m.get("weight") != 0]
+    if len(learned) * len(messages) > MAX_RENDERED:
+        raise TrainingError(
+            f"{where}: {len(messages)} messages with {len(learned)} answers are too many for one row: cut it"
+        )
     whole = render(learned[-1] + 1, prompt=False)
+    if len(learned) * len(whole) > MAX_CHARACTERS:
+        raise TrainingError(
+            f"{where}: {len(whole)} characters with {len(learned)} answers are too many for one row: cut it"
+        )
     parts: list[Part] = []
     at = 0
     for i in learned:
@@ -129,9 +139,11 @@ def _turns(record: DatasetRow, template: ChatTemplate | None, where: str) -> lis
 
 
 def _last_turn(before: str, after: str) -> list[Part]:
-    n = 0  # the generation prompt may hold what the finished turn has not, such as an empty thought
-    while n < min(len(before), len(after)) and before[n] == after[n]:
-        n += 1
+    # the generation prompt may hold what the finished turn has not, such as an empty thought
+    n, most = 0, min(len(before), len(after))
+    while n < most:  # by halves: a step a character would take too long
+        middle = (n + most + 1) // 2
+        n, most = (middle, most) if before[n:middle] == after[n:middle] else (n, middle - 1)
     return [(after[:n], False), (after[n:], True)]
 
 

@@ -18,7 +18,7 @@ from logitless.training.data.dataset_rows import MAX_LINE, DatasetRow, read_rows
 from logitless.training.data.load import DataOptions, load_dataset, text_dataset
 from logitless.training.data.packing import PackedExamples, SampleOptions, StridedSamples, TextSamples, find_samples
 from logitless.training.data.sampler import Sampler, split, split_samples
-from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of
+from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of, row_texts
 from logitless.training.errors import TrainingError
 from logitless.training.scratch import byte_vocabulary
 
@@ -301,3 +301,42 @@ def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"a\xff")
     with pytest.raises(TrainingError, match="byte 1 is not UTF-8"):
         load_dataset(tmp_path / "c.txt", v, None, DataOptions())
+
+
+class CountingTemplate:
+    """Writes each message as its content; counts what it writes."""
+
+    n_messages = 0
+
+    def __init__(self, ending: str = "") -> None:
+        self.ending = ending  # of a whole conversation: what later turns take back
+
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool, tools: object) -> str:
+        self.n_messages += len(messages)
+        return "".join(f"[{m['content']}]" for m in messages) + ("[" if add_generation_prompt else self.ending)
+
+
+def conversation(n: int, text: str = "hi") -> DatasetRow:
+    return DatasetRow(1, messages=tuple({"role": ("user", "assistant")[i % 2], "content": text} for i in range(n)))
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (conversation(100_000), "d: line 1: 100000 messages with 50000 answers are too many for one row"),
+        (conversation(1000, "x" * 2000), "d: line 1: 2002000 characters with 500 answers are too many for one row"),
+    ],
+)
+def test_a_row_with_too_many_answers_is_refused_before_they_are_rendered(row: DatasetRow, problem: str) -> None:
+    template = CountingTemplate()
+    with pytest.raises(TrainingError, match=problem):
+        list(row_texts([row], template, "d"))  # type: ignore[arg-type]
+    assert template.n_messages <= 1000
+
+
+def test_a_long_conversation_is_learned() -> None:
+    template = CountingTemplate()
+    ((_, parts),) = row_texts([conversation(200)], template, "d")  # type: ignore[arg-type]
+    assert parts == [part for _ in range(100) for part in (("[hi][", False), ("hi]", True))]
+    turns = [parts for _, parts in row_texts([conversation(6)], CountingTemplate("."), "d")]  # type: ignore[arg-type]
+    assert turns == [[("[hi]" * (2 * i + 1) + "[", False), ("hi].", True)] for i in range(3)]
