@@ -59,7 +59,8 @@ def test_a_field_of_an_upload_that_goes_on_and_on(server: Any) -> None:
 
 def test_a_body_that_is_not_compressed_as_it_says(server: Any) -> None:
     for path in ("/lora-adapters", "/completion", "/v1/files"):
-        headers = {"Content-Encoding": "gzip", "Content-Type": "multipart/form-data; boundary=b"}
+        kind = "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"
+        headers = {"Content-Encoding": "gzip", "Content-Type": kind}
         reply = requests.post(server.url + path, b"no gzip", headers=headers, timeout=60)
         assert reply.status_code == 400, (path, reply.text)
 
