@@ -179,7 +179,8 @@ class VisionEncoder:
                 ids = np.r_[ids + 1, 0] if p.projector.class_first else np.r_[ids, len(places)]
             feeds["patch.ids"] = np.tile(ids.astype(np.int32), n)
         if p.projector.rope is not PatchRope.NONE:
-            feeds["patch.pos"] = np.tile(places.T.astype(np.int32), n)
+            order = places[:, ::-1] if p.projector.rope is PatchRope.COLUMNS_FIRST else places
+            feeds["patch.pos"] = np.tile(order.T.astype(np.int32), n)
         if p.full_period > 1:
             feeds |= self._window_feeds(places, n)
         if p.projector.head is Head.POOL_NORM:
@@ -310,7 +311,7 @@ class VisionEncoder:
         q, k, v = (reshape(b.linear(name, x), shape=shape) for name in ("attn_q", "attn_k", "attn_v"))
         q, k = (self._norm(f"{name}_norm", t, b) for name, t in (("attn_q", q), ("attn_k", k)))
         if angles is not None:
-            interleaved = p.projector.rope is PatchRope.HALVES
+            interleaved = p.projector.rope in (PatchRope.HALVES, PatchRope.COLUMNS_FIRST)
             q, k = (rope(t, angles, interleaved=interleaved) for t in (q, k))
         return b.linear("attn_out", windows.attention(q, k, v, p.head_dim**-0.5))
 
@@ -340,6 +341,8 @@ class VisionEncoder:
             x = transpose(reshape(x, shape=(n_rows, p.merge**2, p.n_embd)), axes=(0, 2, 1))  # elements first
             x = w.linear("mm.patch_merger", reshape(x, shape=(n_rows, merged)))
         elif head not in (Head.MLP, Head.PATCH_MERGER):
+            if head is Head.NORM_MERGE_MLP:
+                x = self._norm("mm.input_norm", x, eps=NORM_EPS)
             x = reshape(x, shape=(n_rows, merged))
         if head is Head.MERGE_LINEAR:
             return w.linear("mm.model.fc", x)

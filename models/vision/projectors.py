@@ -42,6 +42,7 @@ class PatchRope(Enum):
     NONE = auto()
     SECTIONS = auto()  # NeoX pairs over the whole head (Qwen VL)
     HALVES = auto()  # neighbours, rows in the first half of the head, columns in the second (Pixtral)
+    COLUMNS_FIRST = auto()  # neighbours, columns in the first half, rows in the second, equal angles (Kimi-VL)
 
 
 class Head(Enum):
@@ -51,6 +52,7 @@ class Head(Enum):
     POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
     MERGE_LINEAR = auto()  # merged patches, one matrix (Idefics 3)
     MERGE_MLP = auto()  # merged patches, optional norm, mm.1, GELU, mm.2 (LFM2)
+    NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL)
     MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
@@ -131,6 +133,16 @@ PROJECTORS: dict[str, Projector] = {
         merge=2,
         tokens=(64, 256),
         positions=Positions.FILTERED_TABLE,
+    ),
+    "kimivl": Projector(
+        Head.NORM_MERGE_MLP,
+        Sizing.DYNAMIC,
+        "<|media_start|>",
+        "<|media_end|>",
+        merge=2,
+        tokens=(8, 1024),
+        positions=Positions.FILTERED_TABLE,
+        rope=PatchRope.COLUMNS_FIRST,
     ),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }

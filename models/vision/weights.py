@@ -23,6 +23,7 @@ MATRICES = {  # the two matrices of heads with a hidden layer
     Head.MLP: ("mm.0", "mm.2"),
     Head.MERGER: ("mm.0", "mm.2"),
     Head.MERGE_MLP: ("mm.1", "mm.2"),
+    Head.NORM_MERGE_MLP: ("mm.1", "mm.2"),
     Head.PATCH_MERGER: ("mm.1", "mm.2"),
     Head.MERGE_NORM_MLP: ("mm.model.mlp.1", "mm.model.mlp.3"),
 }
@@ -133,6 +134,8 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from _norm("mm.input_norm", p.n_embd)
         yield from _matrix("mm.patch_merger", p.n_embd, merged, required=False)
         yield from _vector("v.token_embd.img_break", n_text)
+    elif head is Head.NORM_MERGE_MLP:
+        yield from _norm("mm.input_norm", p.n_embd, required=True)
     elif head is Head.MERGE_MLP:
         yield from _norm("mm.input_norm", merged)
     n_hidden = _rows(gguf, f"{first}.weight")

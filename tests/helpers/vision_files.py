@@ -81,6 +81,13 @@ def _lfm2(fill: Fill, n: int) -> None:
         fill(f"{name}.bias", size)
 
 
+def _kimivl(fill: Fill, n: int) -> None:
+    mlp("mm.1", "mm.2", 4)(fill, n)
+    for name in ("mm.input_norm", "v.post_ln"):
+        fill(f"{name}.weight", n, mean=1.0)
+        fill(f"{name}.bias", n)
+
+
 def _pixtral(fill: Fill, n: int) -> None:
     fill("v.pre_ln.weight", n, mean=1.0)
     fill("v.token_embd.img_break", N_TEXT, std=1.0)
@@ -121,6 +128,7 @@ SPECS: dict[str, VisionSpec] = {
         {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 48},
     ),
     "lfm2": VisionSpec("lfm2", _lfm2, {"clip.vision.projector.scale_factor": 2}, image=32, positions=256),
+    "kimivl": VisionSpec("kimivl", _kimivl, {"clip.vision.projector.scale_factor": 2}, image=32, positions=64),
     "internvl": VisionSpec(
         "internvl",
         _internvl,
