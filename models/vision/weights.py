@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -75,7 +76,7 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     yield from _vector("v.patch_embd.bias", p.n_embd)
     yield from _vector("v.class_embd", p.n_embd)
     if p.projector.positions is not Positions.NONE:
-        n = _rows(gguf, "v.position_embd.weight")
+        n = _places(gguf, p)
         name = "v.position_embd.weight"
         if p.projector.positions is Positions.FILTERED_TABLE:  # a factor of a product
             yield name, TensorSlice(name, (p.n_embd, n), transposed=True, n_experts=1, in_file=(n, p.n_embd))
@@ -141,6 +142,14 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     n_hidden = _rows(gguf, f"{first}.weight")
     yield from _matrix(first, n_hidden, n_in)
     yield from _matrix(second, n_text, n_hidden)
+
+
+def _places(gguf: GGUFFile, p: VisionParams) -> int:
+    """Rows of the position table: at least those of a tile, or as many as a square grid has."""
+    n = _rows(gguf, "v.position_embd.weight")
+    if p.projector.positions is not Positions.TABLE:
+        return math.isqrt(n) ** 2
+    return max(n, (p.image_size // p.patch_size) ** 2 + ("v.class_embd" in gguf.tensors))
 
 
 def _rows(gguf: GGUFFile, name: str) -> int:

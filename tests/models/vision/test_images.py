@@ -18,6 +18,7 @@ from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
 from logitless.models.vision.preprocess import best_grid, dynamic_size, pieces_of
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
+from tests.helpers.vision_requests import Runs
 
 
 def test_formats_and_modes_become_rgb() -> None:
@@ -103,6 +104,14 @@ def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]
         assert 4 <= (width // p.unit) * (height // p.unit) <= 20 + 1000 // p.unit
     assert best_grid(300, 100, 100, (1, 6)) == (3, 1)
     assert best_grid(100, 100, 100, (1, 6)) == (1, 1)
+
+
+def test_a_position_table_that_no_tile_fits_is_refused_by_name(tmp_path: Path, shared_data: Path) -> None:
+    model = shared_data / "models" / "stories260K.gguf"
+    for name, positions in (("mlp", 15), ("internvl", 16), ("lfm2", 10), ("kimivl", 63)):
+        path = write_projector(tmp_path / f"{name}.gguf", replace(SPECS[name], positions=positions))
+        with pytest.raises(ModelFileError, match="position_embd"), Runs(model, path):
+            pass
 
 
 def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) -> None:
