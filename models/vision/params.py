@@ -92,8 +92,12 @@ def read_params(gguf: GGUFFile, tokens: tuple[int, int] = (0, 0)) -> VisionParam
     n_embd, n_ff, n_layer, n_head, patch = (keys.count(key) for key in _SIZES)
     if n_embd % n_head or (n_embd // n_head) % 4:
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
-    least, most = (given or usual for given, usual in zip(tokens, projector.tokens, strict=True))
     merge = keys.count(projector.merge_key, projector.merge)
+    limits = projector.tokens
+    if projector.pixel_limits:
+        pixels = keys.count("image_min_pixels"), keys.count("image_max_pixels")
+        limits = -(-pixels[0] // (patch * merge) ** 2), max(1, pixels[1] // (patch * merge) ** 2)
+    least, most = (given or usual for given, usual in zip(tokens, limits, strict=True))
     params = VisionParams(
         kind=kind,
         n_embd=n_embd,

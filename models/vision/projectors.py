@@ -52,7 +52,7 @@ class Head(Enum):
     POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
     MERGE_LINEAR = auto()  # merged patches, one matrix (Idefics 3)
     MERGE_MLP = auto()  # merged patches, optional norm, mm.1, GELU, mm.2 (LFM2)
-    NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL)
+    NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL, PaddleOCR)
     MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
@@ -72,6 +72,7 @@ class Projector:
     merge: int = 1  # patches of a side that become one row, where the file does not say
     merge_key: str = "projector.scale_factor"
     tokens: tuple[int, int] = (1, 4096)  # least and most rows of a dynamic tile
+    pixel_limits: bool = False  # the file states least and most pixels of a dynamic tile instead
     positions: Positions = Positions.TABLE
     rope: PatchRope = PatchRope.NONE
     rms_norm: bool = False
@@ -143,6 +144,16 @@ PROJECTORS: dict[str, Projector] = {
         tokens=(8, 1024),
         positions=Positions.FILTERED_TABLE,
         rope=PatchRope.COLUMNS_FIRST,
+    ),
+    "paddleocr": Projector(
+        Head.NORM_MERGE_MLP,
+        Sizing.DYNAMIC,
+        "<|IMAGE_START|>",
+        "<|IMAGE_END|>",
+        merge=2,
+        pixel_limits=True,
+        positions=Positions.FILTERED_TABLE,
+        rope=PatchRope.SECTIONS,
     ),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }

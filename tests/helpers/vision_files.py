@@ -129,6 +129,19 @@ SPECS: dict[str, VisionSpec] = {
     ),
     "lfm2": VisionSpec("lfm2", _lfm2, {"clip.vision.projector.scale_factor": 2}, image=32, positions=256),
     "kimivl": VisionSpec("kimivl", _kimivl, {"clip.vision.projector.scale_factor": 2}, image=32, positions=64),
+    "paddleocr": VisionSpec(
+        "paddleocr",
+        _kimivl,
+        {
+            "clip.vision.projector.scale_factor": 2,
+            "clip.vision.image_min_pixels": 1024,
+            "clip.vision.image_max_pixels": 1536,
+        },
+        image=32,
+        positions=64,
+        text="paddleocr",
+        text_keys=SECTIONS,
+    ),
     "internvl": VisionSpec(
         "internvl",
         _internvl,
