@@ -224,7 +224,10 @@ async def test_typed_parts_are_one_text(server: Running):
         assert all(item["embedding"] == alone["data"][0]["embedding"] for item in body["data"])
     for content, message in (
         ("cat", "field 'input.content': expected an array of parts"),
-        ([{"type": "image_url", "image_url": {"url": "data:"}}], "field 'input.content[0].image_url.url': images need a model"),
+        (
+            [{"type": "image_url", "image_url": {"url": "data:"}}],
+            "field 'input.content[0].image_url.url': images need a model",
+        ),
         ([{"type": "other"}], "field 'input.content[0].type': must be text"),
     ):
         status, body = await server.post("/v1/embeddings", {"input": {"content": content}})
