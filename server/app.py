@@ -18,6 +18,7 @@ from logitless.server.api.llamacpp import lora, slots, text
 from logitless.server.api.openai import embeddings, responses
 from logitless.server.api.openai.tuning_context import LISTENERS, SILENCE
 from logitless.server.auth import Keys
+from logitless.server.bodies.room import STRIDE_SECONDS
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import accepting, listen
 from logitless.server.middleware import Guard, Handler
@@ -121,7 +122,7 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     context = Context(service, config)
     app = Guard(config, context.keys, PUBLIC).application()
     app[CONTEXT] = context
-    app[LISTENERS], app[SILENCE] = service.listeners, config.timeout
+    app[LISTENERS], app[SILENCE] = service.listeners, min(config.timeout, STRIDE_SECONDS)
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():
         app.router.add_get(prefix + path, handler)

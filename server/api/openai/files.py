@@ -16,7 +16,7 @@ from logitless.engine.finetuning.store import Row, page
 from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
-from logitless.server.bodies.room import in_time
+from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
 from logitless.server.workers import to_thread
@@ -77,7 +77,7 @@ async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIter
     """About a megabyte at a time. A large file may take long, as long as more of it comes. TooLarge: no more of it is
     read then."""
     piece, n = bytearray(), 0
-    while chunk := await in_time(part.read_chunk(1 << 16), silence):
+    while chunk := await in_time(_stride(part), silence):
         piece += chunk
         n += len(chunk)
         if n > limit:
@@ -86,6 +86,14 @@ async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIter
             yield bytes(piece)
             piece.clear()
     yield bytes(piece)
+
+
+async def _stride(part: BodyPartReader) -> bytes:
+    """The next STRIDE bytes of a part, fewer at its end."""
+    data = bytearray()
+    while len(data) < STRIDE and (chunk := await part.read_chunk(1 << 16)):
+        data += chunk
+    return bytes(data)
 
 
 def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") -> Row:

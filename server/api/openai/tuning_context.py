@@ -35,7 +35,7 @@ class Desk(Protocol):
 DESK: web.AppKey[Desk] = web.AppKey("desk", Desk)
 LISTENERS: web.AppKey[set[asyncio.Event]] = web.AppKey("listeners", set[asyncio.Event])  # a job may have changed
 
-SILENCE: web.AppKey[float] = web.AppKey("silence", float)  # seconds that a client who sends a file may be silent
+SILENCE: web.AppKey[float] = web.AppKey("silence", float)  # seconds for each STRIDE of a file that a client sends
 
 
 def desk_of(request: web.Request) -> Desk:
