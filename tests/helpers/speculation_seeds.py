@@ -43,7 +43,7 @@ class Server:
         options = RunnerOptions(n_ctx=512 * n_slots, n_slots=n_slots, n_ubatch=256)
         self.engine = ModelRunner(model, options)
         self.engine.load()
-        self.draft = ModelRunner(DRAFT, options, auxiliary=self.engine)
+        self.draft = ModelRunner(DRAFT, options, target=self.engine)
         self.draft.load()
         self.vocab = tokenizer.from_metadata(self.engine.gguf.metadata, path=model)
         self.prompt = tuple(self.vocab.encode(PROMPT))
