@@ -7,7 +7,9 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from msgspec import Struct, ValidationError, convert
@@ -88,7 +90,7 @@ def read(
                 given[name], names[name] = value if of is Any else _whole(value), within + alias
                 break
     try:
-        result = convert(given, kind)
+        result = _converted(given, kind)
     except ValidationError as error:
         raise _named(str(error), names, within) from None
     for name, place in names.items():
@@ -105,6 +107,22 @@ def read(
         elif param.choices and value not in param.choices:
             bad_request(place, f"must be one of {', '.join(param.choices)}")
     return result
+
+
+_first_use = threading.Lock()
+_used: set[type[Struct]] = set()  # structs whose decoder is there
+
+
+def _converted(given: Mapping[str, Any], kind: type[S]) -> S:
+    """The struct of these values. msgspec makes a struct's decoder at its first use, and two threads
+    that do so at once crash the process."""
+    if kind not in _used:
+        with _first_use:
+            if kind not in _used:
+                with suppress(ValidationError):
+                    convert({}, kind)
+                _used.add(kind)
+    return convert(given, kind)
 
 
 _KINDS = {
