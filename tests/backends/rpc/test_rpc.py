@@ -219,11 +219,12 @@ def test_bad_messages_end_the_connection(
         said_to(lender, sent)
         good = RemoteBackend(lender.name)  # it serves the next one
         assert good.supports(silu(feed("x", (2, 3))))
+        closed(lender)
         good.close()
-    closed = [r.getMessage() for r in caplog.records if "closed: " in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "closed: " in r.getMessage()]
     # a client of the test before may be closed only now
-    assert any(line in said for said in closed)
-    assert not any("\n" in said for said in closed)
+    assert any(line in said for said in lines)
+    assert not any("\n" in said for said in lines)
 
 
 def test_damaged_messages_do_no_harm(lend: Callable[..., Lender]) -> None:

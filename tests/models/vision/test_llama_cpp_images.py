@@ -70,7 +70,7 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
             for (text, images), (n_tokens, tops) in zip(prompts, expected, strict=True):
                 n, got = runs.first(text, images)
                 assert n == n_tokens, (name, text)
-                for id, value in (tops or [])[:3]:
+                for id, value in [top for top in tops or () if top[1] is not None][:3]:  # null: NaN in llama.cpp
                     assert got[id] == pytest.approx(value, abs=0.04), (name, text)
                     n_compared += 1
         assert n_compared >= 6, name
