@@ -11,7 +11,7 @@ from aiohttp import web
 from logitless.router.downloads import Download, Downloads
 from logitless.router.fleet import CACHE, LOADED, UNLOADED, UNLOADING, Fleet, Model
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import encode_json
+from logitless.server.api.context import sse
 
 _STARTED = int(time.time())
 
@@ -99,4 +99,4 @@ def _states(fleet: Fleet[ServerProcess]) -> dict[str, dict[str, Any]]:
 
 
 async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(f"data: {encode_json(event)}\n\n".encode())
+    await response.write(sse(event))

@@ -15,7 +15,7 @@ from yarl import URL
 
 from logitless.engine.errors import BadGateway, RequestError
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key, error_object
+from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key, error_object, sse
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.bodies.room import SMALL
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
@@ -106,7 +106,7 @@ async def _broken(request: web.Request, response: web.StreamResponse) -> None:
     with suppress(ConnectionError):
         if response.content_type == "text/event-stream":
             lost: RequestError = BadGateway(LOST)
-            await response.write(f"data: {json.dumps(error_object(lost))}\n\n".encode())
+            await response.write(sse(error_object(lost)))
             await response.write_eof()
         elif request.transport is not None:
             request.transport.abort()

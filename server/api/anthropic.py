@@ -10,7 +10,7 @@ from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import Finished, Progress, Timings, Token
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, anthropics_error, encode_json, json_response
+from logitless.server.api.context import CONTEXT, anthropics_error, json_response, sse
 from logitless.server.api.generate import run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
@@ -70,14 +70,14 @@ class MessagesReply(Reply):
             "usage": {**_usage(done.timings), "output_tokens": done.n_predicted},
         }
 
-    def token(self, result: Result, token: Token) -> str:
+    def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result, token.timings or Timings())
         return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
 
-    def progress(self, result: Result, progress: Progress) -> str:
-        return ""
+    def progress(self, result: Result, progress: Progress) -> bytes:
+        return b""
 
-    def finish(self, result: Result, finished: Finished) -> str:
+    def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         text = self._start(result, finished.timings)
         steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
@@ -86,11 +86,11 @@ class MessagesReply(Reply):
         usage = {**_usage(finished.timings), "output_tokens": finished.n_predicted}
         return text + _event("message_delta", delta=reason, usage=usage)
 
-    def ending(self) -> str:
+    def ending(self) -> bytes:
         return _event("message_stop")
 
-    def failed(self, error: RequestError) -> str:
-        return f"event: error\ndata: {encode_json(anthropics_error(error))}\n\n"
+    def failed(self, error: RequestError) -> bytes:
+        return sse(anthropics_error(error), "error")
 
     def _head(self, timings: Timings) -> dict[str, Any]:
         return {
@@ -104,9 +104,9 @@ class MessagesReply(Reply):
             "usage": {**_usage(timings), "output_tokens": 0},
         }
 
-    def _start(self, result: Result, timings: Timings) -> str:
+    def _start(self, result: Result, timings: Timings) -> bytes:
         if result.opened:
-            return ""
+            return b""
         result.opened = True
         return _event("message_start", message=self._head(timings))
 
@@ -117,23 +117,23 @@ class MessagesReply(Reply):
             "stop_sequence": finished.stopping_word or None,
         }
 
-    def _told(self, steps: list[Step]) -> str:
-        return "".join([self._step(*step) for step in steps])
+    def _told(self, steps: list[Step]) -> bytes:
+        return b"".join([self._step(*step) for step in steps])
 
-    def _step(self, step: str, block: Block, text: str) -> str:
+    def _step(self, step: str, block: Block, text: str) -> bytes:
         if step == BEGIN:
             return _event("content_block_start", index=block.index, content_block=_empty(block))
         if step == MORE:
             return _event("content_block_delta", index=block.index, delta=_delta(block, text))
-        signature = ""
+        signature = b""
         if block.kind == REASONING:
             delta = {"type": "signature_delta", "signature": ""}
             signature = _event("content_block_delta", index=block.index, delta=delta)
         return signature + _event("content_block_stop", index=block.index)
 
 
-def _event(kind: str, **data: Any) -> str:
-    return f"event: {kind}\ndata: {encode_json({'type': kind, **data})}\n\n"
+def _event(kind: str, **data: Any) -> bytes:
+    return sse({"type": kind, **data}, kind)
 
 
 def _usage(timings: Timings) -> dict[str, int]:

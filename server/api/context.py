@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
+from msgspec import to_builtins
+from msgspec.json import Encoder
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
@@ -34,7 +36,21 @@ CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a 
 
 STARTED = int(time.time())  # of the server, Unix time in seconds
 
-encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encode = Encoder().encode
+
+
+def encode_json(data: object) -> bytes:
+    """JSON of structs, dicts and plain values. NaN and infinities are null; a lone surrogate becomes "?"."""
+    try:
+        return _encode(data)
+    except UnicodeEncodeError:
+        return json.dumps(to_builtins(data), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def sse(data: object, event: str = "") -> bytes:
+    """One server-sent event, with its name if it has one."""
+    named = f"event: {event}\n".encode() if event else b""
+    return b"%bdata: %b\n\n" % (named, encode_json(data))
 
 
 class Context:
@@ -119,13 +135,7 @@ def client_of(request: web.Request) -> str:
 
 def json_response(data: object, status: int = 200) -> web.Response:
     """`data` as JSON."""
-    return json_text(encode_json(data), status)
-
-
-def json_text(text: str, status: int = 200) -> web.Response:
-    """A text that is JSON."""
-    body = text.encode("utf-8", "replace")
-    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+    return web.Response(body=encode_json(data), status=status, content_type="application/json", charset="utf-8")
 
 
 def error_object(error: RequestError) -> dict[str, Any]:

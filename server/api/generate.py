@@ -143,18 +143,18 @@ async def _told(context: Context, key: str, stream: Stream, reply: Reply) -> Asy
     context.running[reply.id] = key, stream
     try:
         while events := await stream.batch():
-            text = "".join([_event_text(reply, index, event) for index, event in events])
+            data = b"".join([_event_data(reply, index, event) for index, event in events])
             failed = next((event for _, event in events if isinstance(event, Failed)), None)
             if failed is not None:
-                text += reply.failed(failure(failed))
-            if text:
-                yield text.encode("utf-8", "replace")
+                data += reply.failed(failure(failed))
+            if data:
+                yield data
             if failed is not None:
                 return
-        yield reply.ending().encode()
+        yield reply.ending()
     except Exception as error:  # the reply has begun: the error can only be told in it
         log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
-        yield reply.failed(ServerFault("internal error")).encode("utf-8", "replace")
+        yield reply.failed(ServerFault("internal error"))
     finally:
         del context.running[reply.id]
 
@@ -211,7 +211,7 @@ async def _attend(request: web.Request, writer: _Writer, interval: int, timeout:
         n_writes = writer.n_writes
 
 
-def _event_text(reply: Reply, index: int, event: Event) -> str:
+def _event_data(reply: Reply, index: int, event: Event) -> bytes:
     result = reply.results[index]
     if isinstance(event, Token):
         return reply.token(result, event)
@@ -219,7 +219,7 @@ def _event_text(reply: Reply, index: int, event: Event) -> str:
         return reply.finish(result, event)
     if isinstance(event, Progress):
         return reply.progress(result, event)
-    return ""
+    return b""
 
 
 class ControlBody(Struct, frozen=True, kw_only=True):

@@ -6,20 +6,18 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
-from json.encoder import encode_basestring as quoted
 from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
 from logitless.engine.sampling.params import SamplerParams
-from logitless.server.api.context import encode_json, error_object
+from logitless.server.api.context import error_object, sse
 from logitless.server.api.probabilities import Shown, by_id
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.protocol.completions import Job, ReplyOptions
 
 SAMPLER_FIELDS = SamplerParams.__struct_fields__
-__all__ = ["Reply", "Result", "quoted", "sse"]
 MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells of more takes a millisecond
 
 
@@ -123,25 +121,25 @@ class Reply:
         ended = done.stop_type == "eos" and tokens and tokens[-1].id in {*self.tokenizer.eog_ids, done.stop_token}
         return tokens[:-1] if ended and not result.request.shows_end else tokens
 
-    # -- as a stream of server-sent events; each method returns the text to send, perhaps none
+    # -- as a stream of server-sent events; each method returns the bytes to send, perhaps none
 
-    def token(self, result: Result, token: Token) -> str:
+    def token(self, result: Result, token: Token) -> bytes:
         """The event of one token."""
         raise NotImplementedError
 
-    def progress(self, result: Result, progress: Progress) -> str:
+    def progress(self, result: Result, progress: Progress) -> bytes:
         """The prompt is being evaluated."""
         raise NotImplementedError
 
-    def finish(self, result: Result, finished: Finished) -> str:
+    def finish(self, result: Result, finished: Finished) -> bytes:
         """One result is complete."""
         raise NotImplementedError
 
-    def ending(self) -> str:
+    def ending(self) -> bytes:
         """All results are complete."""
-        return ""
+        return b""
 
-    def failed(self, error: RequestError) -> str:
+    def failed(self, error: RequestError) -> bytes:
         """The generation failed after the stream had begun."""
         return sse(error_object(error))
 
@@ -214,11 +212,6 @@ def failure(event: Failed) -> RequestError:
     error = RequestError(event.message)
     error.code, error.type = event.code, event.type
     return error
-
-
-def sse(data: object) -> str:
-    """One server-sent event."""
-    return f"data: {encode_json(data)}\n\n"
 
 
 def timings(t: Timings) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from logitless.engine.requests import Finished, Progress, Token
+from logitless.server.api.context import encode_json, sse
 from logitless.server.api.probabilities import entries
-from logitless.server.api.reply import Reply, Result, progress_fields, quoted, sse, timings
+from logitless.server.api.reply import Reply, Result, progress_fields, timings
 
 
 class NativeReply(Reply):
@@ -21,13 +22,13 @@ class NativeReply(Reply):
             shown.append(self._selected(data))
         return shown if self.options.many else shown[0]
 
-    def token(self, result: Result, token: Token) -> str:
+    def token(self, result: Result, token: Token) -> bytes:
         result.n_tokens += 1
         if token.prob is None and not self.options.timings_per_token:  # the hot path
+            shown = result.index, encode_json(token.text), token.id, token.id_slot, result.n_tokens
             return (
-                f'data: {{"index":{result.index},"content":{quoted(token.text)},"tokens":[{token.id}],"stop":false,'
-                f'"id_slot":{token.id_slot},"tokens_predicted":{result.n_tokens},'
-                f'"tokens_evaluated":{len(result.request.prompt)}}}\n\n'
+                b'data: {"index":%d,"content":%b,"tokens":[%d],"stop":false,"id_slot":%d,"tokens_predicted":%d,'
+                b'"tokens_evaluated":%d}\n\n' % (*shown, len(result.request.prompt))
             )
         data = self._chunk(result, token.text, [token.id], token.id_slot)
         if token.prob is not None and self.options.top is not None:
@@ -41,12 +42,12 @@ class NativeReply(Reply):
         probs = [token.prob for token in tokens if token.prob is not None]
         return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
 
-    def progress(self, result: Result, progress: Progress) -> str:
+    def progress(self, result: Result, progress: Progress) -> bytes:
         return sse({**self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)})
 
-    def finish(self, result: Result, finished: Finished) -> str:
+    def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
-        rest = sse(self._chunk(result, finished.text, [], finished.id_slot)) if finished.text else ""
+        rest = sse(self._chunk(result, finished.text, [], finished.id_slot)) if finished.text else b""
         return rest + sse(self._selected(self.native(result)))
 
     def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int) -> dict[str, Any]:

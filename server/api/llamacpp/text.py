@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from logitless.engine.errors import TooLarge
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.context import CONTEXT, encode_json, json_response, json_text
+from logitless.server.api.context import CONTEXT, encode_json, json_response
 from logitless.server.protocol.chat.chat import render_chat
 from logitless.server.protocol.fields import as_integer, bad_request, read
 from logitless.server.workers import check
@@ -58,8 +58,8 @@ async def tokenize(request: web.Request) -> web.Response:
                 ids.append(_token("content", part, tokenizer))
         if not asked.with_pieces:
             return json_response({"tokens": ids})
-        shown = {id: encode_json({"id": id, "piece": _piece(tokenizer.piece(id))}) for id in set(ids)}
-        return json_text(f'{{"tokens":[{",".join([shown[id] for id in ids])}]}}')
+        shown = {id: Raw(encode_json({"id": id, "piece": _piece(tokenizer.piece(id))})) for id in set(ids)}
+        return json_response({"tokens": [shown[id] for id in ids]})
 
     return await context.parsed(request, reply)
 

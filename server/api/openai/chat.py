@@ -67,14 +67,14 @@ class ChatReply(OpenAIReply):
     id_prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
-    text_open = '"delta":{"content":'
-    text_close = "}}"
+    text_open = b'"delta":{"content":'
+    text_close = b"}}"
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._answers = Answers(self)
 
-    def opening(self, result: Result) -> str:
+    def opening(self, result: Result) -> bytes:
         delta = {"role": "assistant", "content": None}
         role = self.chunk([{"finish_reason": None, "index": result.index, "delta": delta}], **self.of_prompt(result))
         return role + super().opening(result)

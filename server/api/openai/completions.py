@@ -7,9 +7,9 @@ from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
-from logitless.server.api.context import encode_json
+from logitless.server.api.context import encode_json, sse
 from logitless.server.api.probabilities import LegacyLogprobs, Shown
-from logitless.server.api.reply import Reply, Result, progress_fields, quoted, sse, timings
+from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import Job
 
@@ -17,13 +17,12 @@ from logitless.server.protocol.completions import Job
 class OpenAIReply(Reply):
     """Common part of both: chunks with `choices`, then usage, then [DONE]."""
 
-    text_open = ""  # of a choice in a chunk, up to the text
-    text_close = "}"
+    text_open = b""  # of a choice in a chunk, up to the text
+    text_close = b"}"
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
-        self._head = 'data: {"choices":[{"finish_reason":null,"index":'
-        self._tail = f"],{encode_json({**self.common, 'object': self.chunk_kind})[1:]}\n\n"
+        self._tail = b"],%b\n\n" % encode_json({**self.common, "object": self.chunk_kind})[1:]
         wanted = self.results if self.options.top is not None else ()
         self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
         options = self.options
@@ -53,9 +52,9 @@ class OpenAIReply(Reply):
         """Why a result ended, in OpenAI's word."""
         return "length" if result.finished.stop_type == "limit" else "stop"
 
-    def opening(self, result: Result) -> str:
+    def opening(self, result: Result) -> bytes:
         """The chunk before everything else of a result."""
-        return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else ""
+        return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else b""
 
     def whole(self) -> object:
         chosen = self.chosen()
@@ -70,15 +69,16 @@ class OpenAIReply(Reply):
             data["__verbose"] = self.native(chosen[0])
         return data
 
-    def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> str:
+    def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         """One event of the stream."""
         return sse({"choices": choices, **self.common, "object": self.chunk_kind, **extra})
 
-    def token(self, result: Result, token: Token) -> str:
+    def token(self, result: Result, token: Token) -> bytes:
         if self._plain and result.opened and self.verbatim(result):  # the hot path
             if not token.text:
-                return ""
-            return f"{self._head}{result.index},{self.text_open}{quoted(token.text)}{self.text_close}{self._tail}"
+                return b""
+            shown = result.index, self.text_open, encode_json(token.text), self.text_close, self._tail
+            return b'data: {"choices":[{"finish_reason":null,"index":%d,%b%b%b%b' % shown
         opening = self._open(result)
         if self.options.top is not None:
             result.held.append(token)
@@ -93,10 +93,10 @@ class OpenAIReply(Reply):
         deltas = self.deltas(result, token.text)
         return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
 
-    def progress(self, result: Result, progress: Progress) -> str:
+    def progress(self, result: Result, progress: Progress) -> bytes:
         return self._open(result) + self.chunk([self.delta(result, None, None)], **progress_fields(progress))
 
-    def finish(self, result: Result, finished: Finished) -> str:
+    def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         text = self._open(result)
         result.untold += finished.text
@@ -116,8 +116,8 @@ class OpenAIReply(Reply):
             extra["timings"] = timings(result.finished.timings)
         return extra
 
-    def ending(self) -> str:
-        done = "data: [DONE]\n\n"
+    def ending(self) -> bytes:
+        done = b"data: [DONE]\n\n"
         if not self.options.include_usage:
             return done
         extra = {"timings": timings(self.results[0].finished.timings)} if len(self.results) == 1 else {}
@@ -127,9 +127,9 @@ class OpenAIReply(Reply):
         tokens = self.without_end(self.probable(result), result)
         return [token.prob for token in tokens if token.prob is not None]
 
-    def _open(self, result: Result) -> str:
+    def _open(self, result: Result) -> bytes:
         if result.opened:
-            return ""
+            return b""
         result.opened = True
         return self.opening(result)
 
@@ -144,13 +144,13 @@ class OpenAIReply(Reply):
         result.untold = ""
         return tokens
 
-    def _told(self, result: Result, deltas: list[dict[str, Any]], tokens: list[Token], **extra: Any) -> str:
+    def _told(self, result: Result, deltas: list[dict[str, Any]], tokens: list[Token], **extra: Any) -> bytes:
         """Chunks with these parts; the first has the tokens' probabilities."""
         if self.options.top is not None and deltas:
             deltas[0]["logprobs"] = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
         if deltas:
             deltas[0] |= self._ids(result)
-        return "".join([self.chunk([delta], **extra) for delta in deltas])
+        return b"".join([self.chunk([delta], **extra) for delta in deltas])
 
     def _ids(self, result: Result) -> dict[str, Any]:
         """The ids of the tokens since the last chunk, where they are asked for."""
@@ -175,7 +175,7 @@ class CompletionReply(OpenAIReply):
 
     id_prefix = "cmpl-"
     kind = chunk_kind = "text_completion"
-    text_open = '"logprobs":null,"text":'
+    text_open = b'"logprobs":null,"text":'
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
@@ -210,7 +210,7 @@ class CompletionReply(OpenAIReply):
             legacy.skip(result.prefix)
         return legacy.of(probs)
 
-    def opening(self, result: Result) -> str:
+    def opening(self, result: Result) -> bytes:
         """The prompt's ids come in the first chunk."""
         if not self.options.token_ids:
             return super().opening(result)

@@ -13,7 +13,7 @@ from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
 from logitless.engine.finetuning.tuned_models import find
-from logitless.server.api.context import CONTEXT, encode_json, json_response
+from logitless.server.api.context import CONTEXT, json_response, sse
 from logitless.server.api.openai.files import found, listed, seen, shown
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.clients import CLIENT
@@ -106,8 +106,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     come.
     """
     row, store = _found(request), desk_of(request).store
-    sse = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
-    if not sse:
+    as_stream = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
+    if not as_stream:
         rows = [event for _, event in reversed(store.events(row["id"]))]
         return json_response(listed(request, rows))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -122,7 +122,7 @@ async def events(request: web.Request) -> web.StreamResponse:
             found = store.get("jobs", row["id"])
             for number, event in store.events(row["id"], after):
                 after = number
-                await response.write(f"data: {encode_json(event)}\n\n".encode())
+                await response.write(sse(event))
             if found is None or found["status"] in ENDED:
                 break
             with suppress(TimeoutError):

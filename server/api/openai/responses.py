@@ -14,7 +14,7 @@ from logitless.engine.errors import NotFound, RequestError
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, client_key, encode_json, error_object, json_response
+from logitless.server.api.context import CONTEXT, client_key, error_object, json_response, sse
 from logitless.server.api.generate import run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.openai.files import listed
@@ -158,17 +158,17 @@ class ResponsesReply(Reply):
         self._blocks.finish(cut=result.finished.stop_type == "limit")
         return self._final(result)
 
-    def token(self, result: Result, token: Token) -> str:
+    def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result)
         if self.options.timings_per_token and token.timings is not None:
             self._extra = {"timings": timings(token.timings)}
         return text + self._told(self._add(result, token.text, token))
 
-    def progress(self, result: Result, progress: Progress) -> str:
+    def progress(self, result: Result, progress: Progress) -> bytes:
         response = self._response("in_progress")
         return self._start(result) + self._event("response.in_progress", response=response, **progress_fields(progress))
 
-    def finish(self, result: Result, finished: Finished) -> str:
+    def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         text = self._start(result)
         steps = self._add(result, finished.text)
@@ -196,14 +196,14 @@ class ResponsesReply(Reply):
             self._untold = []
         return steps
 
-    def failed(self, error: RequestError) -> str:
+    def failed(self, error: RequestError) -> bytes:
         """As OpenAI tells it, and `error` beside it, which makes its client raise."""
         told = error_object(error)
         return self._event("error", code=error.type, message=error.message, param=None, **told)
 
-    def _start(self, result: Result) -> str:
+    def _start(self, result: Result) -> bytes:
         if result.opened:
-            return ""
+            return b""
         result.opened = True
         response = self._response("in_progress")
         created = self._event("response.created", response=response)
@@ -244,9 +244,9 @@ class ResponsesReply(Reply):
             self._keep(response)
         return response
 
-    def _event(self, kind: str, **data: Any) -> str:
+    def _event(self, kind: str, **data: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
-        return f"event: {kind}\ndata: {encode_json({'type': kind, 'sequence_number': number, **data})}\n\n"
+        return sse({"type": kind, "sequence_number": number, **data}, kind)
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         """A block as an output item; empty while it is in progress."""
@@ -264,18 +264,18 @@ class ResponsesReply(Reply):
     def _called(self, block: Block) -> dict[str, str]:
         return called(block.name, self._homes)
 
-    def _told(self, steps: list[Step]) -> str:
-        return "".join([self._step(*step) for step in steps])
+    def _told(self, steps: list[Step]) -> bytes:
+        return b"".join([self._step(*step) for step in steps])
 
-    def _step(self, step: str, block: Block, text: str) -> str:
+    def _step(self, step: str, block: Block, text: str) -> bytes:
         at: dict[str, Any] = {"output_index": block.index}
         item = self._item(block, "in_progress" if step == BEGIN else _status(block))
         inner = at | {"item_id": item["id"]} | ({} if block.kind == CALL else {"content_index": 0})
         if step == BEGIN:
             begun = self._event("response.output_item.added", **at, item=item)
-            return begun + (
-                self._event("response.content_part.added", **inner, part=_part(block, "")) if block.kind == TEXT else ""
-            )
+            if block.kind == TEXT:
+                begun += self._event("response.content_part.added", **inner, part=_part(block, ""))
+            return begun
         kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
         since, block.n_told = block.n_told, len(block.logprobs)
         told = block.logprobs[since:] if step == MORE else block.logprobs

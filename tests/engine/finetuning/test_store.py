@@ -42,7 +42,7 @@ def test_numbers_that_are_not_finite_are_kept_as_null(tmp_path: Path):
     assert event["data"] == expected
     assert store.checkpoints("job") == [{"id": "c", "metrics": {"full_valid_loss": None}}]
     assert store.get("jobs", "job") == {"id": "job", "loss": None}
-    assert "null" in encode_json(event)
+    assert b"null" in encode_json(event)
     store.close()
 
 
