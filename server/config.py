@@ -54,6 +54,8 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()  # more names of a server without keys, or "*": any
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes
+    media_urls: bool = False  # whether images at http(s) addresses are fetched
+    media_path: str = ""  # the folder below which a request may name images by file://; "": none
     sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never
     metrics: bool = False
     slots: bool = True

@@ -136,7 +136,6 @@ COMPATIBLE = Group(
         *(_later(f"--{name}", why="-hf names its repository") for name in _PRESETS),
         _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL", why="download it and give --mmproj"),
         _later("-mmdev --mmproj-device", "MTMD_BACKEND_DEVICE", value="NAME", why="the encoder runs on --device"),
-        _later("--media-path", value="FOLDER", why="images come as data URIs"),
         _later(
             "--ui-mcp-proxy --webui-mcp-proxy",
             "LLAMA_ARG_UI_MCP_PROXY",

@@ -74,7 +74,18 @@ CACHE = Group(
         ),
     ),
 )
-IMAGES = Group("Images", model_flags("mmproj mmproj_auto image_min_tokens image_max_tokens"))
+IMAGES = Group(
+    "Images",
+    (
+        *model_flags("mmproj mmproj_auto image_min_tokens image_max_tokens"),
+        Flag(
+            "--media-urls",
+            "fetch images of requests that name http:// and https:// addresses, public ones only",
+            env="LOGITLESS_MEDIA_URLS",
+        ),
+        Flag("--media-path", "folder below which requests may name images by file://", folder_name, "", "FOLDER"),
+    ),
+)
 MODEL_KEYS = Group(
     "In the place of what the model's file says (0: as it says)",
     (

@@ -61,6 +61,8 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         slots=options.slots,
         slot_save_path=slot_folder(options.slot_save_path),
         props=options.props,
+        media_urls=options.media_urls,
+        media_path=media_folder(options.media_path),
         prefill_assistant=options.prefill_assistant,
         reasoning_format=options.reasoning_format,
         reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
@@ -128,6 +130,13 @@ def api_prefix(prefix: str) -> str:
     if not re.fullmatch(r"[\w.~/-]*", prefix, re.ASCII):
         raise CliError(f"--api-prefix: {prefix!r} must be letters, digits, '-', '_', '.', '~' and '/'")
     return re.sub("/+", "/", f"/{prefix}") if prefix else ""
+
+
+def media_folder(path: str) -> str:
+    """--media-path, if it is a folder."""
+    if path and not os.path.isdir(path):
+        raise CliError(f"--media-path: {path} is not a folder")
+    return path
 
 
 def slot_folder(path: str) -> str:

@@ -15,8 +15,8 @@ from logitless.server.api.generate import run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.chat.chat import chat_ids, parse_chat, render_chat
-from logitless.server.protocol.completions import MAX_TOKENS, Job
+from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
+from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.anthropic import chat_body
 from logitless.server.protocol.dialects.translate import whole_members
 
@@ -26,7 +26,7 @@ _STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_tur
 async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
     context = request.app[CONTEXT]
-    parser, template = context.parser, context.served.template
+    parser, template = context.parser_for(request), context.served.template
 
     def parse(body: dict[str, Any]) -> Job:
         return chat_body(body).read(lambda chat: parse_chat(chat, parser, template))
@@ -38,11 +38,10 @@ async def messages(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages/count_tokens."""
     context = request.app[CONTEXT]
-    parser, template = context.parser, context.served.template
+    parser, template = context.parser_for(request), context.served.template
 
     def parse(body: dict[str, Any]) -> int:
-        prompt = chat_body(body).read(lambda chat: render_chat(chat, parser, template))
-        return len(chat_ids(prompt, parser, MAX_TOKENS).ids)
+        return chat_body(body).read(lambda chat: chat_tokens(chat, parser, template))
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"input_tokens": n_tokens})

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -21,15 +22,18 @@ from logitless.server.api.openai.stored_responses import StoredResponses
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
+from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
+from logitless.server.outgoing.fetch import fetch_all
 from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.media.sources import MAX_BYTES, PURPOSES, SourceError, Sources, Unfetched
 from logitless.server.slashes import canonical
 from logitless.server.workers import compute
 
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
-# Words of bodies that may compile a grammar, or render a chat template in another process.
-_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u", b"messages", b"input")
+# Words of bodies that may compile a grammar, decode an image, or render a chat template in another process.
+_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u", b"messages", b"input", b"image", b"multimodal")
 
 KEY_HEADERS = ("X-Api-Key", "Api-Key")  # beside Authorization
 CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
@@ -89,16 +93,41 @@ class Context:
             )
         return self._parser
 
+    def parser_for(self, request: web.Request) -> RequestParser:
+        """The same for one request, which may name the images that its client may have."""
+        tuning, client = self.served.tuning, request[CLIENT]
+
+        def upload(id: str) -> Path:
+            assert tuning is not None
+            store = tuning.store
+            row = store.get("files", id)
+            if row is None or not client.may_see(row):
+                raise SourceError("does not exist")
+            if row["purpose"] not in PURPOSES:
+                raise SourceError(f"has the purpose {row['purpose']}: images have {' or '.join(PURPOSES)}")
+            return store.file_path(id)
+
+        of_files = None if tuning is None else upload
+        return self.parser.reading(Sources(self.config.media_urls, self.config.media_path, of_files))
+
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long."""
         return await self.parsed_value(request, lambda raw: parse(json_object(raw)))
 
     async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T]) -> T:
-        """The same of its raw body."""
-        client = client_of(request)
-        async with request.app[BODIES].read(request, client) as raw:
+        """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""
+        client, bodies = client_of(request), request.app[BODIES]
+        async with bodies.read(request, client) as raw:
             large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
-            return await compute(partial(parse, raw), client) if large else parse(raw)
+            work = partial(parse, raw)
+            try:
+                return await compute(work, client) if large else work()
+            except Unfetched as stopped:
+                sources = stopped.sources
+            with bodies.more(client) as take:
+                sources.fetched |= await fetch_all(sources.missing, MAX_BYTES, take)
+                sources.missing.clear()
+                return await compute(work, client)
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)

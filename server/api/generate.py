@@ -42,14 +42,14 @@ _SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"
 async def native_completion(request: web.Request) -> web.StreamResponse:
     """POST /completion."""
     context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser.native)
+    job = await context.parsed(request, context.parser_for(request).native)
     return await run(request, context, job, NativeReply(job, context.served, context.config))
 
 
 async def infill(request: web.Request) -> web.StreamResponse:
     """POST /infill."""
     context = request.app[CONTEXT]
-    parser = context.parser
+    parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_infill(body, parser))
     return await run(request, context, job, NativeReply(job, context.served, context.config))
 
@@ -57,14 +57,14 @@ async def infill(request: web.Request) -> web.StreamResponse:
 async def openai_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
     context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser.openai)
+    job = await context.parsed(request, context.parser_for(request).openai)
     return await run(request, context, job, CompletionReply(job, context.served, context.config))
 
 
 async def chat_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     context = request.app[CONTEXT]
-    parser, template = context.parser, context.served.template
+    parser, template = context.parser_for(request), context.served.template
     job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
     return await run(request, context, job, ChatReply(job, context.served, context.config))
 
@@ -79,7 +79,7 @@ async def verify(request: web.Request) -> web.StreamResponse:
     next.
     """
     context = request.app[CONTEXT]
-    parser = context.parser
+    parser = context.parser_for(request)
     id, body = await context.parsed(request, lambda body: (slot_to_continue(body, context.config), body))
     owner = request[CLIENT].slots
     known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id, owner))

@@ -35,7 +35,7 @@ async def score(request: web.Request) -> web.Response:
         asked = read(ScoreBody, body)
         shown = tuned_name(asked.model, served.adapters) or context.config.model
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
-        examples = parse_examples(asked.input, context.parser, served.template, n_ctx)
+        examples = parse_examples(asked.input, context.parser_for(request), served.template, n_ctx)
         return examples, asked.gradient_norm, shown, parse_lora(asked.model, asked.lora, served.adapters)
 
     examples, gradient, model, lora = await context.parsed(request, parse)

@@ -37,7 +37,7 @@ async def predict(request: web.Request) -> web.Response:
     [completions]}.
     """
     context = request.app[CONTEXT]
-    parser, template, _ = context.parser, context.served.template, context.writer
+    parser, template, _ = context.parser_for(request), context.served.template, context.writer
 
     def parse(body: dict[str, Any]) -> list[Job]:
         return [one(i, instance) for i, instance in enumerate(read(PredictBody, body).instances)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from aiohttp import StreamReader, web
@@ -65,11 +65,32 @@ class Bodies:
             n = len(body) + len(piece)
             if n > self._largest:
                 raise self._too_large()
-            if n > SMALL and self._taken[client] + len(piece) > self._free:
-                raise Unavailable("too many large requests arrive at once")
+            if n > SMALL:
+                self._judge(client, len(piece))
             self._take(client, len(piece))
             body += piece
         return True
+
+    @contextmanager
+    def more(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Room for what a request names, while the block runs: the function takes so many bytes of
+        it, or raises 503."""
+        n = 0
+
+        def take(nbytes: int) -> None:
+            nonlocal n
+            self._judge(client, nbytes)
+            self._take(client, nbytes)
+            n += nbytes
+
+        try:
+            yield take
+        finally:
+            self._take(client, -n)
+
+    def _judge(self, client: str, nbytes: int) -> None:
+        if self._taken[client] + nbytes > self._free:
+            raise Unavailable("too many large requests arrive at once")
 
     def _take(self, client: str, nbytes: int) -> None:
         self._free -= nbytes

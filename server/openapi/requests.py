@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.json import schema_components
 
 from logitless.engine.sampling.params import Param, params_of
+from logitless.server.protocol.media.sources import PURPOSES
 
 Schema = dict[str, Any]
 ERROR: Schema = {
@@ -26,7 +27,7 @@ ERROR: Schema = {
 FREE: Schema = {"type": "object"}
 FILE: Schema = {
     "type": "object",
-    "properties": {"purpose": {"enum": ["fine-tune"]}, "file": {"type": "string", "format": "binary"}},
+    "properties": {"purpose": {"enum": ["fine-tune", *PURPOSES]}, "file": {"type": "string", "format": "binary"}},
     "required": ["purpose", "file"],
 }
 

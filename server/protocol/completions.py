@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace as replace_struct
@@ -23,6 +24,7 @@ from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
 from logitless.server.protocol.media.images import Media
+from logitless.server.protocol.media.sources import Sources
 from logitless.server.protocol.sampling import parse_sampling
 from logitless.server.protocol.speculation import parse_speculation
 from logitless.server.workers import check
@@ -117,10 +119,16 @@ class RequestParser:
         self.config = config
         self.n_ctx = n_ctx
         self.grammars = Grammars(tokenizer)
-        self.media = Media(vision)
+        self.media = Media(vision, config.max_body)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
+
+    def reading(self, sources: Sources) -> RequestParser:
+        """The parser of a request that may name images of these sources."""
+        other = copy(self)
+        other.media = self.media.of(sources)
+        return other
 
     def read(self, kind: type[G], body: Mapping[str, Any]) -> G:
         """The body of a request that generates text, over the server's settings. InvalidRequest
@@ -364,7 +372,7 @@ class RequestParser:
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
         most = self.n_ctx if most is None else most
-        if (n_least := len(text) // self._longest) > most:
+        if (n_least := len(text) // _longest(self.tokenizer)) > most:
             raise exceeds_context(n_least, self.n_ctx, at_least=True)
         ids: list[int] = []
         for part in self.tokenizer.encode_parts(text, add_special=add_special, parse_special=parse_special):
@@ -373,11 +381,6 @@ class RequestParser:
             if len(ids) > most:
                 raise exceeds_context(len(ids), self.n_ctx, at_least=True)
         return ids
-
-    @cached_property
-    def _longest(self) -> int:
-        """The bytes of the longest token."""
-        return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.n_vocab))
 
     def _shown(self, prompt: object, ids: tuple[int, ...]) -> str:
         """Text that `echo` puts in front: as it was given, or that of the tokens."""
@@ -405,6 +408,12 @@ class Room:
             raise InvalidRequest(f"one request has at most {MAX_TOKENS} tokens in all its prompts")
         self._n_tokens += n
         return prompt
+
+
+@lru_cache(1)
+def _longest(tokenizer: Tokenizer) -> int:
+    """The bytes of the longest token."""
+    return max(len(tokenizer.piece(id)) for id in range(tokenizer.n_vocab))
 
 
 def most_tokens(asked: Generation) -> int | None:

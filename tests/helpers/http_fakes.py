@@ -308,6 +308,7 @@ async def running(
     tuning: Any = None,
     sleep: Any = None,
     adapters: Any = None,
+    vision: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a server; stop it at the end."""
@@ -316,7 +317,9 @@ async def running(
     service = AsyncEngine()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
     tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
-    served = LoadedModel(scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep)
+    served = LoadedModel(
+        scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep, vision=vision
+    )
     service.start(lambda: served)
     await service.loaded()
     app = make_app(service, config)

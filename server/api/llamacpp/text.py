@@ -84,7 +84,7 @@ async def detokenize(request: web.Request) -> web.Response:
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the prompt that a chat request would have."""
     context = request.app[CONTEXT]
-    parser, template = context.parser, context.served.template
+    parser, template = context.parser_for(request), context.served.template
     return await context.parsed(
         request, lambda body: json_response({"prompt": render_chat(body, parser, template).text})
     )

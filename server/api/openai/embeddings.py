@@ -44,7 +44,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
             )
         pooling = embedder.for_texts
         _log_pooling(pooling)
-    parser = context.parser
+    parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
     vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
     n_tokens = sum(map(len, job.texts))
@@ -67,7 +67,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     """
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
-    parser = context.parser
+    parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
     vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
 
@@ -82,7 +82,7 @@ async def rerank(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
     rank_or_refuse(embedder, pooling == "rank")
-    parser = context.parser
+    parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_rerank(body, parser, embedder))
     scores = [float(v[0]) for v in await _vectors(context, embedder, job.pairs, "rank", job.lora)]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]

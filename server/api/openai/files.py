@@ -1,4 +1,5 @@
-"""OpenAI's files: training data of fine-tuning jobs, checked line by line when they come."""
+"""OpenAI's files: training data of fine-tuning jobs, checked line by line when they come, and images
+of requests."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
+from logitless.server.protocol.media.sources import PURPOSES
 from logitless.server.workers import to_thread
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
-PURPOSES = ("fine-tune",)
+FINE_TUNE = "fine-tune"
 _HIDDEN = ("base", "model_name", "model_path", "path", "owner")
 
 
@@ -40,8 +42,8 @@ async def upload(request: web.Request) -> web.Response:
             raise unkept("the file cannot be kept", error) from None
         except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
             raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
-        if purpose not in PURPOSES:
-            raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
+        if purpose not in (FINE_TUNE, *PURPOSES):
+            raise InvalidRequest(f"field 'purpose': must be one of {', '.join((FINE_TUNE, *PURPOSES))}")
         if filename is None:
             raise InvalidRequest("field 'file': is required")
         name = filename
@@ -100,7 +102,8 @@ def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") 
     from logitless.training.errors import TrainingError
 
     try:
-        desk.check(path, filename)
+        if purpose == FINE_TUNE:
+            desk.check(path, filename)
         return desk.store.keep_file(path, filename, purpose, owner)
     except TrainingError as error:
         raise InvalidRequest(f"field 'file': {error}") from None

@@ -22,8 +22,8 @@ from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.chat.chat import chat_ids, parse_chat, render_chat
-from logitless.server.protocol.completions import MAX_TOKENS, Job
+from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
+from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
 from logitless.server.protocol.fields import bad_request, read
 
@@ -49,7 +49,7 @@ _ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, 
 async def responses(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
     context, key = request.app[CONTEXT], _owner(request)
-    parser, template, kept = context.parser, context.served.template, context.stored
+    parser, template, kept = context.parser_for(request), context.served.template, context.stored
 
     def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
         response = read(ResponsesBody, body)
@@ -106,14 +106,13 @@ def _found(request: web.Request) -> Kept:
 async def responses_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens."""
     context, key = request.app[CONTEXT], _owner(request)
-    parser, template = context.parser, context.served.template
+    parser, template = context.parser_for(request), context.served.template
 
     def parse(body: dict[str, Any]) -> int:
         response = read(ResponsesBody, body)
         body = {**body, "input": context.stored.resolved(key, body.get("input"))}
         earlier = context.stored.before(key, response.previous_response_id)
-        prompt = chat_body(response, body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
-        return len(chat_ids(prompt, parser, MAX_TOKENS).ids)
+        return chat_body(response, body, earlier.items).read(lambda chat: chat_tokens(chat, parser, template))
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
@@ -122,12 +121,8 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
 async def chat_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/input_tokens."""
     context = request.app[CONTEXT]
-    parser, template = context.parser, context.served.template
-
-    def parse(body: dict[str, Any]) -> int:
-        return len(chat_ids(render_chat(body, parser, template), parser, MAX_TOKENS).ids)
-
-    n_tokens = await context.parsed(request, parse)
+    parser, template = context.parser_for(request), context.served.template
+    n_tokens = await context.parsed(request, lambda body: chat_tokens(body, parser, template))
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 

@@ -18,7 +18,15 @@ from logitless.models.chat.tool_calls import Style
 from logitless.server.protocol.chat.messages import Chat, content_text, parse_messages
 from logitless.server.protocol.chat.tool_grammar import chat_constraint
 from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids
-from logitless.server.protocol.completions import MAX_TOP, Job, Prompt, RequestParser, most_tokens, refuse_unsupported
+from logitless.server.protocol.completions import (
+    MAX_TOKENS,
+    MAX_TOP,
+    Job,
+    Prompt,
+    RequestParser,
+    most_tokens,
+    refuse_unsupported,
+)
 from logitless.server.protocol.dialects import functions
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
@@ -102,6 +110,14 @@ def chat_ids(prompt: ChatPrompt, parser: RequestParser, most: int | None = None)
     if not prompt.images:
         return Prompt(parser.tokens(prompt.text, most=most))
     return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.images)))
+
+
+def chat_tokens(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
+    """Tokens of the prompt that a chat request would have, those of images among them."""
+    older = functions.chat_body(body)
+    if older is not None:
+        return older.read(lambda chat: chat_tokens(chat, parser, template))
+    return len(chat_ids(_render(body, parser, template), parser, MAX_TOKENS).ids)
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:

@@ -112,6 +112,7 @@ def parse_messages(
         if message.tool_calls:
             said["tool_calls"] = [_call(call) for call in raw["tool_calls"]]
         messages.append(said)
+    media.complete()
     return messages
 
 

@@ -7,26 +7,38 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 from logitless.engine.vision.prompt_images import PromptImages
 from logitless.engine.vision.vision_input import VisionInput
 from logitless.models.vision.images import ImageError
 from logitless.server.protocol.fields import article, bad_request
+from logitless.server.protocol.media.sources import Sources, Unfetched
 
-IMAGE_PARTS = ("image_url", "input_image", "image")
-OTHER_PARTS = ("input_audio", "video_url", "input_video", "file", "document", "audio")
+IMAGE_PARTS = ("image_url", "input_image", "image", "file")
+OTHER_PARTS = ("input_audio", "video_url", "input_video", "document", "audio")
 MAX_IMAGES = 64  # of one request
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w=.+-]+)*),", re.ASCII)
+_ADDRESS = re.compile(r"(?!data:)[A-Za-z][\w+.-]*:", re.ASCII)
 
 
 class Media:
     """Reads the images of one model's requests; without a vision encoder it refuses them."""
 
-    def __init__(self, vision: VisionInput | None) -> None:
+    def __init__(self, vision: VisionInput | None, max_bytes: int = 64 << 20, sources: Sources | None = None) -> None:
+        """`max_bytes`: of the images of one request together; `sources`: what a request may name, None: nothing."""
         self.vision = vision
+        self.max_bytes = max_bytes
+        self.sources = sources or Sources()
         self.marker = f"<__media_{secrets.token_hex(8)}__>"  # no client can guess it
+
+    def of(self, sources: Sources) -> Media:
+        """The same for a request that may name these sources."""
+        other = copy(self)
+        other.sources = sources
+        return other
 
     def part(self, name: str, part: Mapping[str, Any], found: list[tuple[str, bytes]]) -> str:
         """The marker of a part of a message; its image goes to `found` with its name."""
@@ -34,22 +46,40 @@ class Media:
         if kind not in IMAGE_PARTS:
             bad_request(name, f"{kind} needs a model that reads it, which this is not")
         where, value = _address(name, kind, part)
-        self.add(where, value, found)
+        if where.endswith("file_id"):
+            self._put(where, value, self.sources.uploaded, found)
+        else:
+            self.add(where, value, found)
         return self.marker
 
     def add(self, name: str, value: object, found: list[tuple[str, bytes]]) -> None:
-        """Put the image in the field `name` to `found`: a data URI, or base64."""
+        """Put the image in the field `name` to `found`: a data URI, base64, or an address."""
+        self._put(name, value, self._bytes, found)
+
+    def _put(self, name: str, value: object, read: Callable[[str, str], bytes], found: list[tuple[str, bytes]]) -> None:
         if self.vision is None:
             bad_request(name, "images need a model that reads them: this server was started without --mmproj")
         if not isinstance(value, str):
             bad_request(name, f"expected a string, got {article(value)}")
         if len(found) >= MAX_IMAGES:
             bad_request(name, f"a request has at most {MAX_IMAGES} images")
-        found.append((name, _decoded(name, value)))
+        data = read(name, value)
+        if sum(len(other) for _, other in found) + len(data) > self.max_bytes:
+            bad_request(name, f"the images of a request have at most {self.max_bytes} bytes together")
+        found.append((name, data))
+
+    def _bytes(self, name: str, value: str) -> bytes:
+        return self.sources.address(name, value) if _ADDRESS.match(value) else _decoded(name, value)
+
+    def complete(self) -> None:
+        """Unfetched: an image is at an address that has not been fetched."""
+        if self.sources.missing:
+            raise Unfetched(self.sources)
 
     def prompt(self, name: str, text: str, found: list[tuple[str, bytes]]) -> tuple[tuple[int, ...], PromptImages]:
         """(token ids, tiles) of a text with a marker for each image."""
         assert self.vision is not None
+        self.complete()
         texts = text.split(self.marker)
         if len(texts) != len(found) + 1:
             bad_request(name, f"has {len(found)} images and {len(texts) - 1} places for them")
@@ -63,29 +93,33 @@ class Media:
 
 
 def _address(name: str, kind: str, part: Mapping[str, Any]) -> tuple[str, object]:
-    """(field, value) where a part has its image, in any of the dialects."""
+    """(field, value) where a part has its image, in any of the dialects; the field of an uploaded
+    file ends with `file_id`."""
     if kind == "image":  # Anthropic's
         source = part.get("source")
         if not isinstance(source, dict):
             bad_request(f"{name}.source", f"expected an object, got {article(source)}")
-        if source.get("type") == "base64":
-            return f"{name}.source.data", source.get("data")
-        if source.get("type") == "url":
-            return f"{name}.source.url", source.get("url")
-        bad_request(f"{name}.source.type", "must be base64 or url")
+        field = {"base64": "data", "url": "url", "file": "file_id"}.get(str(source.get("type")))
+        if field is None:
+            bad_request(f"{name}.source.type", "must be base64, url or file")
+        return f"{name}.source.{field}", source.get(field)
+    if kind == "file":  # of a chat
+        file = part.get("file")
+        if not isinstance(file, dict):
+            bad_request(f"{name}.file", f"expected an object, got {article(file)}")
+        field = "file_data" if file.get("file_id") is None else "file_id"
+        return f"{name}.file.{field}", file.get(field)
     value = part.get("image_url")
     if isinstance(value, dict):
         return f"{name}.image_url.url", value.get("url")
     if value is None and part.get("file_id") is not None:
-        bad_request(f"{name}.file_id", "is not there yet: give the image as a data URI")
+        return f"{name}.file_id", part["file_id"]
     return f"{name}.image_url", value
 
 
 def _decoded(name: str, value: str) -> bytes:
     """The bytes of a data URI or of base64."""
     match = _DATA.match(value)
-    if match is None and re.match(r"[A-Za-z][\w+.-]*:", value):
-        bad_request(name, "must be a data URI or base64: this server fetches no addresses")
     if match is not None and not match[2].endswith(";base64"):
         bad_request(name, "must be a data URI in base64")
     try:

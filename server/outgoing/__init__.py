@@ -1,0 +1,1 @@
+"""Requests of the server itself, to addresses that its clients name."""
