@@ -25,7 +25,7 @@ from logitless.graph.ops.linear_attention import (
     linear_attention_update,
     text_begins,
 )
-from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.kv_pool import PagePool, Pool
@@ -57,17 +57,18 @@ class ImageRows:
     # zero. The first has embeddings, the others what is added after the first layers (deepstack, Qwen 3 VL)
     ids: Tensor  # (T,) i32: a token's row of the pool; 0 for tokens of text
     is_text: Tensor  # (T,) f32: 1 for tokens of text, 0 for rows of images
-    seen: Tensor  # (T,) i32: last position that a token sees: its own, or the end of a bidirectional image
+    # (2, T) i32: last position that a token sees: its own, or the end of a bidirectional image; its own
+    seen: Tensor
     out_seen: Tensor | None = None  # `seen` of the `out` rows
     positions: Tensor | None = None  # (3, T) i32: M-RoPE's positions in time, height and width; equal for text
     out_positions: Tensor | None = None  # those of the `out` rows
 
     @classmethod
     def feeds(cls, pools: Sequence[Tensor], n_tokens: int, n_out: int | None, *, mrope: bool) -> ImageRows:
-        ids, seen = (feed(f"image.{name}", (n_tokens,), "i32") for name in ("ids", "seen"))
+        ids, seen = feed("image.ids", (n_tokens,), "i32"), feed("image.seen", (2, n_tokens), "i32")
         out_seen = positions = out_positions = None
         if n_out is not None:
-            out_seen = feed("image.out_seen", (n_out,), "i32")
+            out_seen = feed("image.out_seen", (2, n_out), "i32")
         if mrope:
             positions = feed("image.positions", (3, n_tokens), "i32")
             out_positions = None if n_out is None else feed("image.out_positions", (3, n_out), "i32")
@@ -122,6 +123,7 @@ class AttentionParams(NamedTuple):
     window: int = 0
     cap: float = 0.0
     sinks: tuple[Tensor, ...] = ()  # one of shape (H,), or none
+    causal_images: bool = False  # rows of images see only earlier rows, whatever their projector says
 
 
 class LinearAttentionParams(NamedTuple):
@@ -189,14 +191,14 @@ class Batch:
         rows = None if not images else ImageRows.feeds(images, n_tokens, n_out, mrope=mrope)
         return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
 
-    def seen(self, *, of_out: bool) -> tuple[Tensor, Tensor]:
-        """Slots of the rows that have queries, and the last position that each sees."""
+    def seen(self, params: AttentionParams, *, of_out: bool) -> tuple[Tensor, Tensor]:
+        """Slots of the rows that have queries, and what each sees (graph/ops/attention/)."""
         queries = self.out if of_out and self.out is not None else self
-        if self.images is None:
+        if self.images is None or params.causal_images:
             return queries.slot, queries.pos
         seen = self.images.seen if queries is self else self.images.out_seen
         assert seen is not None
-        return queries.slot, seen
+        return queries.slot, seen if params.window else reshape(slice_rows(seen, start=0, stop=1), shape=(-1,))
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ class Cached:
         pool, _ = self._room(kv_source)
         if kv_source == layer:
             self.store(layer, k, v)
-        kv = *self.stored[kv_source], pool.tables, *batch.seen(of_out=layer >= memory.n_layer_kv - 1)
+        kv = *self.stored[kv_source], pool.tables, *batch.seen(params, of_out=layer >= memory.n_layer_kv - 1)
         if v is None:
             return latent_attention(q, *kv, scale=params.scale)
         return attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)

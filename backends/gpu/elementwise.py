@@ -92,6 +92,13 @@ Kernel(
     wg=WG,
     functions=FUNCTIONS,
 )
+Kernel(
+    "unary_clamp",
+    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "float low", "float high"],
+    "  FOR_EACH(i, n) { float x = X[i]; Y[i] = x < low ? low : x > high ? high : x; }",
+    wg=WG,
+)
 for _name in BROADCAST:
     Kernel(
         f"broadcast_{_name}",
@@ -152,6 +159,13 @@ def _unary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 for _name in UNARY:
     lower(_name)(_unary)
+
+
+@lower("clamp")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    n = n_elements(t)
+    words = (n, bits(t.attrs["low"]), bits(t.attrs["high"]))
+    return [dispatch("unary_clamp", shape, (t.src[0], t), words, groups_for(n, shape, WG))]
 
 
 def period(a: Tensor, b: Tensor) -> int | None:

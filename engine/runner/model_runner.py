@@ -111,7 +111,10 @@ class ModelRunner:
             if not h.causal or h.architecture.altup:
                 raise ModelFileError(path, f"a model of architecture {h.arch} reads no images here")
             projector = GGUFFile.open(options.mmproj)
-            self._projector = projector, read_params(projector, options.image_tokens)
+            # the Gemmas with per-layer embeddings are trained with causal images
+            causal = bool(h.n_embd_per_layer)
+            params = read_params(projector, options.image_tokens, causal=causal, n_ubatch=options.n_ubatch)
+            self._projector = projector, params
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:
                 raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")

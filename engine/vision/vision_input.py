@@ -47,7 +47,7 @@ class VisionInput:
         if words.add_eos and words.eos_id is not None:
             pieces.append([words.eos_id])
         ids, spans = place(pieces)
-        return ids, PromptImages(spans, self.params.projector.causal, self._mrope)
+        return ids, PromptImages(spans, self.params.causal, self._mrope)
 
     @cached_property
     def _newline(self) -> int | None:

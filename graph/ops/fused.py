@@ -226,10 +226,12 @@ def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.ran
 
 
 def _rotated_case(
-    types: str, size: int, *, interleaved: bool, with_sinks: bool = False, **attrs: float
+    types: str, size: int, *, interleaved: bool, with_sinks: bool = False, own_positions: bool = False, **attrs: float
 ) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        src, attributes = attention_case(types, 4, 2, size, with_sinks=with_sinks, **attrs)(r)
+        src, attributes = attention_case(
+            types, 4, 2, size, with_sinks=with_sinks, own_positions=own_positions, **attrs
+        )(r)
         angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
         return [*src, angles], {**attributes, "interleaved": interleaved}
 
@@ -253,3 +255,4 @@ for _types, _size in (("f32/f32", 11), ("f16/f16", 64), ("f16/f32", 32)):
     attention_rope.case(_rotated_case(_types, _size, interleaved=_size == 64))
     attention_rope.case(_rotated_case(_types, _size, interleaved=_size != 64, with_sinks=True))
 attention_rope.case(_rotated_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))
+attention_rope.case(_rotated_case("f16/f16", 16, interleaved=False, window=20, own_positions=True))

@@ -6,7 +6,7 @@ import numpy as np
 
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import Array, Case, Variable, Weight, op, require
-from logitless.graph.ops.elementwise import add, mul, scale, unbroadcast
+from logitless.graph.ops.elementwise import add, mul, scale, sub, unbroadcast
 from logitless.graph.tensor import Shape, Tensor, const
 
 
@@ -159,6 +159,22 @@ def _(r: np.random.Generator) -> Case:
 
 
 @op
+def clamp(x: Array, *, low: float, high: float) -> Array:
+    """x within [low, high]: what is below is low, what is above is high."""
+    return np.clip(x, low, high)
+
+
+@clamp.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, low: float, high: float) -> tuple[Tensor | None, ...]:
+    return (mul(g, mul(step(sub(x, const(low))), step(sub(const(high), x)))),)
+
+
+@clamp.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 37)) * 2], {"low": -1.5, "high": 0.75}
+
+
+@op
 def elu(x: Array) -> Array:
     """x where positive, else eˣ − 1 (Clevert et al., 2016)."""
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
@@ -186,7 +202,7 @@ for _function in (sigmoid, softplus):  # where one of their exponentials is not 
     _function.case(lambda r: ([np.array([[-200.0, -90, 90, 200, 0]])], {}))
 for _function in (sqrt, log):
     _function.case(lambda r: ([r.random(size=(4, 37)) * 5 + 0.1], {}))
-for _function in (sqrt, log, exp, tanh, sin, cos, step, sign, relu, elu, sigmoid, softplus):
+for _function in (sqrt, log, exp, tanh, sin, cos, step, sign, relu, elu, sigmoid, softplus, clamp):
     _function.inplace = (0,)
 for _function in (div, relu_back, elu_back):
     _function.inplace = (0, 1)

@@ -113,6 +113,7 @@ class Attention:
     # every n-th layer attends fully, where the file does not say; 0: none does
     window_period: int = 0
     full_first: bool = False  # the first layer of each period has full attention, not the last
+    images_in_window: bool = False  # images are bidirectional only in layers with a sliding window (Gemma 4)
     softcap: float | None = None  # default soft-cap of attention scores; None: none
     sinks: bool = False  # attention sinks (gpt-oss)
     unscaled: bool = False  # scores are not divided by the root of the head size

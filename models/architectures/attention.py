@@ -60,7 +60,8 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
         q = mul(q, mul(queries.b["attn_q_norm"], queries.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
-    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks)
+    causal_images = h.architecture.attention.images_in_window and not window
+    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks, causal_images)
     y = memory.attend(layer, queries.scaled_query(q), *kv, params)
     y = reshape(y, shape=(y.shape[0], -1))
     return queries.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))

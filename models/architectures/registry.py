@@ -214,7 +214,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3n": replace(_GEMMA3N, altup=True),
     "gemma4": replace(
         _GEMMA3N,
-        attention=replace(_GEMMA3N.attention, window_period=REQUIRED_KEY, k_as_v=True),
+        attention=replace(_GEMMA3N.attention, window_period=REQUIRED_KEY, k_as_v=True, images_in_window=True),
         moe=MoE(Presence.OPTIONAL, parallel_dense=True),
     ),
     "gemma-embedding": replace(_GEMMA3, attention=replace(_GEMMA3.attention, causal=False), dense_embeddings=True),

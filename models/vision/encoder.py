@@ -17,70 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.attention.encoder_attention import full_attention, mean_rows
+from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
-from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.pointwise import sigmoid
 from logitless.graph.ops.rope import mrope_angles, rope
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import transpose
-from logitless.graph.tensor import Tensor, feed
+from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.vision.heads import normed, project
 from logitless.models.vision.params import VisionParams
+from logitless.models.vision.patches import filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import Head, PatchRope, Positions
-from logitless.models.vision.weights import MATRICES, load_vision_weights
+from logitless.models.vision.weights import load_vision_weights
 from logitless.models.weights.weights import Weights, vector
 
 Array = npt.NDArray[Any]
-ROPE_BASE = 10000.0
-NORM_EPS = 1e-5  # of projectors whose norm is torch's default
-
-
-def patch_places(rows: int, columns: int, merge: int) -> Array:
-    """(row, column) of each patch of a grid, (n, 2): merged blocks row by row, in each its patches
-    row by row."""
-    y, x = np.mgrid[:rows, :columns]
-    places = np.stack([y, x], -1).reshape(rows // merge, merge, columns // merge, merge, 2)
-    return places.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
-
-
-def flat_patches(pixels: Array, patch: int, places: Array) -> Array:
-    """Patches (n, 3 · patch²) f32 of pixels (height, width, 3) u8, colours first, in this order."""
-    height, width, _ = pixels.shape
-    grid = pixels.reshape(height // patch, patch, width // patch, patch, 3).transpose(0, 2, 4, 1, 3)
-    return grid[places[:, 0], places[:, 1]].reshape(len(places), -1).astype(np.float32)
-
-
-def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
-    """Shares (n, side²) f32 of a position table's rows in patches of another grid: bilinear with
-    anti-aliasing, centres on centres (torch's interpolate)."""
-    axes = []
-    for axis, n in enumerate(grid):
-        factor = side / n
-        support = max(1.0, factor)
-        centres = (np.arange(n) + 0.5) * factor
-        away = np.abs(np.arange(side) + 0.5 - centres[:, None]) / support
-        shares = np.maximum(0.0, 1 - away)
-        axes.append((shares / shares.sum(1, keepdims=True))[places[:, axis]])
-    joint: Array = (axes[0][:, :, None] * axes[1][:, None, :]).reshape(len(places), side * side)
-    return joint.astype(np.float32)
-
-
-def resized_places(places: Array, grid: tuple[int, int], side: int) -> tuple[list[Array], list[Array]]:
-    """(rows of a position table for a grid of side², their shares) whose sum is a patch's position
-    in another grid: bilinear, corners on corners."""
-    corners, weights = [], []
-    for axis, n in enumerate(grid):
-        at = places[:, axis] * ((side - 1) / max(1, n - 1))
-        low = at.astype(np.int64)
-        corners.append((low, np.minimum(low + 1, side - 1)))
-        weights.append((1 - (at - low), at - low))
-    pairs = [(y, x) for y in (0, 1) for x in (0, 1)]
-    ids = [corners[0][y] * side + corners[1][x] for y, x in pairs]
-    return ids, [weights[0][y] * weights[1][x] for y, x in pairs]
 
 
 @dataclass(frozen=True)
@@ -130,7 +86,9 @@ class VisionEncoder:
             return session.define(f"vision.{name}", values.shape, dtype, lambda: raw, constant=True)
 
         area = p.patch_size**2
-        std, mean = np.array(p.std, np.float32), np.array(p.mean, np.float32)
+        std, mean = (np.array(values, np.float32) for values in (p.std, p.mean))
+        if p.projector.doubled_pixels:
+            std, mean = np.float32(0.5) * std, mean + np.float32(0.5) * std
         constants = {
             "pixel.scale": constant("pixel.scale", np.repeat(np.float32(1) / (np.float32(255) * std), area)),
             "pixel.shift": constant("pixel.shift", np.repeat(-mean / std, area)),
@@ -141,8 +99,8 @@ class VisionEncoder:
             constants["class"] = constant("class", np.stack([np.zeros_like(embedding), embedding]))
         if p.projector.rope is not PatchRope.NONE:
             quarter = p.head_dim // 4  # pairs of rows, and of columns
-            base = ROPE_BASE ** (-np.arange(quarter) / quarter)
-            odd = ROPE_BASE ** (-2 / p.head_dim) if p.projector.rope is PatchRope.HALVES else 1.0
+            base = p.projector.rope_base ** (-np.arange(quarter) / quarter)
+            odd = p.projector.rope_base ** (-2 / p.head_dim) if p.projector.rope is PatchRope.HALVES else 1.0
             frequency = np.concatenate([base, base * odd]).astype(np.float32)
             constants["frequency"] = constant("frequency", frequency)
             constants["component"] = constant("component", np.repeat(np.arange(2, dtype=np.int32), quarter))
@@ -173,17 +131,22 @@ class VisionEncoder:
             feeds |= {f"patch.share.{i}": np.tile(shares[i].astype(np.float32), n)[:, None] for i in range(4)}
         elif p.projector.positions is Positions.FILTERED_TABLE:
             feeds["patch.shares"] = np.tile(filtered_shares(places, grid, self._side), (n, 1))
+        elif p.projector.positions is Positions.SUMMED_TABLES:
+            of_rows = self.w["v.position_embd"].shape[0] // 2
+            feeds["patch.ids.x"] = np.tile(places[:, 1].astype(np.int32), n)
+            feeds["patch.ids.y"] = np.tile((of_rows + places[:, 0]).astype(np.int32), n)
         elif p.projector.positions is Positions.TABLE:
             ids = places @ np.array([width // p.patch_size, 1])
             if self.has_class:
                 ids = np.r_[ids + 1, 0] if p.projector.class_first else np.r_[ids, len(places)]
             feeds["patch.ids"] = np.tile(ids.astype(np.int32), n)
         if p.projector.rope is not PatchRope.NONE:
-            order = places[:, ::-1] if p.projector.rope is PatchRope.COLUMNS_FIRST else places
+            columns_first = p.projector.rope in (PatchRope.COLUMNS_FIRST, PatchRope.COLUMNS_FIRST_NEOX)
+            order = places[:, ::-1] if columns_first else places
             feeds["patch.pos"] = np.tile(order.T.astype(np.int32), n)
         if p.full_period > 1:
             feeds |= self._window_feeds(places, n)
-        if p.projector.head is Head.POOL_NORM:
+        if p.projector.head in (Head.POOL_NORM, Head.POOL_STANDARDIZE):
             feeds["patch.first"] = np.arange(0, n * len(places), p.merge**2, dtype=np.int32)
             feeds["patch.pooled"] = np.full(n * len(places) // p.merge**2, p.merge**2, np.int32)
         return feeds
@@ -237,9 +200,12 @@ class VisionEncoder:
         elif p.projector.positions is Positions.FILTERED_TABLE:
             table = w["v.position_embd"]  # (n_embd, places)
             y = add(y, linear(feed("patch.shares", (total, table.shape[1])), table))
+        elif p.projector.positions is Positions.SUMMED_TABLES:
+            for axis in "xy":
+                y = add(y, get_rows(w["v.position_embd"], feed(f"patch.ids.{axis}", (total,), "i32")))
         elif p.projector.positions is Positions.TABLE:
             y = add(y, get_rows(w["v.position_embd"], feed("patch.ids", (total,), "i32")))
-        x = self._norm("v.pre_ln", y)
+        x = normed(p, w, "v.pre_ln", y)
         angles = None
         if p.projector.rope is not PatchRope.NONE:
             pos = feed("patch.pos", (2, total), "i32")
@@ -254,16 +220,18 @@ class VisionEncoder:
         for layer in range(p.n_layer - p.projector.skip_last_layer):
             b = replace(w, prefix=f"v.blk.{layer}.")
             windows = whole if (layer + 1) % p.full_period == 0 else parts
-            x = add(x, self._scaled(b, "ls1", self._attention(b, self._norm("ln1", x, b), angles, windows)))
-            x = add(x, self._scaled(b, "ls2", self._mlp(b, self._norm("ln2", x, b))))
+            y = self._scaled(b, "ls1", self._attention(b, normed(p, b, "ln1", x), angles, windows))
+            x = add(x, normed(p, b, "attn_post_norm", y))
+            y = normed(p, b, "ffn_post_norm", self._mlp(b, normed(p, b, "ln2", x)))
+            x = self._scaled(b, "out_scale", add(x, self._scaled(b, "ls2", y)))
             if layer in p.deepstack:
                 b = replace(w, prefix=f"v.deepstack.{layer}.")
                 merged = reshape(x, shape=(-1, p.n_embd * p.merge**2))
-                deep.append(b.linear("fc2", gelu(b.linear("fc1", self._norm("norm", merged, b)))))
-        x = self._norm("v.post_ln", x)
+                deep.append(b.linear("fc2", gelu(b.linear("fc1", normed(p, b, "norm", merged)))))
+        x = normed(p, w, "v.post_ln", x)
         if self.has_class:
             x = get_rows(x, feed("patch.kept", (n_tiles * n_patches,), "i32"))
-        return [self._project(x), *deep]
+        return [project(p, w, x), *deep]
 
     def _resized_positions(self, total: int) -> Tensor:
         """Position vectors (T, n_embd) between the four nearest of the table."""
@@ -290,18 +258,6 @@ class VisionEncoder:
         """x (T, n_embd) with the class embedding in rows of kind 1."""
         return add(mul(x, get_rows(self.constants["is_patch"], kind)), get_rows(self.constants["class"], kind))
 
-    def _norm(self, name: str, x: Tensor, w: Weights | None = None, eps: float = 0.0) -> Tensor:
-        """Norm of x (T, n); x itself where the file has none of that name."""
-        w, eps = w or self.w, eps or self.p.eps
-        if name not in w:
-            return x
-        bias = w.bias(name)
-        if self.p.projector.rms_norm:
-            y = rms_norm(x, w[name], eps=eps)
-            return y if bias is None else add(y, bias)
-        assert bias is not None  # load_vision_weights adds it
-        return layer_norm(x, w[name], bias, eps=eps)
-
     def _scaled(self, b: Weights, name: str, x: Tensor) -> Tensor:
         return mul(x, b[name]) if name in b else x
 
@@ -309,11 +265,21 @@ class VisionEncoder:
         p = self.p
         shape = (x.shape[0], p.n_head, p.head_dim)
         q, k, v = (reshape(b.linear(name, x), shape=shape) for name in ("attn_q", "attn_k", "attn_v"))
-        q, k = (self._norm(f"{name}_norm", t, b) for name, t in (("attn_q", q), ("attn_k", k)))
+        q, k = (normed(p, b, f"{name}_norm", t) for name, t in (("attn_q", q), ("attn_k", k)))
+        if p.projector.value_norm:
+            v = rms_norm(v, const(1.0), eps=p.eps)
         if angles is not None:
+            if p.projector.rope is PatchRope.COLUMNS_FIRST_NEOX:
+                q, k = self._pairs_apart(q), self._pairs_apart(k)
             interleaved = p.projector.rope in (PatchRope.HALVES, PatchRope.COLUMNS_FIRST)
             q, k = (rope(t, angles, interleaved=interleaved) for t in (q, k))
-        return b.linear("attn_out", windows.attention(q, k, v, p.head_dim**-0.5))
+        factor = 1.0 if p.projector.unscaled_attention else p.head_dim**-0.5
+        return b.linear("attn_out", windows.attention(q, k, v, factor))
+
+    def _pairs_apart(self, x: Tensor) -> Tensor:
+        """Heads (T, H, D) whose pairs within each half are pairs of the whole head."""
+        quarters = reshape(x, shape=(-1, 2, 2, self.p.head_dim // 4))
+        return reshape(transpose(quarters, axes=(0, 2, 1, 3)), shape=x.shape)
 
     def _mlp(self, b: Weights, x: Tensor) -> Tensor:
         up = b.linear("ffn_up", x)
@@ -327,28 +293,3 @@ class VisionEncoder:
         if self.p.activation is None:  # GELU's approximation by a sigmoid, CLIP's
             return mul(x, sigmoid(scale(x, factor=1.702)))
         return gelu(x) if self.p.activation is Activation.GELU else silu(x)
-
-    def _project(self, x: Tensor) -> Tensor:
-        """Rows of the text model from patch vectors x (T, n_embd)."""
-        p, w, head = self.p, self.w, self.p.projector.head
-        n_rows, merged = x.shape[0] // p.merge**2, x.shape[1] * p.merge**2
-        if head is Head.POOL_NORM:
-            first, count = (feed(f"patch.{name}", (n_rows,), "i32") for name in ("first", "pooled"))
-            pooled = rms_norm(mean_rows(x, first, count), w["mm.soft_emb_norm"], eps=p.eps)
-            return w.linear("mm.input_projection", pooled)
-        if head is Head.PATCH_MERGER and "mm.patch_merger" in w:
-            x = self._norm("mm.input_norm", x)
-            x = transpose(reshape(x, shape=(n_rows, p.merge**2, p.n_embd)), axes=(0, 2, 1))  # elements first
-            x = w.linear("mm.patch_merger", reshape(x, shape=(n_rows, merged)))
-        elif head not in (Head.MLP, Head.PATCH_MERGER):
-            if head is Head.NORM_MERGE_MLP:
-                x = self._norm("mm.input_norm", x, eps=NORM_EPS)
-            x = reshape(x, shape=(n_rows, merged))
-        if head is Head.MERGE_LINEAR:
-            return w.linear("mm.model.fc", x)
-        if head is Head.MERGE_NORM_MLP:
-            x = self._norm("mm.model.mlp.0", x, eps=NORM_EPS)
-        elif head is Head.MERGE_MLP:
-            x = self._norm("mm.input_norm", x, eps=NORM_EPS)
-        first_name, second_name = MATRICES[head]
-        return w.linear(second_name, gelu(w.linear(first_name, x)))

@@ -13,6 +13,7 @@ from logitless.models.architectures.architecture import Activation
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
+from logitless.models.vision.images import MAX_ASPECT
 from logitless.models.vision.projectors import PROJECTORS, Positions, Projector, Sizing
 
 WINDOW = 112  # pixels of the side of an attention window
@@ -39,6 +40,7 @@ class VisionParams:
     longest_edge: int  # pixels to which the longer side of a tiled image is brought
     tiles: tuple[int, int]  # least and most tiles of a grid
     tokens: tuple[int, int]  # least and most rows of a dynamic tile
+    causal: bool = True  # rows of an image see only earlier rows
     full_period: int = 1  # every n-th layer attends to the whole tile, the others within windows
     deepstack: tuple[int, ...] = ()  # layers whose patches go to the first layers of the text model, too (Qwen 3 VL)
     breaks: bool = False  # a row of its own ends each line of rows but the last (Pixtral)
@@ -69,6 +71,11 @@ class VisionParams:
             return side, side
         return self.image_size, self.image_size
 
+    @property
+    def most_columns(self) -> int:
+        """Rows of the text model along a dynamic tile's side, at most."""
+        return max(self.tokens[1], math.isqrt(MAX_ASPECT * self.tokens[1]) + 2)
+
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(lines, columns) of the rows that a tile of so many pixels becomes."""
         return height // self.unit, width // self.unit
@@ -79,9 +86,15 @@ class VisionParams:
         return lines * columns + self.breaks * (lines - 1)
 
 
-def read_params(gguf: GGUFFile, tokens: tuple[int, int] = (0, 0)) -> VisionParams:
-    """The parameters of a projector file. `tokens`: least and most rows of a dynamic tile where not
-    0 (`--image-min-tokens`, `--image-max-tokens`). ModelFileError names the key at fault."""
+def read_params(
+    gguf: GGUFFile, tokens: tuple[int, int] = (0, 0), *, causal: bool = False, n_ubatch: int = 0
+) -> VisionParams:
+    """The parameters of a projector file. ModelFileError names the key at fault.
+
+    `tokens`: least and most rows of a dynamic tile where not 0 (`--image-min-tokens`,
+    `--image-max-tokens`). `causal`: the text model has causal images, whatever the projector.
+    `n_ubatch`: tokens of a step, which a bidirectional image must fit into; 0: not known.
+    """
     metadata, path = gguf.metadata, str(gguf.path)
     if metadata.get("general.architecture") != "clip":
         raise ModelFileError(path, "is no projector file (mmproj): its general.architecture is not 'clip'")
@@ -97,6 +110,9 @@ def read_params(gguf: GGUFFile, tokens: tuple[int, int] = (0, 0)) -> VisionParam
     if projector.pixel_limits:
         pixels = keys.count("image_min_pixels"), keys.count("image_max_pixels")
         limits = -(-pixels[0] // (patch * merge) ** 2), max(1, pixels[1] // (patch * merge) ** 2)
+    causal = causal or projector.causal
+    if n_ubatch and not causal:
+        limits = min(limits[0], n_ubatch), min(limits[1], n_ubatch)
     least, most = (given or usual for given, usual in zip(tokens, limits, strict=True))
     params = VisionParams(
         kind=kind,
@@ -114,6 +130,7 @@ def read_params(gguf: GGUFFile, tokens: tuple[int, int] = (0, 0)) -> VisionParam
         longest_edge=keys.count_or_none("preproc_image_size"),
         tiles=(keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)),
         tokens=(min(least, most), most),
+        causal=causal,
         full_period=keys.count("n_wa_pattern") if projector.windows else 1,
         deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
         breaks="v.token_embd.img_break" in gguf.tensors,

@@ -33,6 +33,7 @@ class Positions(Enum):
     TABLE = auto()  # a learned vector each
     RESIZED_TABLE = auto()  # a learned grid, interpolated to the tile's, corners on corners
     FILTERED_TABLE = auto()  # the same, centres on centres, with anti-aliasing
+    SUMMED_TABLES = auto()  # the sum of a vector of the column and one of the row (Gemma 4)
     NONE = auto()
 
 
@@ -43,6 +44,7 @@ class PatchRope(Enum):
     SECTIONS = auto()  # NeoX pairs over the whole head (Qwen VL)
     HALVES = auto()  # neighbours, rows in the first half of the head, columns in the second (Pixtral)
     COLUMNS_FIRST = auto()  # neighbours, columns in the first half, rows in the second, equal angles (Kimi-VL)
+    COLUMNS_FIRST_NEOX = auto()  # the same with NeoX pairs within each half (Gemma 4)
 
 
 class Head(Enum):
@@ -50,6 +52,7 @@ class Head(Enum):
 
     MLP = auto()  # mm.0, GELU, mm.2 (LLaVA)
     POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
+    POOL_STANDARDIZE = auto()  # average pooling, √n, optional shift and scale, RMS norm, matrix (Gemma 4)
     MERGE_LINEAR = auto()  # merged patches, one matrix (Idefics 3)
     MERGE_MLP = auto()  # merged patches, optional norm, mm.1, GELU, mm.2 (LFM2)
     NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL, PaddleOCR)
@@ -80,6 +83,11 @@ class Projector:
     windows: bool = False  # most layers attend within windows of the tile (Qwen 2.5 VL)
     skip_last_layer: bool = False
     class_first: bool = False  # the class token has the first position, not the last
+    rope_base: float = 10000.0
+    unscaled_attention: bool = False  # scores are not divided by √head_dim
+    bounded: bool = False  # inputs and outputs of matrices may have bounds
+    doubled_pixels: bool = False  # the encoder maps pixels from 0…1 to −1…1 after their normalisation
+    value_norm: bool = False  # RMS norm of each value head, without a weight
     causal: bool = True  # rows of an image see only earlier rows
 
 
@@ -108,6 +116,23 @@ PROJECTORS: dict[str, Projector] = {
         end="<end_of_image>",
         resample=Resample.BILINEAR,
         merge=4,
+        causal=False,
+    ),
+    "gemma4v": Projector(
+        Head.POOL_STANDARDIZE,
+        Sizing.DYNAMIC,
+        "<|image>",
+        "<image|>",
+        merge=3,
+        tokens=(70, 1120),
+        positions=Positions.SUMMED_TABLES,
+        rope=PatchRope.COLUMNS_FIRST_NEOX,
+        rope_base=100.0,
+        rms_norm=True,
+        unscaled_attention=True,
+        value_norm=True,
+        bounded=True,
+        doubled_pixels=True,
         causal=False,
     ),
     "idefics3": Projector(Head.MERGE_LINEAR, Sizing.TILES, resample=Resample.LANCZOS),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
+from logitless.graph.ops.pointwise import clamp
+from logitless.graph.tensor import Tensor
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.projectors import Head, Positions
 from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weight
+from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weight, vector
 
 Bytes = npt.NDArray[np.uint8]
 _NORMS = ("norm.weight", "ln.weight", "ln1.weight", "ln2.weight", "mm.model.mlp.0.weight")
@@ -30,13 +33,37 @@ MATRICES = {  # the two matrices of heads with a hidden layer
 }
 
 
-def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> Weights:
+_PLAIN = ("f32", "f16", "bf16")
+_LARGEST = float(np.finfo(np.float32).max)
+_BOUNDS = {".input_min": -_LARGEST, ".input_max": _LARGEST, ".output_min": -_LARGEST, ".output_max": _LARGEST}
+
+
+@dataclass(frozen=True)
+class VisionWeights(Weights):
+    """Weights whose products may have bounds (Gemma 4)."""
+
+    bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)  # least and most of input and output
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        if (bounds := self.bounds.get(f"{self.prefix}{name}.weight")) is None:
+            return super().linear(name, x)
+        low, high, least, most = bounds
+        return clamp(super().linear(name, clamp(x, low=low, high=high)), low=least, high=most)
+
+
+def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> VisionWeights:
     """Every weight of the encoder and the projector as a constant of the session. ModelFileError
     names a tensor that is missing, unknown, or of a wrong shape or type."""
     declared = dict(_tensors(gguf, p, n_embd_text))
     used: dict[str, int] = {}
     for part in declared.values():
         used[part.source] = max(used.get(part.source, 0), part.start + part.n_rows)
+    bounds = {}
+    for name in [name for name in used if p.projector.bounded and name.endswith(".weight")]:
+        given = [key for key in _BOUNDS if name.replace(".weight", key) in gguf.tensors]
+        used |= {name.replace(".weight", key): 1 for key in given}
+        if given:
+            bounds[name] = _bounds(gguf, name)
     for name in gguf.tensors:
         if name not in used and not name.startswith(("a.", "mm.a.")):  # an audio encoder beside it
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {p.kind}")
@@ -50,8 +77,7 @@ def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_emb
         expected = part.in_file or (used[part.source], *part.shape[1:])
         if info.shape != expected:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
-        plain = ("f32", "f16", "bf16")
-        if info.dtype not in (plain if len(part.shape) == 1 else MATRIX_TYPES):
+        if info.dtype not in (_PLAIN if len(part.shape) == 1 else MATRIX_TYPES):
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
         found[name] = part
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
@@ -61,7 +87,22 @@ def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_emb
             if bias not in weights:
                 zeros = np.zeros(weights[norm].shape, np.float32).view(np.uint8)
                 weights[bias] = session.define(bias, weights[norm].shape, "f32", partial(_given, zeros), constant=True)
-    return Weights(weights)
+    return VisionWeights(weights, bounds=bounds)
+
+
+def _bounds(gguf: GGUFFile, weight: str) -> list[float]:
+    """Bounds of a matrix's inputs and outputs: least and most of each."""
+    found = []
+    for key, usual in _BOUNDS.items():
+        info, value = gguf.tensors.get(weight.replace(".weight", key)), usual
+        if info is not None:
+            if math.prod(info.shape) != 1 or info.dtype not in _PLAIN:
+                raise ModelFileError(gguf.path, f"tensor {shown(info.name)} must be one number")
+            value = float(vector(gguf.bytes_of(info.name), info.dtype)[0])
+            if math.isnan(value):
+                raise ModelFileError(gguf.path, f"tensor {shown(info.name)} is not a number")
+        found.append(min(max(value, -_LARGEST), _LARGEST))
+    return found
 
 
 def _given(raw: Bytes) -> Bytes:
@@ -78,7 +119,9 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     if p.projector.positions is not Positions.NONE:
         n = _places(gguf, p)
         name = "v.position_embd.weight"
-        if p.projector.positions is Positions.FILTERED_TABLE:  # a factor of a product
+        if p.projector.positions is Positions.SUMMED_TABLES:
+            yield name, TensorSlice(name, (2 * n, p.n_embd), in_file=(2, n, p.n_embd))
+        elif p.projector.positions is Positions.FILTERED_TABLE:  # a factor of a product
             yield name, TensorSlice(name, (p.n_embd, n), transposed=True, n_experts=1, in_file=(n, p.n_embd))
         else:
             yield name, TensorSlice(name, (n, p.n_embd))
@@ -109,7 +152,7 @@ def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
         yield from _norm(b + name, _rows(gguf, f"{b}{name}.weight"))
     for name in ("ln1", "ln2"):
         yield from _norm(b + name, n, required=True)
-    for name in ("ls1", "ls2"):
+    for name in ("ls1", "ls2", "attn_post_norm", "ffn_post_norm", "out_scale"):
         yield from _vector(f"{b}{name}.weight", n)
     yield from _matrix(f"{b}ffn_up", p.n_ff, n)
     yield from _matrix(f"{b}ffn_gate", p.n_ff, n, required=False)
@@ -123,6 +166,11 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from _norm("mm.soft_emb_norm", p.n_embd, required=True)
         name = "mm.input_projection.weight"
         yield name, TensorSlice(name, (n_text, p.n_embd), transposed=True, n_experts=1, in_file=(p.n_embd, n_text))
+        return
+    if head is Head.POOL_STANDARDIZE:
+        yield from _vector("v.std_bias", p.n_embd)
+        yield from _vector("v.std_scale", p.n_embd)
+        yield from _matrix("mm.input_projection", n_text, p.n_embd)
         return
     if head is Head.MERGE_LINEAR:
         yield from _matrix("mm.model.fc", n_text, merged)
@@ -146,7 +194,11 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
 
 def _places(gguf: GGUFFile, p: VisionParams) -> int:
     """Rows of the position table: at least those of a tile, or as many as a square grid has."""
-    n = _rows(gguf, "v.position_embd.weight")
+    name = "v.position_embd.weight"
+    if p.projector.positions is Positions.SUMMED_TABLES:
+        shape = gguf.tensors[name].shape if name in gguf.tensors else ()
+        return max(p.most_columns * p.merge, shape[1] if len(shape) == 3 else 1)
+    n = _rows(gguf, name)
     if p.projector.positions is not Positions.TABLE:
         return math.isqrt(n) ** 2
     return max(n, (p.image_size // p.patch_size) ** 2 + ("v.class_embd" in gguf.tensors))

@@ -15,8 +15,22 @@ from PIL import Image
 from tests.helpers.reference_model import Spec, write
 
 N_TEXT = 64  # vectors of the text models
+E2B = 1536  # those of Gemma 4 E2B, by which llama.cpp tells models with causal images
 Fill = Callable[..., None]  # (name, *shape, std=, mean=): adds a random tensor
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
+GEMMA4 = {
+    "attention.sliding_window": 24,  # shorter than an image
+    "attention.sliding_window_pattern": [True, False, True],
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "final_logit_softcapping": 30.0,
+    "embedding_length_per_layer_input": 0,
+    "attention.shared_kv_layers": 0,
+}
 SMOL_TOKENS = ["\n\n", "<fake_token_around_image>", "<global-img>"]
 SMOL_TOKENS += [f"<row_{y}_col_{x}>" for y in range(1, 5) for x in range(1, 5)]
 
@@ -36,8 +50,10 @@ class VisionSpec:
     image: int = 16
     positions: int | None = None  # rows of the table; None: as many as patches; 0: none
     patch_bias: bool = True
+    bare: bool = False  # RMS norms, gated MLPs, no biases
     fused: bool = False  # one matrix for queries, keys and values
     gelu: bool = True
+    n_text: int = N_TEXT  # vectors of the text model
     text: str = "llama"  # architecture of the text model
     text_keys: dict[str, Any] = field(default_factory=dict)
 
@@ -62,6 +78,22 @@ def _clip(fill: Fill, n: int) -> None:
 def _gemma3(fill: Fill, n: int) -> None:
     fill("mm.soft_emb_norm.weight", n, mean=1.0)
     fill("mm.input_projection.weight", n, N_TEXT)
+
+
+def _gemma4v(fill: Fill, n: int, *, bounds: bool = False) -> None:
+    fill("mm.input_projection.weight", E2B if bounds else N_TEXT, n)
+    if not bounds:
+        fill("v.std_bias", n)
+        fill("v.std_scale", n, mean=1.0)
+    for i in range(2):
+        b = f"v.blk.{i}."
+        for name in ("attn_q_norm", "attn_k_norm"):
+            fill(f"{b}{name}.weight", n // 4, mean=1.0)
+        for name in ("attn_post_norm", "ffn_post_norm", "out_scale"):
+            fill(f"{b}{name}.weight", n, mean=1.0)
+        for name in ("attn_q", "attn_v", "attn_out", "ffn_up", "ffn_down") if bounds else ():
+            for bound, mean in {"input_min": -0.8, "input_max": 0.9, "output_min": -0.7, "output_max": 1.0}.items():
+                fill(f"{b}{name}.{bound}", 1, mean=mean)
 
 
 def _internvl(fill: Fill, n: int) -> None:
@@ -119,9 +151,18 @@ def _qwen(fill: Fill, n: int, *, gate: bool = False, deepstack: Sequence[int] = 
 
 
 _QWEN = {"positions": 0, "patch_bias": False, "image": 32, "text": "qwen2vl", "text_keys": SECTIONS}
+_GEMMA4V = {"image": 48, "positions": 3360, "patch_bias": False, "bare": True, "text": "gemma4"}
 SPECS: dict[str, VisionSpec] = {
     "mlp": VisionSpec("mlp", mlp("mm.0", "mm.2"), n_layer=3),
     "gemma3": VisionSpec("gemma3", _gemma3, {"clip.vision.projector.scale_factor": 2}, image=32, text="gemma3"),
+    "gemma4v": VisionSpec("gemma4v", _gemma4v, text_keys=GEMMA4, **_GEMMA4V),
+    "gemma4v E2B": VisionSpec(
+        "gemma4v",
+        lambda fill, n: _gemma4v(fill, n, bounds=True),
+        n_text=E2B,
+        text_keys=GEMMA4 | {"embedding_length_per_layer_input": 32},
+        **_GEMMA4V,
+    ),
     "idefics3": VisionSpec(
         "idefics3",
         lambda fill, n: fill("mm.model.fc.weight", N_TEXT, 4 * n),
@@ -183,7 +224,7 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
         "patch_size": spec.patch,
         "embedding_length": n,
         "feed_forward_length": spec.n_ff,
-        "projection_dim": N_TEXT,
+        "projection_dim": spec.n_text,
         "block_count": spec.n_layer,
         "attention.head_count": spec.n_head,
     }
@@ -196,7 +237,12 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
         add = {bool: w.add_bool, int: w.add_uint32, list: w.add_array}[type(given)]
         add(key, given)
 
-    def fill(name: str, *shape: int, std: float = 0.0, mean: float = 0.0) -> None:
+    def fill(
+        name: str, *shape: int, std: float = 0.0, mean: float = 0.0, values: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        if values is not None:
+            w.add_tensor(name, values.astype(np.float32))
+            return
         std = std or (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
         w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float32))
 
@@ -205,18 +251,23 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
         fill("v.patch_embd.bias", n)
     rows = (spec.image // spec.patch) ** 2 if spec.positions is None else spec.positions
     if rows:
-        fill("v.position_embd.weight", rows, n, std=0.3)
+        of_axes = (2,) if spec.kind == "gemma4v" else ()
+        fill("v.position_embd.weight", *of_axes, rows, n, std=0.3)
     for i in range(spec.n_layer):
         b = f"v.blk.{i}."
         for name, size in [("qkv", 3 * n)] if spec.fused else [("q", n), ("k", n), ("v", n)]:
             fill(f"{b}attn_{name}.weight", size, n)
-            fill(f"{b}attn_{name}.bias", size)
-        for name, n_out, n_in in (("attn_out", n, n), ("ffn_up", spec.n_ff, n), ("ffn_down", n, spec.n_ff)):
+            if not spec.bare:
+                fill(f"{b}attn_{name}.bias", size)
+        gate = [("ffn_gate", spec.n_ff, n)] if spec.bare else []
+        for name, n_out, n_in in (("attn_out", n, n), ("ffn_up", spec.n_ff, n), *gate, ("ffn_down", n, spec.n_ff)):
             fill(f"{b}{name}.weight", n_out, n_in)
-            fill(f"{b}{name}.bias", n_out)
+            if not spec.bare:
+                fill(f"{b}{name}.bias", n_out)
         for name in ("ln1", "ln2"):
             fill(f"{b}{name}.weight", n, mean=1.0)
-            fill(f"{b}{name}.bias", n)
+            if not spec.bare:
+                fill(f"{b}{name}.bias", n)
     spec.extra(fill, n)
     w.write_header_to_file()
     w.write_kv_data_to_file()
@@ -231,10 +282,16 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path) -> Path:
         return with_tokens(stories, path, SMOL_TOKENS)
     keys = dict(spec.text_keys)
     if spec.text == "gemma3":
-        keys["attention.sliding_window"] = 512
+        keys["attention.sliding_window"] = 40  # some of a second image is behind it
     if spec.text == "qwen3vl":
         keys["n_deepstack_layers"] = 1
-    write(path, Spec(spec.text, n_vocab=512, vocabulary=True, n_ctx_train=512, n_ctx=512, keys=keys))
+    size = {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3} if spec.text == "gemma4" else {}
+    write(
+        path,
+        Spec(
+            spec.text, n_embd=spec.n_text, n_vocab=512, vocabulary=True, n_ctx_train=512, n_ctx=512, keys=keys, **size
+        ),
+    )
     return path
 
 

@@ -204,3 +204,21 @@ def softcap():
             bound(a[0] + r * n * 4, a[1] + r * n * 4, n, bits_f32(a[3]))
 
     return run
+
+
+@kernel("clamp")
+def clamp():
+    """Numbers within bounds. a: x, y, n, bits of the lowest and the highest."""
+
+    def formula(b, x, s):
+        high = b.select(b.fcmp_ordered(">", x[0], s[1]), s[1], x[0])
+        return b.select(b.fcmp_ordered("<", x[0], s[0]), s[0], high)
+
+    within = m.elementwise(1, 2, formula)
+
+    def run(a, begin, end, scratch):
+        n = a[2]
+        for r in range(begin, end):
+            within(a[0] + r * n * 4, a[1] + r * n * 4, n, bits_f32(a[3]), bits_f32(a[4]))
+
+    return run

@@ -93,7 +93,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
         parts = 1
     rows = max(tokens, kv_heads) * group
     scratch = 32 * size * 4 + rows * (32 + size + 2) * 4 + 64 + _state_nbytes(2 * rows, size)
-    args = (*args, tokens, parts, cores())
+    args = (*args, tokens, parts, cores(), n if len(pos.shape) == 2 else 0)
     if quantised := t.op == "attention_act":
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := len(t.src) == 7:

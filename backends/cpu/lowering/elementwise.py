@@ -103,6 +103,12 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task("softcap", (at(t.src[0]), at(t), n, bits(t.attrs["cap"])), rows, max(1, grain // 4))]
 
 
+@lower("clamp")
+def _(t: Tensor, at: At) -> list[Task]:
+    rows, n, grain = rows_of(t)
+    return [Task("clamp", (at(t.src[0]), at(t), n, bits(t.attrs["low"]), bits(t.attrs["high"])), rows, grain)]
+
+
 @lower("rms_norm")
 def _(t: Tensor, at: At) -> list[Task]:
     x, w = t.src

@@ -28,7 +28,7 @@ WORDS = [
     "uint half_n",
     "uint interleaved",
     "float direction",
-    "uint has_sinks",
+    "uint flags",  # 1: there are sinks; twice T: positions from which windows count are behind those seen as the last
 ]
 
 
@@ -85,7 +85,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
         f"""
   uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
-  uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
+  uint own = UINT(POS[t + flags / 2u]), first = window > 0u && own + 1u > window ? own + 1u - window : 0u;
   uint chunks = (size + 15u) / 16u;
   uint from = (t * n_heads + h) * size;
   for (uint p = LANE; p < half_n; p += WG) {{
@@ -135,7 +135,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
     }}
     BARRIER();
   }}
-  if (has_sinks != 0u) {sink("h", "top", "total", SCALED)}
+  if (flags % 2u != 0u) {sink("h", "top", "total", SCALED)}
   for (uint i = 0u; i < chunks; i++) {{ LSTN(Y, from + i * 16u, from + size, out_[i] / total); }}""",
         simt=(),
         cpu=[{"WG": 1, "MAX_SIZE": size} for size in SIZES],
@@ -172,7 +172,7 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         "half_n": 0 if turned is None else turned.shape[2],
         "interleaved": int(t.attrs.get("interleaved", False)),
         "direction": bits(t.attrs.get("sign", 1.0)),
-        "has_sinks": int(sinks is not None),
+        "flags": int(sinks is not None) + (2 * tokens if len(pos.shape) == 2 else 0),
     }
     # q fills the place of a buffer that the kernel does not read
     rest = (tables, slot, pos, turned or q, sinks or q)

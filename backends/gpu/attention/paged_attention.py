@@ -30,7 +30,7 @@ AFTER_CACHES = [
     Arg("SLOT", "i32"),
     Arg("POS", "i32"),
     Arg("A", "f32"),  # angles, where half_n tells of pairs
-    Arg("S", "f32"),  # sinks, where has_sinks
+    Arg("S", "f32"),  # sinks, where there are some
     Arg("Y", "f32", "w"),
 ]
 # keys: what two cells are loaded as, or one of f32
@@ -48,7 +48,7 @@ WORDS = [
     "uint half_n",
     "uint interleaved",
     "float direction",
-    "uint has_sinks",
+    "uint flags",
 ]
 FUNCTIONS = f"""
 #define SPAN {SPAN}u
@@ -159,7 +159,8 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
   uint t = GY, per = n_heads / n_kv, blocks = (per + HEADS - 1u) / HEADS, unit = GX % (n_kv * blocks);
   uint kv = unit / blocks, head = kv * per + unit % blocks * HEADS, n_own = min(UINT(HEADS), kv * per + per - head);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
-  uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
+  uint own_pos = UINT(POS[t + flags / 2u]);
+  uint first = window > 0u && own_pos + 1u > window ? own_pos + 1u - window : 0u;
   uint span = first / SPAN, end = pos / SPAN + 1u;
   if (n_spans > 0u) {{
     uint own = GX / (n_kv * blocks);
@@ -262,7 +263,7 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
     }}
     BARRIER();
   }}
-  if (has_sinks != 0u && n_spans == 0u) {{
+  if (flags % 2u != 0u && n_spans == 0u) {{
     if (LID < HEADS) {sink("head + min(LID, n_own - 1u)", "most_of[LID]", "total_of[LID]", "was_of[LID] = was;")}
     BARRIER();
     UNROLL for (uint i = 0u; i < OUTS; i++) {{
@@ -302,7 +303,8 @@ SCALED = "UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = sums[t] * was;"
 # Of WIDE elements from element i: their values `x`.
 JOINED = f"""
     uint row = i / size, pos = UINT(POS[row / n_heads]);
-    uint start = window > 0u && pos + 1u > window ? pos + 1u - window : 0u, end = pos / {SPAN}u + 1u;
+    uint own_pos = UINT(POS[row / n_heads + flags / 2u]);
+    uint start = window > 0u && own_pos + 1u > window ? own_pos + 1u - window : 0u, end = pos / {SPAN}u + 1u;
     float most_of = -INF;
     PRECISE float total_of = 0.0f;
     PRECISE float sums[WIDE];
@@ -328,11 +330,11 @@ JOINED = f"""
         }}
       }}
     }}
-    if (has_sinks != 0u) {sink("row % n_heads", "most_of", "total_of", SCALED)}
+    if (flags % 2u != 0u) {sink("row % n_heads", "most_of", "total_of", SCALED)}
     float x[WIDE];
     UNROLL for (uint t = 0u; t < WIDE; t++) x[t] = sums[t] / total_of;"""
 JOIN_ARGS = [Arg("P", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w"), Arg("S", "f32")]
-JOIN_WORDS = ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans", "uint has_sinks"]
+JOIN_WORDS = ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans", "uint flags"]
 Kernel(
     "attention_join",
     JOIN_ARGS,
@@ -367,5 +369,5 @@ def spans(t: Tensor, shape: Shape, words: dict[str, int], rest: tuple[Tensor, ..
     first = dispatch(
         name, shape, (*bufs, None), arguments, (groups * n_spans, tokens), scratch, HEADS=heads, MAX_SIZE=room
     )
-    joined = (n, n_heads, size, values["window"], n_spans, values["has_sinks"])
+    joined = (n, n_heads, size, values["window"], n_spans, values["flags"])
     return [first, dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)]

@@ -151,7 +151,8 @@ def attention(
     tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i
     reads key head i · H_kv // H. `sinks` (H,): a score of each query head that takes part in its
     softmax and has no value (gpt-oss). `window` > 0 sees only the last `window` positions; `cap` >
-    0 bounds the scores (Gemma 2).
+    0 bounds the scores (Gemma 2). pos (2, T): the last positions that tokens see, and the positions
+    from which their windows count, which are not behind those (bidirectional images).
     """
     out = np.empty_like(q)
     for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
@@ -168,9 +169,9 @@ def visible_cells(
 ) -> Iterator[tuple[int, int, Array, Array]]:
     """Token, query head, visible keys and values (n, D) of its sequence, for all tokens and heads."""
     group = q.shape[1] // k.shape[1]
+    last, own = pos if pos.ndim == 2 else (pos, pos)
     for t in range(q.shape[0]):
-        p = int(pos[t])
-        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
+        where = np.arange(max(0, int(own[t]) - window + 1) if window else 0, int(last[t]) + 1)
         pages = tables[slot[t]][where // PAGE]
         keys, values = k[pages, :, :, where % PAGE], v[pages, :, where % PAGE]  # (n, H_kv, D)
         for h in range(q.shape[1]):
@@ -193,7 +194,8 @@ def _(
 ) -> tuple[Shape, str]:
     n, heads, size = q.shape
     ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
-    require(ok and slot.shape == pos.shape == (n,), "attention", "shapes disagree", q, k, v, tables, slot, pos)
+    ok = ok and slot.shape == (n,) and pos.shape in ((n,), (2, n))
+    require(ok, "attention", "shapes disagree", q, k, v, tables, slot, pos)
     require_sinks("attention", q, sinks)
     return q.shape, q.dtype
 
@@ -205,7 +207,14 @@ def require_sinks(name: str, q: Tensor, sinks: Tensor | None) -> None:
 
 
 def attention_case(
-    types: str, heads: int, kv_heads: int, size: int, *, with_sinks: bool = False, **attrs: float
+    types: str,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    *,
+    with_sinks: bool = False,
+    own_positions: bool = False,
+    **attrs: float,
 ) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         type_k, type_v = types.split("/")
@@ -216,6 +225,8 @@ def attention_case(
         tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])
         slot = np.array([0, 0, 0, 1, 1, 2, 0])
         pos = np.array([33, 34, 47, 15, 16, 0, 3])
+        if own_positions:  # tokens 1 and 2 see the third, too; so do the first and the last see more
+            pos = np.array([[36, 47, 47, 15, 16, 0, 45], [33, 34, 47, 2, 16, 0, 3]])
         q = r.normal(size=(7, heads, size))
         sinks = [random_sinks(r, heads)] if with_sinks else []
         return [q, Variable(k, type_k), Variable(v, type_v), tables, slot, pos, *sinks], {"scale": size**-0.5, **attrs}
@@ -242,6 +253,8 @@ for _types, _heads, _kv_heads, _size, _attrs in (
     ("f16/f16", 4, 4, 64, {"with_sinks": True}),
     ("f16/f16", 8, 1, 16, {"with_sinks": True, "window": 20}),
     ("f16/f32", 10, 1, 32, {"with_sinks": True}),
+    ("f16/f16", 4, 2, 32, {"own_positions": True, "window": 20}),
+    ("f32/f32", 2, 2, 64, {"own_positions": True, "with_sinks": True, "window": 3}),
 ):
     attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
 
@@ -338,6 +351,7 @@ def _(
     **attrs: Any,
 ) -> tuple[Tensor | None, ...]:
     require(not sinks, "attention", "there is no gradient with sinks", y, *sinks)
+    require(len(pos.shape) == 1, "attention", "there is no gradient with two positions of a token", y, pos)
     return (*split_rows(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
 
 

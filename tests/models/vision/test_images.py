@@ -6,6 +6,7 @@ import io
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from logitless.models.vision import images
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
 from logitless.models.vision.preprocess import best_grid, dynamic_size, pieces_of
-from tests.helpers.vision_files import SPECS, picture, png, write_projector
+from tests.helpers.vision_files import SPECS, Fill, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
 
@@ -128,3 +129,24 @@ def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) 
         path = write_projector(tmp_path / "p.gguf", replace(SPECS["mlp"], **changed))
         with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=named):
             read_params(gguf)
+
+
+def test_a_bidirectional_image_fits_into_a_step(tmp_path: Path) -> None:
+    with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["gemma4v"])) as gguf:
+        assert read_params(gguf, n_ubatch=512).tokens == (70, 512)
+        assert read_params(gguf, n_ubatch=16).tokens == (16, 16)
+        assert read_params(gguf, (0, 600), n_ubatch=512).tokens == (70, 600)  # refused when an image is so large
+        assert read_params(gguf, causal=True, n_ubatch=512).tokens == (70, 1120)
+
+
+def test_bounds_of_products_are_one_number_each(tmp_path: Path, shared_data: Path) -> None:
+    model = write_text_model(tmp_path / "t.gguf", SPECS["gemma4v"], shared_data)
+    for value, named in ((np.zeros(2), "one number"), (np.array([np.nan]), "not a number")):
+
+        def extra(fill: Fill, n: int, value: np.ndarray[Any, Any] = value) -> None:
+            SPECS["gemma4v"].extra(fill, n)
+            fill("v.blk.0.attn_q.input_max", values=value)
+
+        path = write_projector(tmp_path / "p.gguf", replace(SPECS["gemma4v"], extra=extra))
+        with pytest.raises(ModelFileError, match=f"attn_q.input_max.*{named}"), Runs(model, path):
+            pass

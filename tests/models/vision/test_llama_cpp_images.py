@@ -55,7 +55,8 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
     stories = shared_data / "models" / "stories260K.gguf"
     prompts = []
     for size in SIZES:
-        images = [png(picture(*size)), png(picture(*size[::-1], seed=5))]
+        # no transposed pair: llama.cpp mistakes Gemma 4's images of as many rows for equal shapes
+        images = [png(picture(*size)), png(picture(size[1] + 8, size[0], seed=5))]
         prompts += [("h<image>g", images[:1]), ("h<image><image>g", images)]
     encoded = [(text, [base64.b64encode(image).decode() for image in images]) for text, images in prompts]
     files = {}

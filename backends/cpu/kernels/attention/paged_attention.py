@@ -62,8 +62,9 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     """Paged attention.
 
     a: q, k, v, tables, slot, pos, y, T, H_kv, pages of a table, window, scale bits, cap bits,
-    tokens of a unit, most parts that their spans are split into, cores. Then, with variant "act"
-    (quantised output): panel rows, panels. With variant "sinks": a score of each query head that
+    tokens of a unit, most parts that their spans are split into, cores, T if pos has the positions
+    from which windows count behind those that tokens see as the last, else 0. Then, with variant
+    "act" (quantised output): panel rows, panels. With variant "sinks": a score of each query head that
     adds to the sum of weights and to nothing else. `value_dtype` "keys": the keys are the values
     too, and v is k.
 
@@ -82,9 +83,9 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
         scale, cap = bits_f32(a[11]) * LOG2_E, bits_f32(a[12]) * LOG2_E
-        slot, pos = i32p(a[4]), i32p(a[5])
-        tokens, parts = a[13], parts_of(pos, n_tokens, window, a[14])
-        independent = parts == 1 and group <= max_single and all_independent(slot, pos, n_tokens, window, a[15])
+        slot, pos, own = i32p(a[4]), i32p(a[5]), i32p(a[5] + a[16] * 4)
+        tokens, parts = a[13], parts_of(pos, own, n_tokens, window, a[14])
+        independent = parts == 1 and group <= max_single and all_independent(slot, pos, own, n_tokens, window, a[15])
         max_rows = max(tokens, kv_heads) * group
         s_at = scratch + 2 * page_nbytes_f32
         q_at = s_at + max_rows * BLOCK * 4
@@ -106,10 +107,12 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
             while first < last and part < parts:
                 n = 1  # tokens first…first+n−1 belong to one sequence
                 lowest = highest = pos[first]
+                nearest = farthest = own[first]
                 while not independent and first + n < last and slot[first + n] == slot[first]:
                     lowest, highest = min(lowest, pos[first + n]), max(highest, pos[first + n])
+                    nearest, farthest = min(nearest, own[first + n]), max(farthest, own[first + n])
                     n += 1
-                span = first_span(lowest, window)
+                span = first_span(nearest, window)
                 spans = highest // ATTENTION_SPAN + 1 - span
                 span, stop = span + spans * part // parts, span + spans * (part + 1) // parts
                 rows = n * heads * group
@@ -126,21 +129,23 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
                     if token == last and not independent:
                         token, head, _ = unit_at(unit + a[14], kv_heads, n_tokens, tokens, a[14])
                     token = first if token < 0 or token == n_tokens else token
-                    next_table, block = i32p(a[3] + slot[token] * table_pages * 4), first_block(pos[token], window)
+                    next_table, block = i32p(a[3] + slot[token] * table_pages * 4), first_block(own[token], window)
                     if part + 1 < parts:
                         next_table, block, token, head = table, end_block, first, h
                     after0, after1 = pages_of(next_table, block, pos[token], kv_heads, head)
                 for i in range(span, stop):
-                    begin_block = max(i * BLOCKS, first_block(lowest, window))
+                    begin_block = max(i * BLOCKS, first_block(nearest, window))
                     blocks = (begin_block, min(i * BLOCKS + BLOCKS, end_block), end_block)
                     at = total_state if i == span else span_state
                     if parts > 1:
                         at = _state(shared_states, n_shared, size, ((i * kv_heads + h) * n_tokens + first) * group)
                     clear(at[0], at[1], at[2], rows)
                     if is_single:
-                        walk_one(a, table, pos[first], window, cap, h, heads, blocks, after0, after1, area, at)
+                        seen = (pos[first], own[first])
+                        walk_one(a, table, seen, window, cap, h, heads, blocks, after0, after1, area, at)
                     else:
-                        walk_several(a, table, pos, first, n, lowest, highest, window, cap, h, blocks, area, at)
+                        seen = (lowest, highest, farthest)
+                        walk_several(a, table, pos, own, first, n, seen, window, cap, h, blocks, area, at)
                     if i > span and parts == 1:
                         join(
                             span_state[0],
@@ -171,8 +176,8 @@ def attention_join(head_size, group_size, variant=""):
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
-        pos = i32p(a[5])
-        if parts_of(pos, n_tokens, window, a[14]) == 1:
+        pos, own = i32p(a[5]), i32p(a[5] + a[16] * 4)
+        if parts_of(pos, own, n_tokens, window, a[14]) == 1:
             return
         shared_states = i64p(scratch - SHARED_MEMORY)[0]
         n_shared = (table_pages * PAGE + ATTENTION_SPAN - 1) // ATTENTION_SPAN * kv_heads * n_tokens * group
@@ -180,7 +185,7 @@ def attention_join(head_size, group_size, variant=""):
         for token in range(begin, end):
             for h in range(kv_heads):
                 clear(total_state[0], total_state[1], total_state[2], group)
-                for i in range(first_span(pos[token], window), pos[token] // ATTENTION_SPAN + 1):
+                for i in range(first_span(own[token], window), pos[token] // ATTENTION_SPAN + 1):
                     at = _state(shared_states, n_shared, size, ((i * kv_heads + h) * n_tokens + token) * group)
                     join(at[0], at[1], at[2], total_state[0], total_state[1], total_state[2], group)
                 write(a, token, h, total_state, 0)
@@ -213,12 +218,12 @@ def _write(size, group, variant):
         out = o_at if quantized else a[6] + (token * a[8] + head) * group * size * 4
         for g in range(group):
             if with_sinks:
-                below = f32p(a[16])[head * group + g] - tops[row + g] * LN_2
+                below = f32p(a[17])[head * group + g] - tops[row + g] * LN_2
                 f32p(l_at)[g * PAGE] += exp_exact(below)
             finish(o_at + g * size * 4, l_at + g * PAGE * 4, out + g * size * 4)
         if quantized:
             count = group * size // 32
-            r0, panel = panel_of(token, a[7], a[16], a[17])
+            r0, panel = panel_of(token, a[7], a[17], a[18])
             y = a[6] + ((r0 * a[8] + head * panel) * count + token - r0) * ACT_BLOCK
             quantize_row(o_at, y, panel * ACT_BLOCK, count)
 
@@ -226,7 +231,7 @@ def _write(size, group, variant):
 
 
 @njit(forceinline=True)
-def _unused(a, table, position, window, cap, h, heads, blocks, after0, after1, area, state):
+def _unused(a, table, seen, window, cap, h, heads, blocks, after0, after1, area, state):
     """Stands in for `_one_token` where keys are the values, which are transposed once for all rows."""
 
 
@@ -243,7 +248,8 @@ def _one_token(key_dtype, value_dtype, size, group):
     softmax, add = softmax_step(size, group, masked=True), weighted_sum_of_pages(size, group, value_dtype)
 
     @njit(forceinline=True)
-    def walk(a, table, position, window, cap, h, heads, blocks, after0, after1, area, state):
+    def walk(a, table, seen, window, cap, h, heads, blocks, after0, after1, area, state):
+        position, own = seen
         _, s, q, visible_at = area
         o, l, tops = state
         visible_cells, kv_heads = i32p(visible_at), a[8]
@@ -253,7 +259,7 @@ def _one_token(key_dtype, value_dtype, size, group):
             next0, next1 = after0, after1
             if block + 1 < stop:
                 next0, next1 = pages_of(table, block + 1, position, kv_heads, h)
-            lo, hi = visible(position, block, window)
+            lo, hi = visible(position, own, block, window)
             for g in range(group):
                 visible_cells[2 * g], visible_cells[2 * g + 1] = lo, hi
             for j in range(heads):
@@ -292,16 +298,19 @@ def _several_tokens(key_dtype, value_dtype, size, group):
     some4, some2, some1 = group % 8 > 0, group % 4 > 0, group % 2 > 0
 
     @njit(forceinline=True)
-    def walk(a, table, pos, first, n, lowest, highest, window, cap, h, blocks, area, state):
+    def walk(a, table, pos, own, first, n, seen, window, cap, h, blocks, area, state):
+        lowest, highest, farthest = seen
         block_at, s_at, q_at, visible_at = area
         o_at, l_at, tops_at = state
         visible_cells, kv_heads, rows = i32p(visible_at), a[8], n * group
         start, end, stop = blocks
         next0, next1 = pages_of(table, start, highest, kv_heads, h)
         for block in range(start, end):
-            whole = visible(lowest, block, window)[1] == BLOCK and visible(highest, block, window)[0] == 0
+            whole = (
+                visible(lowest, lowest, block, window)[1] == BLOCK and visible(highest, farthest, block, window)[0] == 0
+            )
             for t in range(0 if whole and rows % 8 == 0 else n):  # otherwise unused
-                lo, hi = visible(pos[first + t], block, window)
+                lo, hi = visible(pos[first + t], own[first + t], block, window)
                 for g in range(group):
                     visible_cells[2 * (t * group + g)] = lo
                     visible_cells[2 * (t * group + g) + 1] = hi

@@ -12,11 +12,14 @@ BLOCKS = ATTENTION_SPAN // BLOCK
 
 
 @njit(forceinline=True)
-def parts_of(pos, n_tokens, window, most):
-    """Parts that each token's spans are split into: the spans of the longest, `most` at most."""
+def parts_of(pos, own, n_tokens, window, most):
+    """Parts that each token's spans are split into: the spans of the longest, `most` at most.
+
+    pos: the last position that each token sees; own: the one from which its window counts.
+    """
     longest = 1
     for t in range(n_tokens if most > 1 else 0):
-        longest = max(longest, pos[t] // ATTENTION_SPAN + 1 - first_span(pos[t], window))
+        longest = max(longest, pos[t] // ATTENTION_SPAN + 1 - first_span(own[t], window))
     return min(longest, most)
 
 
@@ -49,14 +52,14 @@ def pages_of(table, block, position, kv_heads, h):
 
 
 @njit(forceinline=True)
-def visible(position, block, window):
-    """Visible cells lo…hi−1 of a block, for a token at this position."""
-    lo = position - window + 1 - block * BLOCK if window > 0 else 0
+def visible(position, own, block, window):
+    """Visible cells lo…hi−1 of a block, for a token that sees this position as the last."""
+    lo = own - window + 1 - block * BLOCK if window > 0 else 0
     return max(0, lo), min(BLOCK, position + 1 - block * BLOCK)
 
 
 @njit(forceinline=True)
-def all_independent(slot, pos, n_tokens, window, cores):
+def all_independent(slot, pos, own, n_tokens, window, cores):
     """True when no token has a neighbour of its sequence, and whole tokens balance the cores.
 
     Balanced: no token sees more than half of a core's part. Padding rows, all at one position, are
@@ -64,8 +67,8 @@ def all_independent(slot, pos, n_tokens, window, cores):
     """
     total = longest = 0
     for t in range(n_tokens):
-        if t > 0 and slot[t] == slot[t - 1] and pos[t] != pos[t - 1]:
+        if t > 0 and slot[t] == slot[t - 1] and own[t] != own[t - 1]:
             return False
-        cells = np.int64(pos[t]) + 1 if window <= 0 else min(np.int64(pos[t]) + 1, window)
+        cells = np.int64(pos[t]) + 1 - (max(0, np.int64(own[t]) + 1 - window) if window > 0 else 0)
         total, longest = total + cells, max(longest, cells)
     return 2 * cores * longest <= total

@@ -1,0 +1,88 @@
+"""Projectors: patch vectors of the encoder → rows of the text model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from logitless.graph.ops.attention.encoder_attention import mean_rows
+from logitless.graph.ops.elementwise import add, gelu, mul, scale, sub
+from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.slicing import transpose
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.vision.params import VisionParams
+from logitless.models.vision.projectors import Head
+from logitless.models.vision.weights import MATRICES
+from logitless.models.weights.weights import Weights
+
+NORM_EPS = 1e-5  # of projectors whose norm is torch's default
+
+
+def project(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    """Rows of the text model from patch vectors x (T, n_embd)."""
+    return _HEADS[p.projector.head](p, w, x)
+
+
+def normed(p: VisionParams, w: Weights, name: str, x: Tensor, eps: float = 0.0) -> Tensor:
+    """Norm of x (T, n); x itself where the file has none of that name."""
+    if name not in w:
+        return x
+    bias = w.bias(name)
+    if p.projector.rms_norm:
+        y = rms_norm(x, w[name], eps=eps or p.eps)
+        return y if bias is None else add(y, bias)
+    assert bias is not None  # load_vision_weights adds it
+    return layer_norm(x, w[name], bias, eps=eps or p.eps)
+
+
+def _mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    first, second = MATRICES[p.projector.head]
+    return w.linear(second, gelu(w.linear(first, x)))
+
+
+def _merged(p: VisionParams, x: Tensor) -> Tensor:
+    return reshape(x, shape=(x.shape[0] // p.merge**2, x.shape[1] * p.merge**2))
+
+
+def _pooled(p: VisionParams, x: Tensor) -> Tensor:
+    """The mean of merged patches."""
+    n = x.shape[0] // p.merge**2
+    first, count = (feed(f"patch.{name}", (n,), "i32") for name in ("first", "pooled"))
+    return mean_rows(x, first, count)
+
+
+def _pool_norm(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    return w.linear("mm.input_projection", rms_norm(_pooled(p, x), w["mm.soft_emb_norm"], eps=p.eps))
+
+
+def _pool_standardize(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    x = scale(_pooled(p, x), factor=p.n_embd**0.5)
+    shift, factor = w.tensors.get("v.std_bias"), w.tensors.get("v.std_scale")
+    if shift is not None and factor is not None:
+        x = mul(sub(x, shift), factor)
+    return w.linear("mm.input_projection", rms_norm(x, const(1.0), eps=p.eps))
+
+
+def _norm_merge_mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    return _mlp(p, w, _merged(p, normed(p, w, "mm.input_norm", x, NORM_EPS)))
+
+
+def _patch_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    if "mm.patch_merger" in w:
+        x = normed(p, w, "mm.input_norm", x)
+        x = transpose(reshape(x, shape=(-1, p.merge**2, p.n_embd)), axes=(0, 2, 1))  # elements first
+        x = w.linear("mm.patch_merger", reshape(x, shape=(x.shape[0], -1)))
+    return _mlp(p, w, x)
+
+
+_HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
+    Head.MLP: _mlp,
+    Head.POOL_NORM: _pool_norm,
+    Head.POOL_STANDARDIZE: _pool_standardize,
+    Head.MERGE_LINEAR: lambda p, w, x: w.linear("mm.model.fc", _merged(p, x)),
+    Head.MERGE_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.input_norm", _merged(p, x), NORM_EPS)),
+    Head.NORM_MERGE_MLP: _norm_merge_mlp,
+    Head.MERGE_NORM_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS)),
+    Head.MERGER: lambda p, w, x: _mlp(p, w, _merged(p, x)),
+    Head.PATCH_MERGER: _patch_merger,
+}

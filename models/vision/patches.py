@@ -1,0 +1,54 @@
+"""Patches of tiles: their order, their pixels, and their places in a table of positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def patch_places(rows: int, columns: int, merge: int) -> Array:
+    """(row, column) of each patch of a grid, (n, 2): merged blocks row by row, in each its patches
+    row by row."""
+    y, x = np.mgrid[:rows, :columns]
+    places = np.stack([y, x], -1).reshape(rows // merge, merge, columns // merge, merge, 2)
+    return places.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
+
+
+def flat_patches(pixels: Array, patch: int, places: Array) -> Array:
+    """Patches (n, 3 · patch²) f32 of pixels (height, width, 3) u8, colours first, in this order."""
+    height, width, _ = pixels.shape
+    grid = pixels.reshape(height // patch, patch, width // patch, patch, 3).transpose(0, 2, 4, 1, 3)
+    return grid[places[:, 0], places[:, 1]].reshape(len(places), -1).astype(np.float32)
+
+
+def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
+    """Shares (n, side²) f32 of a position table's rows in patches of another grid: bilinear with
+    anti-aliasing, centres on centres (torch's interpolate)."""
+    axes = []
+    for axis, n in enumerate(grid):
+        factor = side / n
+        support = max(1.0, factor)
+        centres = (np.arange(n) + 0.5) * factor
+        away = np.abs(np.arange(side) + 0.5 - centres[:, None]) / support
+        shares = np.maximum(0.0, 1 - away)
+        axes.append((shares / shares.sum(1, keepdims=True))[places[:, axis]])
+    joint: Array = (axes[0][:, :, None] * axes[1][:, None, :]).reshape(len(places), side * side)
+    return joint.astype(np.float32)
+
+
+def resized_places(places: Array, grid: tuple[int, int], side: int) -> tuple[list[Array], list[Array]]:
+    """(rows of a position table for a grid of side², their shares) whose sum is a patch's position
+    in another grid: bilinear, corners on corners."""
+    corners, weights = [], []
+    for axis, n in enumerate(grid):
+        at = places[:, axis] * ((side - 1) / max(1, n - 1))
+        low = at.astype(np.int64)
+        corners.append((low, np.minimum(low + 1, side - 1)))
+        weights.append((1 - (at - low), at - low))
+    pairs = [(y, x) for y in (0, 1) for x in (0, 1)]
+    ids = [corners[0][y] * side + corners[1][x] for y, x in pairs]
+    return ids, [weights[0][y] * weights[1][x] for y, x in pairs]
