@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     hf_token: str | None
     hf_repo_draft: str | None
     model_url: str | None
+    mmproj_url: str | None
     offline: bool
     ctx_size: int
     parallel: int
@@ -47,6 +48,7 @@ class Options(TypedDict, total=False):
     rerank: bool
     mmproj: str | None
     mmproj_auto: bool
+    mmproj_offload: bool
     image_min_tokens: int
     image_max_tokens: int
     device: str | Sequence[str]

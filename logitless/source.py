@@ -29,6 +29,7 @@ _SOURCES: dict[str, Any] = {
     "hf_token": None,
     "hf_repo_draft": None,
     "model_url": None,
+    "mmproj_url": None,
     "offline": False,
 }
 
@@ -38,17 +39,28 @@ def _download(model: str | Path | None, source: dict[str, Any], checked: ModelOp
 
     from logitless.cli.flags.model_options import Repo, url
     from logitless.cli.hub import model_source
-    from logitless.cli.setup.model import find_draft_model
+    from logitless.cli.setup.model import find_draft_model, find_projector
 
-    for name, parse in (("hf_repo", Repo.parse), ("hf_repo_draft", Repo.parse), ("model_url", url)):
+    for name, parse in (
+        ("hf_repo", Repo.parse),
+        ("hf_repo_draft", Repo.parse),
+        ("model_url", url),
+        ("mmproj_url", url),
+    ):
         if source[name] is not None:
             try:
                 source[name] = parse(source[name])
             except ValueError as error:
                 raise OptionError(f"--{name.replace('_', '-')}: {source[name]!r} {error}") from None
     names = SimpleNamespace(
-        **source, model=model and str(model), spec_type=checked.spec_type, model_draft=checked.model_draft
+        **source,
+        model=model and str(model),
+        spec_type=checked.spec_type,
+        model_draft=checked.model_draft,
+        mmproj=checked.mmproj,
+        mmproj_auto=checked.mmproj_auto,
     )
     path = model_source.find(names) or demo_model()
     find_draft_model(names, path)
-    return path, replace(checked, model_draft=names.model_draft)
+    find_projector(names, path)
+    return path, replace(checked, model_draft=names.model_draft, mmproj=names.mmproj, mmproj_auto=names.mmproj_auto)

@@ -162,12 +162,13 @@ class Router:
         return info.models_response(request, self._listed(request, checkpoints=info.asks_checkpoints(request)))
 
     async def _ask_what_they_are(self) -> None:
-        """Ask each running server once for its model's `meta`, for later listings."""
+        """Ask each running server once for its model's `meta` and modalities, for later listings."""
 
         async def ask_one(child: ServerProcess) -> None:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, LookupError, ValueError):
                 async with asyncio.timeout(_SOON), self._session.get(f"{child.url}/v1/models") as answer:
-                    self._meta[child] = (await answer.json())["data"][0]["meta"]
+                    told = (await answer.json())["data"][0]
+                    self._meta[child] = {name: told[name] for name in ("meta", "architecture")}
 
         children = [m.child for m in self._fleet.models.values() if m.state == LOADED and m.child is not None]
         await asyncio.gather(*(ask_one(child) for child in children if child not in self._meta))

@@ -117,6 +117,7 @@ class ModelArguments:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()  # of models, as far as they are on this machine
+    images: bool = False  # it has a projector, so it takes images
 
 
 # (where it stands, settings, the model's name, its file if that is known without them) → what they mean
@@ -153,6 +154,7 @@ class Sources:
                     tags=meaning.tags,
                     source=PRESET if name in presets else FOLDER if name in files else CACHE,
                     preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, preset.settings.items()))),
+                    images=meaning.images,
                     load_on_startup=preset.load_on_startup,
                     stop_seconds=preset.stop_seconds,
                 )

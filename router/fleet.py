@@ -60,6 +60,7 @@ class Entry:
     tags: tuple[str, ...] = ()
     source: str = PRESET
     preset: str = ""  # settings, as a section of an INI file
+    images: bool = False  # it takes images, as far as is known before it is loaded
     hidden: bool = False  # not listed, but found by its name
     load_on_startup: bool = False
     stop_seconds: float = 10.0  # for running requests to finish when the model is unloaded

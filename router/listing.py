@@ -12,11 +12,12 @@ from logitless.router.downloads import Download, Downloads
 from logitless.router.fleet import CACHE, LOADED, UNLOADED, UNLOADING, Fleet, Model
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import sse
+from logitless.server.api.info import architecture
 
 _STARTED = int(time.time())
 
 
-ModelMeta = MutableMapping[ServerProcess, dict[str, Any]]  # `meta` of a child's model
+ModelMeta = MutableMapping[ServerProcess, dict[str, Any]]  # `meta` and `architecture` of a child's model
 
 
 def model_item(model: Model[ServerProcess], meta: ModelMeta, *, whole: bool) -> dict[str, Any]:
@@ -32,8 +33,8 @@ def model_item(model: Model[ServerProcess], meta: ModelMeta, *, whole: bool) -> 
     if whole:
         more["path"] = entry.path
     if model.child is not None and model.child in meta:
-        more["meta"] = meta[model.child]
-    return _item(entry.name, entry.source, status) | more
+        more |= meta[model.child]
+    return _item(entry.name, entry.source, status, images=entry.images) | more
 
 
 def download_item(download: Download) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def download_item(download: Download) -> dict[str, Any]:
     return _item(download.name, CACHE, {"value": "downloading", "args": []}) | download.progress
 
 
-def _item(name: str, source: str, status: dict[str, Any]) -> dict[str, Any]:
+def _item(name: str, source: str, status: dict[str, Any], *, images: bool = False) -> dict[str, Any]:
     return {
         "id": name,
         "aliases": [],
@@ -51,7 +52,7 @@ def _item(name: str, source: str, status: dict[str, Any]) -> dict[str, Any]:
         "owned_by": "logitless",
         "path": "",
         "status": status,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": architecture(images=images),
         "source": source,
         "can_remove": source == CACHE,
     }

@@ -23,6 +23,8 @@ def run(options: SimpleNamespace) -> int:
         if options.model_url and not options.model:
             model_source.remove(model_source.shown(options.model_url))
         raise CliError(f"{model_source.shown(options.model_url or str(options.hf_repo))}: is not a GGUF file")
+    if options.mmproj_url is not None or (options.hf_repo is not None and options.mmproj_auto):
+        model_source.find_projector(options, path, Lines if options.json else None)
     _say(path=str(path)) if options.json else print(path)
     return 0
 

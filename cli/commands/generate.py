@@ -28,7 +28,9 @@ def run(options: SimpleNamespace) -> int:
     from logitless.engine.requests import CompletionRequest
 
     find_draft_model(options, path)
-    model = open_model(path, model_options(options, parallel=1, swa_full=True, cache_ram=0), generates=True)
+    model = open_model(
+        path, model_options(options, parallel=1, swa_full=True, cache_ram=0, mmproj_auto=False), generates=True
+    )
     sampling = sampling_defaults(options, model.tokenizer)
     ids = prompt_ids(model.tokenizer, prompt)
     with compile_progress():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ async def _serve(options: SimpleNamespace) -> None:
         common += ("--data-dir", options.data_dir)
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
     sources = Sources(folder, presets, common, cached.models)
-    read = partial(sources.read, partial(meaning, flags))
+    read = partial(sources.read, partial(meaning, flags, common))
     try:
         entries = read()
     except CatalogError as error:
@@ -127,8 +127,16 @@ def _negatives(f: Flag) -> list[str]:
     return [name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for name in f.env.split()]
 
 
-def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None) -> ModelArguments:
-    """Settings of a preset as arguments. The line of a CatalogError begins with `where`."""
+def meaning(
+    flags: list[Flag],
+    common: Sequence[str],
+    where: str,
+    settings: Mapping[str, str],
+    name: str,
+    file: Path | None,
+) -> ModelArguments:
+    """Settings of a preset as arguments; `common` are those of all models. The line of a CatalogError
+    begins with `where`."""
     from logitless.cli.hub import cached
     from logitless.router.catalog import CatalogError, ModelArguments
 
@@ -165,9 +173,10 @@ def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: st
     words += ["--tags", ",".join(called["tags"])] if called["tags"] else []
     try:
         files = tuple(cached.files(parse(flags, words, {})))
+        images = cached.has_projector(parse(flags, [*words, *common], {}))
     except CliError as error:
         raise CatalogError(f"{where} {error}") from None
-    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]), files)
+    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]), files, images)
 
 
 def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:

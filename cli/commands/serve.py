@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.log import start_log
 from logitless.cli.progress import compile_progress
-from logitless.cli.setup.model import find_draft_model, model_options, named_model
+from logitless.cli.setup.model import find_draft_model, find_projector, model_options, named_model
 from logitless.cli.setup.server import import_http, server_config
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def run(options: SimpleNamespace) -> int:
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
     find_draft_model(options, path)
+    find_projector(options, path)
     try:
         asyncio.run(_serve(options, path))
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import CliError
 from logitless.cli.progress import compile_progress
-from logitless.cli.setup.model import find_draft_model, model_options, model_path
+from logitless.cli.setup.model import find_draft_model, find_projector, model_options, model_path
 
 if TYPE_CHECKING:
     from logitless.engine.async_engine import LoadedModel
@@ -25,6 +25,7 @@ def run(options: SimpleNamespace) -> int:
 
     path = model_path(options, "warm")
     find_draft_model(options, path)
+    find_projector(options, path)
     model = open_model(path, model_options(options))
     with compile_progress():
         served = model.load()

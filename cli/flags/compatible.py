@@ -90,7 +90,6 @@ COMPATIBLE = Group(
         _ignored("--cors-credentials", "LLAMA_ARG_CORS_CREDENTIALS"),
         _ignored("--ui-config --webui-config", "LLAMA_ARG_UI_CONFIG", value="JSON"),
         _ignored("--ui-config-file --webui-config-file", "LLAMA_ARG_UI_CONFIG_FILE", value="FILE"),
-        _ignored("--mmproj-offload", "LLAMA_ARG_MMPROJ_OFFLOAD", off="--no-mmproj-offload"),
         _ignored("--mtmd-batch-max-tokens", "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS", value="N"),
         _ignored("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X"),
         _ignored("--video-timestamp-interval", "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", value="N"),
@@ -134,7 +133,6 @@ COMPATIBLE = Group(
             why="--chat-template-kwargs sets the template's own variable",
         ),
         *(_later(f"--{name}", why="-hf names its repository") for name in _PRESETS),
-        _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL", why="download it and give --mmproj"),
         _later("-mmdev --mmproj-device", "MTMD_BACKEND_DEVICE", value="NAME", why="the encoder runs on --device"),
         _later(
             "--ui-mcp-proxy --webui-mcp-proxy",

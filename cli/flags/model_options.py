@@ -71,6 +71,13 @@ DOWNLOADS = (
     ),
     Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE", common=True),
 )
+MMPROJ_URL = Flag(
+    "-mmu --mmproj-url",
+    "a projector file of the web; it is downloaded into LLAMA_CACHE or the cache folder",
+    url,
+    metavar="URL",
+    env="LLAMA_ARG_MMPROJ_URL",
+)
 DOWNLOAD = (
     Group(
         "Download",
@@ -83,6 +90,14 @@ DOWNLOAD = (
                 metavar="FILE",
                 env="LLAMA_ARG_MODEL",
                 common=True,
+            ),
+            MMPROJ_URL,
+            Flag(
+                "--mmproj-auto",
+                "download the projector of a vision model of the hub, too",
+                default=True,
+                env="LLAMA_ARG_MMPROJ_AUTO",
+                off="--no-mmproj --no-mmproj-auto",
             ),
             Flag("--public-only", "refuse a URL at an address of this machine or a local network"),
             Flag("--json", "print progress as a line of JSON each"),

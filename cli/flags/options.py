@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logitless.cli.flags.compatible import COMPATIBLE
 from logitless.cli.flags.flags import Flag, Group
-from logitless.cli.flags.model_options import DOWNLOADS, MODEL, ROUTER, Repo
+from logitless.cli.flags.model_options import DOWNLOADS, MMPROJ_URL, MODEL, ROUTER, Repo
 from logitless.engine.loading.options import OPTIONS
 from logitless.engine.loading.values import (
     address,
@@ -74,10 +74,15 @@ CACHE = Group(
         ),
     ),
 )
+PROJECTOR = (
+    *model_flags("mmproj"),
+    MMPROJ_URL,
+    *model_flags("mmproj_auto mmproj_offload image_min_tokens image_max_tokens"),
+)
 IMAGES = Group(
     "Images",
     (
-        *model_flags("mmproj mmproj_auto image_min_tokens image_max_tokens"),
+        *PROJECTOR,
         Flag(
             "--media-urls",
             "fetch images of requests that name http:// and https:// addresses, public ones only",
@@ -540,6 +545,7 @@ PLAN = (
     CONTEXT,
     CACHE,
     GUESSING,
+    Group(IMAGES.title, tuple(f for f in PROJECTOR if f is not MMPROJ_URL)),
     MODEL_KEYS,
     PLACE,
 )
@@ -557,6 +563,7 @@ WARM = (
     CONTEXT,
     Group(CACHE.title, tuple(f for f in CACHE.flags if f.dest != "slot_save_path")),
     Group("Embeddings", model_flags("embedding pooling rerank")),
+    Group(IMAGES.title, PROJECTOR),
     LORA,
     SPECULATION,
     MODEL_KEYS,

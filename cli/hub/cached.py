@@ -15,7 +15,8 @@ from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import llama_cache, model_source
 from logitless.cli.hub.hub import cache_folder, folders
-from logitless.cli.hub.repository import Cached, cached_repositories, choose
+from logitless.cli.hub.repository import Cached, cached_repositories, choose, projector_beside
+from logitless.engine.loading.options import projectors_beside
 
 
 def models() -> dict[str, tuple[Path, str]]:
@@ -40,6 +41,16 @@ def files(options: SimpleNamespace) -> Iterator[Path]:
             cached = Cached(folder, repo)
             with suppress(CliError):  # it has no such file
                 yield cached.path(choose(cached.names(), repo, file)[0])
+
+
+def has_projector(options: SimpleNamespace) -> bool:
+    """True if a server with these options takes images, as far as the names of files tell."""
+    if options.mmproj or options.mmproj_url:
+        return True
+    if not options.mmproj_auto:
+        return False
+    path = next(files(options), None)
+    return path is not None and (projector_beside(path) is not None or len(projectors_beside(path)) == 1)
 
 
 def name_of(text: str) -> str:

@@ -18,7 +18,7 @@ from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, fetch
 from logitless.cli.hub.public import is_private
-from logitless.cli.hub.repository import Cached, choose, choose_block
+from logitless.cli.hub.repository import Cached, choose, choose_block, choose_projector, in_repository, projector_beside
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -103,6 +103,16 @@ class Hub:
                 pass
         caches = [Cached(folder, repo) for folder in self._folders]
         return next((c.path(name) for c in caches if (name := choose_block(c.names(), like))), None)
+
+    def projector(self, repo: Repo, model: Path) -> Path | None:
+        """The projector of this model of the repository; None where it has none."""
+        if not self._offline:
+            try:
+                name = choose_projector(self._names(repo), in_repository(model))
+                return self._download(repo, name) if name else None
+            except _NoAnswerError:
+                pass
+        return projector_beside(model)
 
     def _names(self, repo: Repo) -> list[str]:
         from huggingface_hub import HfApi

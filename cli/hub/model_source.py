@@ -18,6 +18,7 @@ from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, Unreachable, fetch, forget_part
 from logitless.cli.hub.hub import Hub, endpoint
 from logitless.cli.hub.public import is_private, open_url
+from logitless.cli.hub.repository import projector_beside
 
 
 def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path | None:
@@ -35,11 +36,27 @@ def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path |
         hub = Hub(options.hf_token, offline=options.offline, progress=progress, allow_private=allow)
         return hub.model(options.hf_repo, options.hf_file or "")
     if options.model_url:
-        path = Path(options.model) if options.model else None
-        strict = getattr(options, "public_only", False) and not _is_of_hub(options.model_url)
-        public_only = not allow and (strict or not is_private(options.model_url))
-        return of_url(options.model_url, path, offline=options.offline, progress=progress, public_only=public_only)
+        return _of_url(options, options.model_url, Path(options.model) if options.model else None, progress)
     return Path(options.model) if options.model else None
+
+
+def find_projector(options: SimpleNamespace, model: Path, progress: ProgressOf | None = None) -> Path | None:
+    """The projector of --mmproj-url, else the one for a model of the hub, downloaded if need be, or
+    of a cache folder; None: there is none."""
+    if getattr(options, "mmproj_url", None) is not None:
+        return _of_url(options, options.mmproj_url, None, progress)
+    if getattr(options, "hf_repo", None) is None:
+        return projector_beside(model)
+    allow = getattr(options, "allow_private_addresses", False)
+    hub = Hub(options.hf_token, offline=options.offline, progress=progress, allow_private=allow)
+    return hub.projector(options.hf_repo, model)
+
+
+def _of_url(options: SimpleNamespace, address: str, path: Path | None, progress: ProgressOf | None) -> Path:
+    strict = getattr(options, "public_only", False) and not _is_of_hub(address)
+    allow = getattr(options, "allow_private_addresses", False)
+    public_only = not allow and (strict or not is_private(address))
+    return of_url(address, path, offline=options.offline, progress=progress, public_only=public_only)
 
 
 def _is_of_hub(address: str) -> bool:

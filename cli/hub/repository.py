@@ -16,12 +16,13 @@ DEFAULT = "Q4_K_M"  # llama-server's
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
 _BLOCK = re.compile(r"(?:.*/)?mtp-[^/]*\.gguf", re.IGNORECASE)  # as llama.cpp's converter calls them
+_PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
 _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 
 
 def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
     """The chosen model file, or all its parts. CliError: there is none; the line lists what there is."""
-    models = sorted(n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
+    models = sorted(_models(names))
     own = [n for n in models if not _BLOCK.match(n)]
     whole = [n for n in own if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
     if file:
@@ -48,12 +49,32 @@ def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
     return parts
 
 
+def _models(names: Iterable[str]) -> Iterator[str]:
+    return (n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
+
+
 def choose_block(names: Iterable[str], like: str) -> str:
     """The file with the block that guesses beside a repository's models, of the same type as this one, or any; "" where
     there is none."""
     blocks = sorted(n for n in names if _BLOCK.match(n))
     quant = _QUANT.search(like)
     return (_first_with(blocks, quant[1]) if quant else "") or next(iter(blocks), "")
+
+
+def choose_projector(names: Iterable[str], model: str) -> str:
+    """The projector of one of a repository's models: of those in its folder, else above it, the one
+    of the nearest number of bits, as llama.cpp chooses; "" where there is none."""
+    parts = model.split("/")[:-1]
+    found = [n for n in sorted(names) if _PROJECTOR.fullmatch(n) and n.split("/")[:-1] == parts[: n.count("/")]]
+    return min(found, key=lambda n: (-n.count("/"), abs(_bits(n) - _bits(model))), default="")
+
+
+def _bits(name: str) -> int:
+    """The first number of a file's type: 4 of Q4_K_M, 16 of BF16; 0 without one."""
+    part = _PART.fullmatch(name)
+    kind = re.search(r"[-.]([A-Za-z0-9_]+)$", part[1] if part else name.removesuffix(".gguf"))
+    digits = re.search(r"\d+", kind[1]) if kind else None
+    return int(digits[0]) if digits else 0
 
 
 def _first_with(names: list[str], quant: str) -> str:
@@ -120,7 +141,11 @@ class Cached:
         snapshots, blobs = self.folder / "snapshots", self.folder / "blobs"
         names = self.names()
         with suppress(CliError):
-            for name in choose(names, self.repo):
+            gone = choose(names, self.repo)
+            left = [name for name in names if name not in gone]
+            if not any(True for _ in _models(left)):
+                gone += [name for name in left if _PROJECTOR.fullmatch(name)]  # no model needs them any more
+            for name in gone:
                 for path in snapshots.glob(f"*/{_escaped(name)}"):
                     _unlink_with_blob(path, snapshots, blobs)
 
@@ -152,3 +177,33 @@ def cached_repositories(cache: Path) -> Iterator[Cached]:
             if match is not None:
                 with suppress(ValueError):
                     yield Cached(cache, Repo.parse(f"{match[1]}/{match[2]}"))
+
+
+def in_repository(model: Path) -> str:
+    """The name in its repository of a model that lies in a cache folder; else the file's."""
+    folder = _snapshot_of(model)
+    return model.name if folder is None else model.absolute().relative_to(folder).as_posix()
+
+
+def projector_beside(model: Path) -> Path | None:
+    """The projector in the cache folder for a model that lies there; None: it does not, or has none."""
+    folder = _snapshot_of(model)
+    with suppress(OSError):
+        names = (
+            [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.exists()] if folder else []
+        )
+        name = choose_projector(names, in_repository(model))
+        return folder / name if folder and name else None
+    return None
+
+
+def _snapshot_of(model: Path) -> Path | None:
+    """The folder of a cache in which a repository's files have their names."""
+    return next(
+        (
+            at
+            for at in model.absolute().parents
+            if (up := at.parent).name == "snapshots" and _FOLDER.fullmatch(up.parent.name)
+        ),
+        None,
+    )

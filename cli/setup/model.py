@@ -59,6 +59,36 @@ def find_draft_model(options: SimpleNamespace, path: Path) -> None:
     options.model_draft = None if file is None else str(file)
 
 
+def find_projector(options: SimpleNamespace, path: Path) -> None:
+    """Set `mmproj` to the projector of --mmproj-url, or the one that the hub or its cache has for the
+    model, downloaded if need be.
+
+    `path`: the model's file. One that cannot be used is left out, unless a flag names it.
+    """
+    address, repo = (getattr(options, name, None) for name in ("mmproj_url", "hf_repo"))  # plan has neither
+    if address is not None and options.mmproj:
+        raise UsageError("--mmproj and --mmproj-url: give one of them")
+    cached = repo is not None or "snapshots" in path.parts
+    if options.mmproj or (address is None and not (options.mmproj_auto and cached)):
+        return
+    from logitless.cli.hub import model_source
+
+    found = model_source.find_projector(options, path)
+    if found is not None and (address is not None or _is_usable(found, path)):
+        options.mmproj = str(found)
+    elif found is not None:
+        options.mmproj_auto = False  # it has been tried
+
+
+def _is_usable(projector: Path, path: Path) -> bool:
+    from logitless.engine.loading.open_model import is_usable
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.model import hparams_of
+
+    with GGUFFile.open(path) as gguf:
+        return is_usable(projector, hparams_of(gguf))
+
+
 def _has_mtp_head(path: Path) -> bool:
     from logitless.models.architectures.mtp import can_guess
     from logitless.models.gguf.file import GGUFFile

@@ -25,7 +25,7 @@ from logitless.engine.loading.drafting import (
     n_draft_tokens,
 )
 from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, weights_nbytes
-from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
+from logitless.engine.loading.options import ModelOptions, OptionConflict, projectors_beside, text_file
 from logitless.engine.loading.placement import placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -277,6 +277,7 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
         n_draft_tokens=n_draft,
         block=mtp_file(options),
         mmproj=projector_file(options, gguf.path, h),
+        projector_on_cpu=not options.mmproj_offload,
         image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )
 
@@ -286,16 +287,21 @@ def projector_file(options: ModelOptions, path: str | Path, h: Hparams) -> str:
     none."""
     if options.mmproj or not options.mmproj_auto:
         return options.mmproj or ""
-    found = [file for file in Path(path).parent.glob("*mmproj*.gguf") if file != Path(path)]
-    if len(found) != 1 or not h.causal or h.architecture.altup:
-        return ""
+    found = projectors_beside(Path(path))
+    return str(found[0]) if len(found) == 1 and is_usable(found[0], h) else ""
+
+
+def is_usable(projector: Path, h: Hparams) -> bool:
+    """True if a model takes images by this file, as far as its header says; else a warning tells why."""
+    if not h.causal or h.architecture.altup:
+        return False
     try:
-        with GGUFFile.open(found[0]) as gguf:
+        with GGUFFile.open(projector) as gguf:
             read_params(gguf)
     except ModelFileError as error:
         log.warning("images are not read: %s", error)
-        return ""
-    return str(found[0])
+        return False
+    return True
 
 
 def _engine(path: str | Path, wanted: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:

@@ -304,9 +304,16 @@ class ModelOptions:
     mmproj_auto: bool = _option(
         "--mmproj-auto",
         True,
-        "use the only projector beside the model",
+        "use the projector of the hub's repository, or the only one beside the model",
         env="LLAMA_ARG_MMPROJ_AUTO",
         off="--no-mmproj --no-mmproj-auto",
+    )
+    mmproj_offload: bool = _option(
+        "--mmproj-offload",
+        True,
+        "run the vision encoder on the first device beside the CPU",
+        env="LLAMA_ARG_MMPROJ_OFFLOAD",
+        off="--no-mmproj-offload",
     )
     image_min_tokens: int = _option(
         "--image-min-tokens",
@@ -599,6 +606,11 @@ class ModelOptions:
 
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(ModelOptions)}
+
+
+def projectors_beside(path: Path) -> list[Path]:
+    """Files in the model's folder that are projectors by their names."""
+    return [file for file in path.parent.glob("*mmproj*.gguf") if file != path]
 
 
 def text_file(path: str) -> str:

@@ -87,6 +87,7 @@ class RunnerOptions:
     n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
     block: str = ""  # file of the MTP head, if the model's file has none
     mmproj: str = ""  # file of the vision encoder and its projector; "": no images
+    projector_on_cpu: bool = False  # else on the first device beside it
     image_tokens: tuple[int, int] = (0, 0)  # least and most rows of an image of dynamic size; 0: the projector's
 
 
@@ -288,12 +289,13 @@ class ModelRunner:
                 options.placement.devices(options.devices, names, self.session.backends),
                 self.hparams.n_layer,
                 self._fits,
+                encoder_on_cpu=options.projector_on_cpu and self.vision is not None,
             )
 
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
-        measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs)]
+        measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs, *self._image_graphs)]
         return fit(self.session.device_bytes(measured), self.session.backends)
 
     def _fall_back(self, error: Exception) -> None:
@@ -384,9 +386,8 @@ class ModelRunner:
         self._place()
         for graph in self._everything():
             self.session.prepare_kernels(graph)
-        images = [self.vision.largest] if self.vision is not None else []
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
-        apart = [*self.preemptible.builds, *images]
+        apart = [*self.preemptible.builds, *self._image_graphs]
         return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], apart)
 
     def _everything(self) -> list[list[Tensor]]:
@@ -401,6 +402,10 @@ class ModelRunner:
         n = self.options.n_slots
         shape = MTP_DRAFT._replace(n_tokens=n, n_out=n, n_probs=1)
         return [partial(self.build, shape)] if self.options.n_draft_tokens else []
+
+    @property
+    def _image_graphs(self) -> list[Callable[[], list[Tensor]]]:
+        return [self.vision.largest] if self.vision is not None else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Shapes of the warm-up set, with up to `most` decoding sequences."""

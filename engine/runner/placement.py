@@ -51,11 +51,14 @@ def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend]) -> bool:
     return all(need.total <= USABLE * backend.memory_bytes for need, backend in pairs if backend.memory_bytes)
 
 
-def chosen(options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits) -> Places | None:
+def chosen(
+    options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits, *, encoder_on_cpu: bool = False
+) -> Places | None:
     """Placement of layers; None: each op runs on the first device that supports it.
 
     `fits` returns True if a placement fits the devices' memory. An override to a lost device is
-    ignored.
+    ignored. `encoder_on_cpu`: the vision encoder is, whatever the layers are; else it is on the first
+    device beside the CPU.
     """
     cpu = next(d.index for d in devices if d.name == "cpu")
     others = [d for d in devices if d.name != "cpu"]
@@ -66,7 +69,8 @@ def chosen(options: PlacementOptions, devices: Sequence[Device], n_layer: int, f
 
     def made(counts: Sequence[int]) -> Places:
         counts = [*counts, *[0] * (len(others) - len(counts))]
-        return replace(places(n_layer, counts, [d.index for d in others], cpu), overrides=overrides)
+        encoder = cpu if encoder_on_cpu or not others or cpu == 0 else others[0].index
+        return replace(places(n_layer, counts, [d.index for d in others], cpu), overrides=overrides, encoder=encoder)
 
     def split(k: int) -> Places:
         return made(proportional(k, [d.share for d in others]))
@@ -77,7 +81,7 @@ def chosen(options: PlacementOptions, devices: Sequence[Device], n_layer: int, f
         return split(most if n is not None else _most(most, lambda k: fits(split(k))))
     if n is not None:
         return made([most])
-    if not overrides and fits(None):
+    if not overrides and not encoder_on_cpu and fits(None):
         return None
     counts: list[int] = []
     while len(counts) < len(others):

@@ -18,6 +18,7 @@ from logitless.graph.execution.partition import PlacementHint
 from logitless.graph.tensor import Tensor
 
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recurrent)\.(\d+)$")
+_OF_ENCODER = re.compile(r"v\.(?!\d+$)|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
 # The name in the file, within ours.
 _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")
@@ -26,12 +27,13 @@ _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?
 @dataclass(frozen=True)
 class Places:
     """Placement of layers on backends, by index. `first` has the embedding and all that layers
-    share, `slots` each layer and then the output. `overrides`: weights by pattern of their
+    share, `slots` each layer and then the output, `encoder` images. `overrides`: weights by pattern of their
     names; the first match counts."""
 
     first: int
     slots: tuple[int, ...]
     overrides: tuple[tuple[re.Pattern[str], int], ...] = ()
+    encoder: int = 0  # device of the vision encoder
 
     def __call__(self, node: Tensor, state: Tensor) -> PlacementHint:
         layer = self._layer(node, state.name)
@@ -42,6 +44,8 @@ class Places:
         return layer, layer
 
     def _layer(self, node: Tensor, name: str) -> int:
+        if _OF_ENCODER.match(name):
+            return self.encoder
         if layer := _OF_LAYER.search(name):
             return self.slots[int(layer[1] or layer[2])]
         if _OF_OUTPUT.search(name) or (name.endswith("token_embd.weight") and node.op == "linear"):

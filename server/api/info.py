@@ -87,10 +87,7 @@ def _model(context: Context) -> dict[str, Any]:
         "object": "model",
         "created": STARTED,
         "owned_by": "logitless",
-        "architecture": {
-            "input_modalities": ["text", *(["image"] if context.served.vision else [])],
-            "output_modalities": ["text"],
-        },
+        "architecture": architecture(images=context.served.vision is not None),
         "meta": {
             "vocab_type": info.vocab_type,
             "n_vocab": info.n_vocab,
@@ -100,6 +97,11 @@ def _model(context: Context) -> dict[str, Any]:
             "size": info.nbytes,
         },
     }
+
+
+def architecture(*, images: bool) -> dict[str, list[str]]:
+    """Modalities of a model in OpenAI's list, as llama-server tells them."""
+    return {"input_modalities": ["text", *(["image"] if images else [])], "output_modalities": ["text"]}
 
 
 async def props(request: web.Request) -> web.Response:

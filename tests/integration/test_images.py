@@ -87,3 +87,46 @@ def test_a_projector_beside_the_model_is_found(serve: Any, tmp_path: Path) -> No
     write_projector(tmp_path / "mmproj-F32.gguf", SPECS["mlp"])
     assert serve(tmp_path / "model.gguf").get("/props")["modalities"]["vision"]
     assert not serve(tmp_path / "model.gguf", "--no-mmproj").get("/props")["modalities"]["vision"]
+
+
+def test_through_a_router(serve: Any, connect: Any, tmp_path: Path) -> None:
+    """Images reach a child, also as files: of --media-path, and uploaded to the router."""
+    folder = tmp_path / "models" / "eye"
+    folder.mkdir(parents=True)
+    (folder / "m.gguf").symlink_to(MODEL)
+    write_projector(folder / "mmproj-F32.gguf", SPECS["mlp"])
+    (tmp_path / "models" / "text.gguf").symlink_to(MODEL)
+    media = tmp_path / "media"
+    media.mkdir()
+    (media / "a.png").write_bytes(base64.b64decode(IMAGE))
+    flags = ("--models-dir", str(folder.parent), "--media-path", str(media), "--data-dir", str(tmp_path / "data"))
+    router = serve(None, *flags, "-c", "512", "-t", "1")
+
+    def modalities() -> dict[str, list[str]]:
+        return {model["id"]: model["architecture"]["input_modalities"] for model in router.get("/v1/models")["data"]}
+
+    known = {"eye": ["text", "image"], "text": ["text"]}
+    assert modalities() == known  # before any is loaded
+    client = connect(f"{router.url}/v1")
+    uploaded = client.files.create(file=("a.png", base64.b64decode(IMAGE)), purpose="vision")
+    parts: list[Any] = [
+        {"type": "image_url", "image_url": {"url": URI}},
+        {"type": "image_url", "image_url": {"url": "file://a.png"}},
+        {"type": "file", "file": {"file_id": uploaded.id}},
+    ]
+    answers = []
+    for part in parts:
+        content: Any = [{"type": "text", "text": "See"}, part]
+        answer = client.chat.completions.create(
+            model="eye", messages=[{"role": "user", "content": content}], max_tokens=4, temperature=0
+        )
+        answers.append((answer.usage.prompt_tokens, answer.choices[0].message.content))
+    assert answers[0][0] > 16
+    assert answers == [answers[0]] * 3
+    assert modalities() == known
+    assert router.get("/props?model=eye")["modalities"]["vision"]
+    with pytest.raises(BadRequestError, match=r"'messages\[0\].content\[0\].image_url.url': .*--media-urls"):
+        client.chat.completions.create(
+            model="eye",
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]}],
+        )

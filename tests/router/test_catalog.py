@@ -12,7 +12,7 @@ from logitless.cli.hub import cached
 from logitless.router.catalog import CatalogError, Sources, models_of_folder
 from tests.helpers.hub_cache import HubCache
 
-MEANING = partial(meaning, _flags())
+MEANING = partial(meaning, _flags(), ())
 
 
 def test_a_folder_of_models(tmp_path: Path) -> None:
@@ -150,3 +150,24 @@ def test_settings_of_all_sections_are_those_of_each(tmp_path: Path) -> None:
     found = read(tmp_path, text, files=("a.gguf", "c.gguf"))
     told = {name: (e.load_on_startup, e.stop_seconds) for name, e in found.items()}  # type: ignore[attr-defined]
     assert told == {"a": (False, 3.0), "b": (True, 4.0), "c": (True, 3.0)}
+
+
+def test_which_models_take_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: HubCache) -> None:
+    hub_cache("u/r", "sub/m-Q8_0.gguf")
+    for name in ("mmproj-F16.gguf", "mmproj-F32.gguf"):
+        hub_cache("u/r", name)
+    hub_cache("u/text", "m-Q8_0.gguf")
+    for name in ("eye/m.gguf", "eye/mmproj.gguf", "two/m.gguf", "two/mmproj-a.gguf", "two/mmproj-b.gguf", "text.gguf"):
+        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name).touch()
+    presets = tmp_path / "presets.ini"
+    presets.write_text(
+        "[p]\nm = x\nmm = y\n[q]\nhf = u/r\n[off]\nhf = u/r\nno-mmproj = 1\n[u/far]\nmmu = http://h/m.gguf\n"
+    )
+
+    def images(*common: str) -> list[str]:
+        sources = Sources(tmp_path / "models", presets, common, cached.models)
+        return [entry.name for entry in sources.read(partial(meaning, _flags(), common)) if entry.images]
+
+    assert images() == ["eye", "p", "q", "u/far", "u/r:Q8_0"]
+    assert images("--no-mmproj") == ["p", "u/far"]

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.cli.progress import COMPILING, show_compiling
-from logitless.cli.setup.model import model_options, model_path
+from logitless.cli.setup.model import find_projector, model_options, model_path
 
 if TYPE_CHECKING:
     from logitless.engine.loading.open_model import OpenModel
@@ -55,6 +55,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     from logitless.graph.execution.plan import describe
 
     path = model_path(options, "plan")
+    find_projector(options, path)
     show_compiling()
     model = open_model(path, model_options(options), generates=True)
     engine = model.engine()
@@ -81,6 +82,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "type_k": opts.type_k,
         "type_v": opts.type_v,
         "devices": devices,
+        "projector": projector_of(engine, names),
         "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
         "process": process,
         "total": process + sum(d.total for d in sizes + sizes_of_draft),
@@ -91,6 +93,24 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "eval_order": options.eval_order,
         "arena_by_order": {o: sum(engine.measure(o)[1].sizes.values()) for o in ("left", "right")},
         "nodes": describe(placement, arenas, names).splitlines() if options.dump_plan else None,
+    }
+
+
+def projector_of(engine: ModelRunner, names: Sequence[str]) -> dict[str, Any] | None:
+    """The file that images are read with, its type, and the devices that run the encoder."""
+    if engine.vision is None:
+        return None
+    placement, _ = engine.session.measure(engine.vision.largest)
+    runs = {
+        placement.backend_of[node]
+        for node in placement.order
+        for leaf in node.src
+        if leaf.op == "variable" and leaf.attrs["constant"]
+    }
+    return {
+        "file": engine.options.mmproj,
+        "type": engine.vision.params.kind,
+        "devices": [names[i] for i in sorted(runs)],
     }
 
 
@@ -191,6 +211,11 @@ def as_text(report: dict[str, Any]) -> str:
         lines += ["", f"{report['draft']['model']}, which drafts:", *memory_table(report["draft"]["devices"]), ""]
     lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
+    if (projector := report["projector"]) is not None:
+        lines.append(
+            f"images: {projector['file']} ({projector['type']}), weights and rows among those above, encoded by "
+            + " and ".join(projector["devices"])
+        )
     most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"
     lines.append(f"prompts that have left the cache (--cache-ram): {most}")
     lines.append("")

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from logitless.cli.flags.flags import CliError
+from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import download, model_source
 from logitless.cli.hub.hub import Hub
-from logitless.cli.hub.repository import choose, choose_block
-from logitless.cli.setup.model import find_draft_model
+from logitless.cli.hub.repository import Cached, choose, choose_block, choose_projector
+from logitless.cli.setup.model import find_draft_model, find_projector
 from tests.helpers.hub_cache import HubCache, add_to_hub_cache
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -456,3 +456,89 @@ def test_nothing_else_does(hub: FakeHub, tmp_path: Path) -> None:
         find_draft_model(options, tmp_path / "m.gguf")
         assert options.model_draft is None
     assert hub.log == []
+
+
+# --- projectors
+
+
+LARGE = "UD-Q2_K_XL/m-UD-Q2_K_XL-00001-of-00002.gguf"
+BITS = ["mmproj-m-BF16.gguf", "mmproj-m-F16.gguf", "mmproj-m-F32.gguf", "mmproj-m-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "chosen"),
+    [
+        (BITS, "m-Q4_K_M.gguf", "mmproj-m-Q8_0.gguf"),  # the nearest number of bits
+        (BITS, "m-F32.gguf", "mmproj-m-F32.gguf"),
+        (BITS, "m-BF16.gguf", "mmproj-m-BF16.gguf"),
+        (BITS[:3], "m-Q8_0.gguf", "mmproj-m-BF16.gguf"),  # of equal ones the first
+        (BITS[1:3], LARGE, "mmproj-m-F16.gguf"),  # above it, too
+        (["mmproj-F32.gguf", "UD-Q2_K_XL/mmproj-F32.gguf"], LARGE, "UD-Q2_K_XL/mmproj-F32.gguf"),  # rather beside it
+        (["other/mmproj-F16.gguf", "mmproj-F16.txt", "m-F16.gguf"], "m-F16.gguf", ""),
+        (["a/mmproj-F16.gguf"], "b/m-F16.gguf", ""),
+        (["M.MMPROJ-f16.gguf"], "M.Q4_0.gguf", "M.MMPROJ-f16.gguf"),
+        ([], "m.gguf", ""),
+    ],
+)
+def test_which_projector_a_model_has(names: list[str], model: str, chosen: str) -> None:
+    """llama.cpp's rule (common/download.cpp)."""
+    assert choose_projector([*names, model], model) == chosen
+
+
+def projecting(**given: Any) -> SimpleNamespace:
+    usual = {"mmproj": None, "mmproj_url": None, "mmproj_auto": True, "hf_repo": None, "hf_token": None}
+    return SimpleNamespace(**(usual | {"offline": False} | given))
+
+
+def test_the_projector_comes_with_the_model(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logitless.cli.hub.hub.cache_folder", lambda: tmp_path)
+    judged: list[str] = []
+
+    def is_usable(projector: Path, path: Path) -> bool:
+        judged.append(projector.name)
+        return b"good" in projector.read_bytes()
+
+    monkeypatch.setattr("logitless.cli.setup.model._is_usable", is_usable)
+    hub.repos["u/r"] = {"q4/m-Q4_0.gguf": CONTENT, "mmproj-F16.gguf": b"good", "mmproj-F32.gguf": b"good too"}
+    path = of(hub, tmp_path, "u/r")
+    for options in (projecting(hf_repo=Repo("u/r"), mmproj_auto=False), projecting(hf_repo=Repo("u/r"), mmproj="x")):
+        find_projector(options, path)
+        assert options.mmproj in (None, "x")
+    assert judged == []
+    options = projecting(hf_repo=Repo("u/r"))
+    find_projector(options, path)
+    assert Path(options.mmproj).read_bytes() == b"good"
+    hub.log.clear()
+    for options in (
+        projecting(hf_repo=Repo("u/r"), offline=True),
+        projecting(),
+    ):  # by its path alone, as a router's child
+        find_projector(options, path)
+        assert options.mmproj == str(path.parent.parent / "mmproj-F16.gguf")
+    assert hub.log == []
+    hub.repos["u/bad"] = {"m.gguf": b"m", "mmproj.gguf": b"bad"}
+    options = projecting(hf_repo=Repo("u/bad"))
+    find_projector(options, of(hub, tmp_path, "u/bad"))
+    assert (options.mmproj, options.mmproj_auto) == (None, False)
+    hub.repos["u/none"] = {"m.gguf": b"text"}
+    options = projecting(hf_repo=Repo("u/none"))
+    find_projector(options, of(hub, tmp_path, "u/none"))
+    assert (options.mmproj, options.mmproj_auto) == (None, True)
+
+
+def test_a_projector_of_an_address(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_source, "_folder", lambda: tmp_path)
+    hub.repos["x"] = {"mmproj.gguf": CONTENT}
+    options = projecting(mmproj_url=f"{hub.url}/x/resolve/main/mmproj.gguf", mmproj_auto=False)
+    find_projector(options, tmp_path / "m.gguf")
+    assert Path(options.mmproj).read_bytes() == CONTENT
+    with pytest.raises(UsageError, match="--mmproj and --mmproj-url: give one of them"):
+        find_projector(projecting(mmproj_url=hub.url, mmproj="x"), tmp_path / "m.gguf")
+
+
+def test_projectors_go_with_the_last_model(hub: FakeHub, tmp_path: Path) -> None:
+    names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"]
+    paths = [add_to_hub_cache(tmp_path, "u/r", name) for name in names]
+    for repo, left in (("u/r:Q4_0", [False, True, True]), ("u/r:Q8_0", [False, False, False])):
+        Cached(tmp_path, Repo.parse(repo)).remove()
+        assert [path.exists() for path in paths] == left

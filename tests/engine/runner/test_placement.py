@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,17 @@ def test_devices_are_filled_in_order() -> None:
     assert chosen(ANYWHERE, TWO, N_LAYER, lambda _: True) is None  # nothing needs to be said
 
 
+def test_the_vision_encoder_is_on_the_first_device_or_the_cpu() -> None:
+    for n in (None, 0, 3):
+        found = chosen(PlacementOptions(n), TWO, N_LAYER, lambda p: p is not None)
+        assert found is not None
+        assert found.encoder == GPU
+        found = chosen(PlacementOptions(n), TWO, N_LAYER, lambda _: True, encoder_on_cpu=True)
+        assert found is not None
+        assert (found.encoder, found.slots.count(CPU)) == (CPU, 7 - (n if n is not None else 7))
+    assert chosen(ANYWHERE, TWO[2:], N_LAYER, lambda _: True, encoder_on_cpu=True) is None  # there is no other
+
+
 def test_the_cpu_first_or_alone_has_everything() -> None:
     for devices in ([Device(0, "cpu", 0.0)], [Device(0, "cpu", 0.0), Device(1, "opencl:0", 1.0)]):
         assert chosen(ANYWHERE, devices, N_LAYER, lambda _: False) is None
@@ -104,7 +116,7 @@ def test_shares_are_the_devices_memory_where_none_are_given() -> None:
 
 
 def test_a_weight_lives_where_its_layer_does() -> None:
-    p = places(2, [2], [7], 9)  # of layer 0, layer 1, output
+    p = replace(places(2, [2], [7], 9), encoder=5)  # of layer 0, layer 1, output
     x, ids, matrix = feed("x", (1, 4)), feed("ids", (1,), "i32"), variable("token_embd.weight", (5, 4), constant=True)
     assert p(get_rows(matrix, ids), matrix) == (9, 9)
     assert p(linear(x, matrix), matrix) == (7, 7)  # the same matrix as the output's
@@ -122,6 +134,9 @@ def test_a_weight_lives_where_its_layer_does() -> None:
         "weights.3.blk.1.attn_output.weight": 7,
         "lora.2.blk.1.attn_q.weight.a": 7,
         "adamw.m.blk.0.attn_q.weight": 9,
+        "v.blk.17.attn_q.weight": 5,
+        "mm.2.bias": 5,
+        "vision.pixel.scale": 5,
     }.items():
         s = variable(name, (4,))
         assert p(feed("node", ()), s) == (at, at), name

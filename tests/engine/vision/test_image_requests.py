@@ -4,12 +4,15 @@ pool has lost the rows; on every device."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from logitless.cli.commands.planning.plan import projector_of
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.runner import model_runner
+from logitless.engine.runner.placement import PlacementOptions
 from logitless.engine.vision import image_encoder
 from logitless.graph.backend import Backend
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
@@ -69,6 +72,42 @@ def test_images_on_devices(
         _, got = runs.first("h<image>g", images)
     top = max(expected, key=lambda id: expected[id])
     assert got[top] == pytest.approx(expected[top], abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "n_gpu_layers", "encoder", "text"),
+    [(False, None, 0, {0}), (True, None, 1, {0}), (False, 0, 0, {1}), (True, 99, 1, {0}), (False, 2, 0, {0, 1})],
+)
+def test_where_the_encoder_runs(
+    on_cpu: bool,
+    n_gpu_layers: int | None,
+    encoder: int,
+    text: set[int],
+    tmp_path: Path,
+    shared_data: Path,
+    open_device: Callable[[str], Backend],
+) -> None:
+    """On the device unless --no-mmproj-offload; it may have more layers than the text model."""
+    open_device("opencl:0")  # or skip
+    spec = replace(SPECS["mlp"], n_layer=9)
+    model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
+    placement = PlacementOptions(n_gpu_layers)
+    files = model, write_projector(tmp_path / "mm.gguf", spec)
+    with Runs(*files, devices=("opencl:0", "cpu"), placement=placement, projector_on_cpu=on_cpu) as runs:
+        assert runs.runner.vision is not None
+        found, _ = runs.runner.session.measure(runs.runner.vision.largest)
+        of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}
+        assert {backend for name, backend in of.items() if name.startswith(("v.", "mm."))} == {encoder}
+        told = projector_of(runs.runner, ["opencl:0", "cpu"])
+        assert told == {"file": str(files[1]), "type": "mlp", "devices": [("opencl:0", "cpu")[encoder]]}
+        found, _ = runs.runner.measure()
+        of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}
+        assert {backend for name, backend in of.items() if name.startswith("blk.")} == text
+        _, probs = runs.first("h<image>g", [png(picture(16, 16))])
+    with Runs(*files) as runs:
+        _, expected = runs.first("h<image>g", [png(picture(16, 16))])
+    top = max(expected, key=lambda id: expected[id])
+    assert probs[top] == pytest.approx(expected[top], abs=5e-3)
 
 
 def test_what_can_never_be_computed_is_refused(tmp_path: Path, shared_data: Path) -> None:
