@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
@@ -10,6 +11,7 @@ from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.vision.prompt_images import PromptImages
 
 Lora = tuple[tuple[int, float], ...]
+StopType = Literal["eos", "limit", "word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Token:
 class Finished:
     """The last event of a generation."""
 
-    stop_type: str  # "eos" | "limit" | "word"
+    stop_type: StopType
     stopping_word: str = ""
     text: str = ""  # buffered text that did not become a stop string
     truncated: bool = False  # the context was full

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from logitless.engine.batch import BLOCK_SIZE, StepResult
 from logitless.engine.kv_cache.manager import KVCacheManager
-from logitless.engine.requests import Event, Failed, Finished, Progress, Token, TokenProb
+from logitless.engine.requests import Event, Failed, Finished, Progress, StopType, Token, TokenProb
 from logitless.engine.scheduler.batch_builder import draft_part, prompt_rows
 from logitless.engine.sequence import Sequence
 from logitless.engine.stats import SchedulerStats
@@ -23,7 +23,7 @@ UNLIKELY = -9999.0
 class Stop:
     """Stop reason of a sequence."""
 
-    type: str  # "eos" | "limit" | "word"
+    type: StopType
     word: str = ""
     token: int | None = None  # of the request's stop_token_ids
     truncated: bool = False

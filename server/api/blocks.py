@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta
+from logitless.server.protocol.answers.generation import TokenLogprob
 
 REASONING, TEXT, CALL = "reasoning", "text", "call"
 BEGIN, MORE, END = "begin", "more", "end"
@@ -25,7 +25,7 @@ class Block:
     name: str = ""
     text: str = ""
     cut: bool = False
-    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of the tokens of a text
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of a text
     n_told: int = 0  # of them, in a stream
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from logitless.engine.requests import CompletionRequest, Token, TokenProb
 from logitless.models.tokenizer import Tokenizer
+from logitless.server.protocol.answers import UNSET, Opt
+from logitless.server.protocol.answers.generation import RankedLogprob, TokenLogprob
+from logitless.server.protocol.answers.openai import TextLogprobs
 
 _LOWEST = -3.4028234663852886e38  # JSON has no infinity; llama-server writes this
 
@@ -26,28 +28,29 @@ def valid_text(piece: bytes) -> str:
         return piece[: error.start].decode()
 
 
-def by_id(prob: TokenProb, top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def by_id(prob: TokenProb, top: int, tokenizer: Tokenizer) -> dict[str, RankedLogprob]:
     """vLLM's shape of a prompt's token and the likeliest ones; the rank of one outside them is null."""
-    told: dict[str, Any] = {}
+    told: dict[str, RankedLogprob] = {}
     ranked = [(id, value, rank) for rank, (id, value) in enumerate(prob.top[:top], 1)]
     for id, value, rank in [*ranked, (prob.id, prob.value, None)]:
         text = tokenizer.piece(id).decode("utf-8", "replace")
-        told.setdefault(str(id), {"logprob": shown(value), "rank": rank, "decoded_token": text})
+        told.setdefault(str(id), RankedLogprob(shown(value), rank, text))
     return told
 
 
 def entries(
     probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sampling: bool, *, as_ids: bool = False
-) -> list[dict[str, Any]]:
+) -> list[TokenLogprob]:
     """The shape of /completion and of chat: one object per token with its alternatives."""
-    name, top_name = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
 
-    def entry(id: int, value: float) -> dict[str, Any]:
+    def entry(id: int, value: float, tops: Opt[list[TokenLogprob]] = UNSET) -> TokenLogprob:
         piece = tokenizer.piece(id)
         text = f"token_id:{id}" if as_ids else valid_text(piece)
-        return {"id": id, "token": text, "bytes": list(piece), name: shown(value)}
+        if post_sampling:
+            return TokenLogprob(id, text, list(piece), prob=shown(value), top_probs=tops)
+        return TokenLogprob(id, text, list(piece), shown(value), top_logprobs=tops)
 
-    return [{**entry(p.id, p.value), top_name: [entry(id, value) for id, value in p.top[:top]]} for p in probs]
+    return [entry(p.id, p.value, [entry(id, value) for id, value in p.top[:top]]) for p in probs]
 
 
 class Shown:
@@ -129,32 +132,33 @@ class LegacyLogprobs:
         self._post = request.sampling.post_sampling_probs
         self._places = _Places()
 
-    def of(self, probs: Sequence[TokenProb]) -> dict[str, Any]:
+    def of(self, probs: Sequence[TokenProb]) -> TextLogprobs:
         """These tokens, which follow those of the call before."""
-        tokens, values, tops, offsets = self._empty()
+        told = TextLogprobs([], [], [], [])
         for prob in probs:
-            tokens.append(self._name(prob.id))
-            values.append(self._logprob(prob.value))
-            tops.append(self._likeliest(prob))
-            offsets.append(self._places.add(_shown_piece(self._tokenizer, self._request, prob.id)))
-        return self._arrays(tokens, values, tops, offsets)
+            place = self._places.add(_shown_piece(self._tokenizer, self._request, prob.id))
+            self._add(told, prob.id, prob, place)
+        return told
 
-    def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> dict[str, Any]:
+    def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> TextLogprobs:
         """The prompt's tokens: the first has no probability. `text` may lack what the tokenizer put
         in front.
         """
-        tokens, values, tops, offsets = self._empty()
+        told = TextLogprobs([], [], [], [])
         places = _Places()
         starts = [places.add(self._tokenizer.piece(id)) for id in ids]
         before = places.end - len(text)  # characters of what the tokenizer put in front
         for i, id in enumerate(ids):
-            prob = probs[i] if i < len(probs) else None
-            tokens.append(self._name(id))
-            values.append(None if prob is None else self._logprob(prob.value))
-            tops.append(None if prob is None else self._likeliest(prob))
-            offsets.append(max(0, starts[i] - before))
+            self._add(told, id, probs[i] if i < len(probs) else None, max(0, starts[i] - before))
         self.skip(text)
-        return self._arrays(tokens, values, tops, offsets)
+        return told
+
+    def _add(self, told: TextLogprobs, id: int, prob: TokenProb | None, place: int) -> None:
+        """One more token of the arrays; `prob` None: it has none."""
+        told.tokens.append(self._name(id))
+        told.token_logprobs.append(None if prob is None else self._logprob(prob.value))
+        told.top_logprobs.append(None if prob is None else self._likeliest(prob))
+        told.text_offset.append(place)
 
     def skip(self, text: str) -> None:
         """Text that comes before the tokens still to be told."""
@@ -179,11 +183,3 @@ class LegacyLogprobs:
         if self._post:
             return math.log(value) if value > 0 else _LOWEST
         return shown(value)
-
-    @staticmethod
-    def _empty() -> tuple[list[str], list[float | None], list[dict[str, float] | None], list[int]]:
-        return [], [], [], []
-
-    @staticmethod
-    def _arrays(tokens: list[Any], values: list[Any], tops: list[Any], offsets: list[int]) -> dict[str, Any]:
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

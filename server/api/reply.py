@@ -15,6 +15,17 @@ from logitless.engine.sampling.params import SamplerParams
 from logitless.server.api.context import error_object, sse
 from logitless.server.api.probabilities import Shown, by_id
 from logitless.server.config import BUILD_INFO, ServerConfig
+from logitless.server.protocol.answers.generation import (
+    AdapterScale,
+    CompletionTokensDetails,
+    GenerationSettings,
+    LogitBias,
+    NativeCompletion,
+    ProgressObject,
+    PromptTokensDetails,
+    TimingsObject,
+    Usage,
+)
 from logitless.server.protocol.completions import Job, ReplyOptions
 
 SAMPLER_FIELDS = SamplerParams.__struct_fields__
@@ -26,7 +37,7 @@ class Result:
 
     __slots__ = (
         "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tokens", "untold",
-        "untold_ids",
+        "untold_ids", "wrapping",
     )  # fmt: skip
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
@@ -40,6 +51,7 @@ class Result:
         self.untold_ids: list[int] = []  # return_token_ids: told with the next chunk
         self.n_tokens = 0
         self.opened = False
+        self.wrapping = b"", b""  # a chunk before and after its text
         self.finished = Finished("limit")
 
     @property
@@ -52,21 +64,19 @@ class Reply:
     """One HTTP reply: the job's results, in the order of its prompts."""
 
     id_prefix = ""
-    kind = ""  # the value of "object"
-    chunk_kind = ""
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         self.options: ReplyOptions = job.options
         self.tokenizer = served.tokenizer
         self.model = self.options.model or config.model
-        self.id = self.id_prefix + secrets.token_urlsafe(24)
         self.created = int(time.time())
+        self.id = self.id_prefix + secrets.token_urlsafe(24)
         prefixes = self.options.prefixes
         self.results = [
             Result(i, request, prefixes[i // self.options.best_of] if prefixes else "")
             for i, request in enumerate(job.requests)
         ]
-        self.common = {
+        self.head: dict[str, Any] = {
             "created": self.created,
             "id": self.id,
             "model": self.model,
@@ -145,65 +155,61 @@ class Reply:
 
     # -- pieces of both
 
-    def settings(self, request: CompletionRequest) -> dict[str, Any]:
+    def settings(self, request: CompletionRequest) -> GenerationSettings:
         """`generation_settings`: what was asked for, with every default filled in."""
         options = self.options
         others = {**options.settings, "stream": options.stream, "timings_per_token": options.timings_per_token}
         return generation_settings(request, others)
 
-    def native(self, result: Result) -> dict[str, Any]:
+    def native(self, result: Result) -> NativeCompletion:
         """The final object of /completion (also `__verbose` of the others)."""
         done, request, stream = result.finished, result.request, self.options.stream
         wanted = self.options.return_tokens and not stream
-        return {
-            "index": result.index,
-            "content": "" if stream else result.content,
-            "tokens": [token.id for token in result.tokens] if wanted else [],
-            "id_slot": done.id_slot,
-            "stop": True,
-            "model": self.model,
-            "tokens_predicted": done.n_predicted,
-            "tokens_evaluated": done.n_prompt or len(request.prompt),
-            "generation_settings": self.settings(request),
-            "prompt": self.tokenizer.pieces(request.text_ids).decode("utf-8", "replace"),
-            "has_new_line": done.has_new_line,
-            "truncated": done.truncated,
-            "stop_type": done.stop_type,
-            "stopping_word": done.stopping_word,
-            "tokens_cached": done.n_in_cache,
+        return NativeCompletion(
+            index=result.index,
+            content="" if stream else result.content,
+            tokens=[token.id for token in result.tokens] if wanted else [],
+            id_slot=done.id_slot,
+            model=self.model,
+            tokens_predicted=done.n_predicted,
+            tokens_evaluated=done.n_prompt or len(request.prompt),
+            generation_settings=self.settings(request),
+            prompt=self.tokenizer.pieces(request.text_ids).decode("utf-8", "replace"),
+            has_new_line=done.has_new_line,
+            truncated=done.truncated,
+            stop_type=done.stop_type,
+            stopping_word=done.stopping_word,
+            tokens_cached=done.n_in_cache,
+            timings=timings(done.timings),
             **self.of_prompt(result),
-            "timings": timings(done.timings),
-        }
+        )
 
     def of_prompt(self, result: Result) -> dict[str, Any]:
         """vLLM's fields about the prompt, where they are asked for."""
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.options.prompt_top is not None:
             probs, top = result.finished.prompt_probs, self.options.prompt_top
-            told["prompt_logprobs"] = [None if p is None else by_id(p, top, self.tokenizer) for p in probs]
+            fields["prompt_logprobs"] = [None if p is None else by_id(p, top, self.tokenizer) for p in probs]
         if self.options.token_ids:
-            told["prompt_token_ids"] = list(result.request.prompt)
-        return told
+            fields["prompt_token_ids"] = list(result.request.prompt)
+        return fields
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """Token counts; a prompt with several results counts once."""
         prompts = [result.finished for result in self.results[:: self.options.best_of]]
         n_prompt = sum(done.n_prompt for done in prompts)
         n_predicted = sum(result.finished.n_predicted for result in self.results)
         n_cached = sum(done.n_cached for done in prompts)
         n_written = n_prompt - n_cached if self.results[0].request.cache_prompt else 0
-        usage: dict[str, Any] = {
-            "completion_tokens": n_predicted,
-            "prompt_tokens": n_prompt,
-            "total_tokens": n_predicted + n_prompt,
-            "prompt_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": n_written},
-        }
+        usage = Usage(
+            completion_tokens=n_predicted,
+            prompt_tokens=n_prompt,
+            total_tokens=n_predicted + n_prompt,
+            prompt_tokens_details=PromptTokensDetails(n_cached, n_written),
+        )
         if any(result.request.speculation.draft for result in self.results):
-            predictions = [result.finished.prediction for result in self.results]
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": sum(accepted for accepted, _ in predictions),
-                "rejected_prediction_tokens": sum(rejected for _, rejected in predictions),
-            }
+            accepted, rejected = zip(*(result.finished.prediction for result in self.results), strict=True)
+            usage.completion_tokens_details = CompletionTokensDetails(sum(accepted), sum(rejected))
         return usage
 
 
@@ -214,75 +220,63 @@ def failure(event: Failed) -> RequestError:
     return error
 
 
-def timings(t: Timings) -> dict[str, Any]:
+def timings(t: Timings) -> TimingsObject:
     """llama-server's `timings`. The first token costs no decode step, so the rates are of those after it."""
     n_steps = max(0, t.predicted_n - 1)
-    drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
-    return {
-        "cache_n": t.cache_n,
-        "prompt_n": t.prompt_n,
-        "prompt_ms": t.prompt_ms,
-        "prompt_per_token_ms": t.prompt_ms / t.prompt_n if t.prompt_n else 0.0,
-        "prompt_per_second": 1e3 * t.prompt_n / t.prompt_ms if t.prompt_ms else 0.0,
-        "predicted_n": t.predicted_n,
-        "predicted_ms": t.predicted_ms,
-        "predicted_per_token_ms": t.predicted_ms / n_steps if n_steps else 0.0,
-        "predicted_per_second": 1e3 * n_steps / t.predicted_ms if t.predicted_ms else 0.0,
-        **drafts,
-    }
+    times = TimingsObject(
+        cache_n=t.cache_n,
+        prompt_n=t.prompt_n,
+        prompt_ms=t.prompt_ms,
+        prompt_per_token_ms=t.prompt_ms / t.prompt_n if t.prompt_n else 0.0,
+        prompt_per_second=1e3 * t.prompt_n / t.prompt_ms if t.prompt_ms else 0.0,
+        predicted_n=t.predicted_n,
+        predicted_ms=t.predicted_ms,
+        predicted_per_token_ms=t.predicted_ms / n_steps if n_steps else 0.0,
+        predicted_per_second=1e3 * n_steps / t.predicted_ms if t.predicted_ms else 0.0,
+    )
+    if t.draft_n:
+        times.draft_n, times.draft_n_accepted = t.draft_n, t.draft_n_accepted
+    return times
 
 
 def progress_fields(progress: Progress) -> dict[str, Any]:
     """llama-server's `prompt_progress` and `timings` while the prompt is evaluated."""
     so_far = Timings(progress.cache, progress.processed - progress.cache, progress.time_ms)
-    return {
-        "prompt_progress": {
-            "total": progress.total,
-            "cache": progress.cache,
-            "processed": progress.processed,
-            "time_ms": progress.time_ms,
-        },
-        "timings": timings(so_far),
-    }
+    shown = ProgressObject(progress.total, progress.cache, progress.processed, progress.time_ms)
+    return {"prompt_progress": shown, "timings": timings(so_far)}
 
 
-def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a request by llama-server's names."""
+def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -> GenerationSettings:
+    """The parameters of a request by llama-server's names; `others`: fields of which the request knows nothing."""
     s, drafts = request.sampling, request.speculation
-    return {
-        **{name: getattr(s, name) for name in SAMPLER_FIELDS},
-        "seed": s.seed & 0xFFFFFFFF,
-        "min_tokens": s.min_tokens,
-        "stop_token_ids": list(s.stop_token_ids),
-        "include_stop_str_in_output": request.stop_text,
-        "stop": list(request.stop),
-        "max_tokens": request.n_predict,
-        "n_predict": request.n_predict,
-        "n_keep": request.n_keep,
-        "n_discard": request.n_discard,
-        "n_cache_reuse": request.n_cache_reuse,
-        "ignore_eos": request.ignore_eos,
-        "stream": False,
-        "logit_bias": [{"bias": b if math.isfinite(b) else None, "token": t} for t, b in s.logit_bias],
-        "n_probs": s.n_probs,
-        "grammar": s.grammar.text if s.grammar else "",
-        "grammar_lazy": s.grammar is not None and s.grammar.lazy,
-        "grammar_triggers": list(s.grammar.triggers) if s.grammar else [],
-        "preserved_tokens": sorted(request.preserved),
-        "chat_format": "Content-only",
-        "reasoning_format": "none",
-        "reasoning_in_content": False,
-        "samplers": list(s.samplers),
-        "speculative.type": ",".join(drafts.kinds) or "none",
-        "speculative.n_max": drafts.n_max,
-        "speculative.n_min": drafts.n_min,
-        "speculative.p_min": drafts.p_min,
-        "timings_per_token": False,
-        "post_sampling_probs": s.post_sampling_probs,
-        "backend_sampling": True,
-        "lora": [{"id": id, "scale": scale} for id, scale in request.lora or ()],
+    samplers = {name: getattr(s, name) for name in SAMPLER_FIELDS} | {"seed": s.seed & 0xFFFFFFFF}
+    return GenerationSettings(
+        min_tokens=s.min_tokens,
+        stop_token_ids=s.stop_token_ids,
+        include_stop_str_in_output=request.stop_text,
+        stop=tuple(request.stop),
+        max_tokens=request.n_predict,
+        n_predict=request.n_predict,
+        n_keep=request.n_keep,
+        n_discard=request.n_discard,
+        n_cache_reuse=request.n_cache_reuse,
+        ignore_eos=request.ignore_eos,
+        logit_bias=[LogitBias(b if math.isfinite(b) else None, t) for t, b in s.logit_bias],
+        n_probs=s.n_probs,
+        grammar=s.grammar.text if s.grammar else "",
+        grammar_lazy=s.grammar is not None and s.grammar.lazy,
+        grammar_triggers=tuple(s.grammar.triggers) if s.grammar else (),
+        preserved_tokens=sorted(request.preserved),
+        samplers=s.samplers,
+        speculative_type=",".join(drafts.kinds) or "none",
+        speculative_n_max=drafts.n_max,
+        speculative_n_min=drafts.n_min,
+        speculative_p_min=drafts.p_min,
+        post_sampling_probs=s.post_sampling_probs,
+        lora=[AdapterScale(id, scale) for id, scale in request.lora or ()],
+        **samplers,
         **others,
-    }
+    )
 
 
 def _mean_logprob(result: Result) -> float:

@@ -12,7 +12,7 @@ from logitless.server.api.llamacpp.resume import LookupBody
 from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
 from logitless.server.api.llamacpp.text import DetokenizeBody, TokenizeBody
 from logitless.server.openapi.requests import ERROR, EXAMPLES, FILE, FREE, QUERIES, Schema, body_schema
-from logitless.server.openapi.responses import EVENT, REPLIES
+from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema, event_schema
 from logitless.server.protocol.chat.chat import ChatGeneration
 from logitless.server.protocol.chat.messages import Chat
 from logitless.server.protocol.completions import Completion, OpenAICompletion
@@ -195,7 +195,7 @@ def _operation(
         "tags": [tag],
         "summary": summary,
         "responses": {
-            **_success(method, name, streams),
+            **_success(method, name, streams, schemas),
             **{code: {"description": text, "content": failure} for code, text in _FAILURES.items()},
         },
     }
@@ -220,12 +220,16 @@ def _operation(
     return operation
 
 
-def _success(method: str, name: str, streams: bool) -> Schema:
+def _success(method: str, name: str, streams: bool, schemas: dict[str, Schema]) -> Schema:
     if method == "delete" and name.startswith("/v1/stream"):
         return {"204": {"description": "It has ended, or there was none."}}
     content: Schema = {}
     if not (streams and method == "get" and (method, name) not in REPLIES):
-        content[_CONTENT_TYPES.get(name, "application/json")] = {"schema": REPLIES.get((method, name), {})}
+        schema, components = answer_schema(REPLIES.get((method, name), {}))
+        content[_CONTENT_TYPES.get(name, "application/json")] = {"schema": schema}
+        schemas |= components
     if streams:
-        content["text/event-stream"] = {"schema": EVENT}
+        schema, components = event_schema(EVENTS.get(name))
+        content["text/event-stream"] = {"schema": schema}
+        schemas |= components
     return {"200": {"description": "Done.", "content": content}}

@@ -1,12 +1,12 @@
-"""The HTTP reference as Markdown: every endpoint with the fields of its body, from the
-declarations.
+"""The HTTP reference as Markdown: every endpoint with the fields of its body and of its answer, from
+the declarations.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -14,14 +14,15 @@ from msgspec import Struct
 from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, params_of
 from logitless.server.openapi.document import OPERATIONS, Body
 from logitless.server.openapi.requests import Schema, body_schema
+from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema
 from logitless.server.protocol.generation import Generation
 
 _SHARED = "Generation fields"
 
 
 def markdown() -> str:
-    """The endpoints by tag, then the fields that every request that generates text has."""
-    parts = []
+    """The endpoints by tag, the fields that every request that generates text has, and the answers' objects."""
+    parts, objects = [], dict[str, Schema]()
     for tag in dict.fromkeys(row[3] for row in OPERATIONS):
         parts.append(f"## {tag}\n")
         for method, path, aliases, of, summary, body, streams in OPERATIONS:
@@ -30,10 +31,51 @@ def markdown() -> str:
             parts.append(f"### {method.upper()} {path}\n\n{_plain(summary)}.\n")
             if aliases:
                 parts.append("Also " + ", ".join(f"`{name}`" for name in aliases) + ".\n")
-            if streams:
-                parts.append("The answer may be a stream of server-sent events.\n")
             parts += _fields(body)
-    return "\n".join([*parts, f"## {_SHARED}\n", _table([Generation], ())])
+            parts.append(_answer(method, path, streams, objects))
+    parts += [f"## {_SHARED}\n", _table([Generation], ()), "## Objects of answers\n"]
+    return "\n".join([*parts, *(_object(name, schema) for name, schema in sorted(objects.items()))])
+
+
+def _answer(method: str, path: str, streams: bool, objects: dict[str, Schema]) -> str:
+    """The types of an endpoint's answer and of its stream's events; `objects` gets those that they refer to."""
+    schema, components = answer_schema(REPLIES.get((method, path), {}))
+    told = f"Answer: {_linked(schema)}." if schema else ""
+    if streams:
+        told += " With `stream`, server-sent events"
+        if path in EVENTS:
+            events, more = answer_schema(EVENTS[path])
+            components |= more
+            told += f": {_linked(events)}"
+        told += "."
+    objects |= components
+    return told.strip() + "\n"
+
+
+def _object(name: str, schema: Schema) -> str:
+    """One object: its fields, their types and meanings."""
+    rows = [("field", "type", "meaning"), ["---"] * 3]
+    for key, field in schema["properties"].items():
+        often = "" if key in schema["required"] else " (optional)"
+        rows.append((f"`{key}`{often}", _linked(field), _plain(field.get("description", ""))))
+    return f"### {name}\n\n{_plain(schema.get('description', ''))}\n\n{_rows(rows)}"
+
+
+def _linked(schema: Schema) -> str:
+    """The type of an answer's value, with links to the objects."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_linked(each) for each in schema["anyOf"]))
+    if "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if schema.get("items"):
+        return f"array of {_linked(schema['items'])}"
+    if isinstance(schema.get("additionalProperties"), dict) and schema["additionalProperties"]:
+        return f"object of {_linked(schema['additionalProperties'])}"
+    kinds = schema.get("type", "any")
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
 
 
 def _fields(body: Body | None) -> list[str]:
@@ -61,7 +103,10 @@ def _table(kinds: Sequence[type[Struct]], hidden: Sequence[str]) -> str:
             meaning = _plain(param.doc) + _limits(field)
             rows.append((names + needed, _type(field, components), _default(field.get("default")), meaning))
     head = ("field", "type", "default", "meaning")
-    lines = [head, ["---"] * len(head), *rows]
+    return _rows([head, ["---"] * len(head), *rows])
+
+
+def _rows(lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 

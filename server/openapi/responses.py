@@ -1,8 +1,20 @@
-"""Response schemas of the OpenAPI document: fields that are always there, and their types."""
+"""Answers in the OpenAPI document: the schemas of the structs that the handlers return."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from msgspec.json import schema_components
+
+from logitless.engine.sampling.params import params_of
+from logitless.server.protocol.answers.generation import (
+    GenerationSettings,
+    NativeChunk,
+    NativeCompletion,
+    Selected,
+    Verification,
+)
+from logitless.server.protocol.answers.openai import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 
 Schema = dict[str, Any]
 STRING: Schema = {"type": "string"}
@@ -43,17 +55,6 @@ def _list(items: Schema) -> Schema:
     )
 
 
-_TIMINGS = _always(
-    **_each("cache_n prompt_n predicted_n", INTEGER),
-    **_each(
-        "prompt_ms prompt_per_token_ms prompt_per_second predicted_ms predicted_per_token_ms predicted_per_second",
-        NUMBER,
-    ),
-)
-_USAGE = _always(
-    **_each("prompt_tokens completion_tokens total_tokens", INTEGER),
-    prompt_tokens_details=_always(cached_tokens=INTEGER),
-)
 _PROMPT_USAGE = _always(prompt_tokens=INTEGER, total_tokens=INTEGER)
 _DONE = _always(success=_one(True))
 _MODEL = _always(
@@ -73,40 +74,6 @@ _PROPS = _always(
     chat_template_caps=OBJECT,
     **_each("model_alias model_path model_ftype chat_template bos_token eos_token build_info", STRING),
     **_each("endpoint_slots endpoint_props endpoint_metrics ui is_sleeping", BOOLEAN),
-)
-_NATIVE = _always(
-    generation_settings=OBJECT,
-    timings=_TIMINGS,
-    tokens=_array(INTEGER),
-    stop=_one(True),
-    stop_type=_one("none", "eos", "limit", "word"),
-    **_each("index id_slot tokens_predicted tokens_evaluated tokens_cached", INTEGER),
-    **_each("content model prompt stopping_word", STRING),
-    **_each("has_new_line truncated", BOOLEAN),
-)
-# of `response_fields` only some are there
-_NATIVE_REPLY: Schema = {"anyOf": [_NATIVE, _array(OBJECT), OBJECT]}
-_FINISH = _one("stop", "length", "tool_calls")
-_COMMON = {
-    "id": {"type": "string", "pattern": "cmpl"},
-    "created": INTEGER,
-    "model": STRING,
-    "system_fingerprint": {"type": "string", "pattern": "^b"},
-    "usage": _USAGE,
-    "timings": _TIMINGS,
-}
-_COMPLETION = _always(
-    **_COMMON,
-    object=_one("text_completion"),
-    choices=_array(_always(text=STRING, index=INTEGER, logprobs=_or_null("object"), finish_reason=_FINISH)),
-)
-_CALL = _always(id=STRING, type=_one("function"), function=_always(name=STRING, arguments=STRING))
-_MESSAGE = _always(role=_one("assistant"), content=_or_null("string"))
-_MESSAGE["properties"] |= {"reasoning_content": STRING, "tool_calls": _array(_CALL)}
-_CHAT = _always(
-    **_COMMON,
-    object=_one("chat.completion"),
-    choices=_array(_always(finish_reason=_FINISH, index=INTEGER, message=_MESSAGE)),
 )
 _RESPONSE = _always(
     id={"type": "string", "pattern": "^resp_"},
@@ -160,9 +127,15 @@ _RANKED: Schema = {
 }
 _INPUT_TOKENS = _always(object=_one("response.input_tokens"), input_tokens=INTEGER)
 _TOKEN: Schema = {"anyOf": [INTEGER, _always(id=INTEGER, piece={"type": ["string", "array"]})]}
-EVENT: Schema = {"type": "object", "properties": {"event": STRING, "data": STRING}}  # of a stream
 
-REPLIES: dict[tuple[str, str], Schema] = {
+NATIVE = [NativeCompletion, list[NativeCompletion], Selected, list[Selected]]
+EVENTS: dict[str, Any] = {  # the data of a stream's events
+    "/completion": [NativeChunk, NativeCompletion],
+    "/infill": [NativeChunk, NativeCompletion],
+    "/v1/completions": TextChunk,
+    "/v1/chat/completions": ChatChunk,
+}
+REPLIES: dict[tuple[str, str], Any] = {
     ("get", "/health"): _always(status=_one("ok")),
     ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL), models=_array(OBJECT)),
     ("post", "/api/show"): _always(template=STRING, model_info=OBJECT, details=OBJECT),
@@ -178,16 +151,14 @@ REPLIES: dict[tuple[str, str], Schema] = {
     ),
     ("get", "/lora-adapters"): _array(_always(id=INTEGER, path=STRING, scale=NUMBER)),
     ("post", "/lora-adapters"): _DONE,
-    ("post", "/completion"): _NATIVE_REPLY,
-    ("post", "/infill"): _NATIVE_REPLY,
+    ("post", "/completion"): NATIVE,
+    ("post", "/infill"): NATIVE,
     ("post", "/tokenize"): _always(tokens=_array(_TOKEN)),
     ("post", "/detokenize"): _always(content=STRING),
     ("post", "/apply-template"): _always(prompt=STRING),
-    ("post", "/v1/completions"): _COMPLETION,
-    ("post", "/v1/verify"): _always(
-        object=_one("verification"), tokens=_array(INTEGER), content=STRING, n_draft=INTEGER, n_accepted=INTEGER
-    ),
-    ("post", "/v1/chat/completions"): _CHAT,
+    ("post", "/v1/completions"): TextCompletion,
+    ("post", "/v1/verify"): Verification,
+    ("post", "/v1/chat/completions"): ChatCompletion,
     ("post", "/v1/chat/completions/control"): _always(id=STRING, success=BOOLEAN),
     ("post", "/v1/chat/completions/input_tokens"): _INPUT_TOKENS,
     ("post", "/v1/responses"): _RESPONSE,
@@ -219,3 +190,35 @@ REPLIES: dict[tuple[str, str], Schema] = {
     ("get", "/v1/fine_tuning/jobs/{id}/events"): _list(_EVENT),
     ("get", "/v1/fine_tuning/jobs/{id}/checkpoints"): _list(_CHECKPOINT),
 }
+
+_SAMPLERS = params_of(GenerationSettings)  # their fields have the requests' declarations
+
+
+def answer_schema(answer: Any) -> tuple[Schema, dict[str, Schema]]:
+    """(schema of an answer of this type, or of one of a list of types, schemas that it refers to).
+
+    All fields but those of Opt are always there.
+    """
+    if isinstance(answer, dict):
+        return answer, {}
+    kinds = answer if isinstance(answer, list) else [answer]
+    schemas, components = schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for component in components.values():
+        for name, field in component["properties"].items():
+            if "default" in field:
+                del field["default"]
+                component["required"].append(name)
+            if name in _SAMPLERS:
+                field.setdefault("description", _SAMPLERS[name][1].doc)
+    return {"anyOf": list(schemas)} if isinstance(answer, list) else schemas[0], components
+
+
+def event_schema(answer: Any) -> tuple[Schema, dict[str, Schema]]:
+    """The same of a server-sent event whose data are such an answer; None: any."""
+    data: Schema = {"type": "string"}
+    schema, components = answer_schema({} if answer is None else answer)
+    if answer is not None:
+        told = {"anyOf": [schema, {"$ref": "#/components/schemas/Error"}]}
+        json = {"contentMediaType": "application/json", "contentSchema": told}
+        data["anyOf"] = [{"const": "[DONE]"}, json]
+    return {"type": "object", "properties": {"event": STRING, "data": data}}, components

@@ -9,7 +9,8 @@ from typing import Any
 from logitless.engine.async_engine import AsyncEngine
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
-from logitless.server.openapi.document import OPERATIONS, document
+from logitless.server.openapi.document import OPERATIONS, body_of, document
+from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema, event_schema
 from logitless.server.ui.page import PAGE
 from tests.helpers.http_fakes import running
 from tests.helpers.paths import ROOT
@@ -63,6 +64,18 @@ def test_it_is_sound() -> None:
         for key in reference.removeprefix("#/").split("/"):
             target = target[key]
     json.dumps(made, allow_nan=False)
+
+
+def test_one_name_is_one_object() -> None:
+    found: dict[str, Any] = {}
+    for method, path, _, _, _, body, _ in OPERATIONS:
+        for _, components in (
+            body_of(body or {}),
+            answer_schema(REPLIES.get((method, path), {})),
+            event_schema(EVENTS.get(path)),
+        ):
+            for name, schema in components.items():
+                assert found.setdefault(name, schema) == schema, name
 
 
 def _references(node: Any) -> list[str]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 from logitless.engine.requests import Finished, Progress, Token
-from logitless.server.api.context import encode_json, sse
+from logitless.server.api.context import sse
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
+from logitless.server.protocol.answers.generation import NativeChunk, NativeCompletion, Selected, TokenLogprob
 
 
 class NativeReply(Reply):
@@ -18,58 +22,45 @@ class NativeReply(Reply):
         for result in self.chosen():
             data = self.native(result)
             if self.options.top is not None:
-                data["completion_probabilities"] = self._probabilities(result, self.probable(result))
+                data.completion_probabilities = self._probabilities(result, self.probable(result))
             shown.append(self._selected(data))
         return shown if self.options.many else shown[0]
 
     def token(self, result: Result, token: Token) -> bytes:
         result.n_tokens += 1
-        if token.prob is None and not self.options.timings_per_token:  # the hot path
-            shown = result.index, encode_json(token.text), token.id, token.id_slot, result.n_tokens
-            return (
-                b'data: {"index":%d,"content":%b,"tokens":[%d],"stop":false,"id_slot":%d,"tokens_predicted":%d,'
-                b'"tokens_evaluated":%d}\n\n' % (*shown, len(result.request.prompt))
-            )
         data = self._chunk(result, token.text, [token.id], token.id_slot)
         if token.prob is not None and self.options.top is not None:
-            data["completion_probabilities"] = self._probabilities(result, [token])
+            data.completion_probabilities = self._probabilities(result, [token])
         if self.options.timings_per_token and token.timings is not None:
-            data["timings"] = timings(token.timings)
+            data.timings = timings(token.timings)
         return sse(data)
 
-    def _probabilities(self, result: Result, tokens: list[Token]) -> list[dict[str, Any]]:
+    def _probabilities(self, result: Result, tokens: list[Token]) -> list[TokenLogprob]:
         """Entries of the next tokens of a result."""
         probs = [token.prob for token in tokens if token.prob is not None]
         return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
-        return sse({**self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)})
+        return sse(replace(self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)))
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         rest = sse(self._chunk(result, finished.text, [], finished.id_slot)) if finished.text else b""
         return rest + sse(self._selected(self.native(result)))
 
-    def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int) -> dict[str, Any]:
-        return {
-            "index": result.index,
-            "content": text,
-            "tokens": tokens,
-            "stop": False,
-            "id_slot": id_slot,
-            "tokens_predicted": result.n_tokens,
-            "tokens_evaluated": len(result.request.prompt),
-        }
+    def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int) -> NativeChunk:
+        n_prompt = len(result.request.prompt)
+        return NativeChunk(result.index, text, tokens, False, id_slot, result.n_tokens, n_prompt)
 
-    def _selected(self, data: dict[str, Any]) -> dict[str, Any]:
+    def _selected(self, data: NativeCompletion) -> NativeCompletion | Selected:
         """`response_fields`: only these; a path with slashes is looked up and shown under its whole
         name.
         """
         if not self.options.response_fields:
             return data
-        selected = {}
+        selected, fields = {}, to_builtins(data)
         for path in self.options.response_fields:
-            value: Any = data
+            value: Any = fields
             for name in path.split("/"):
                 if not isinstance(value, dict) or name not in value:
                     break

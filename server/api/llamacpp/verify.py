@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, timings
+from logitless.server.protocol.answers.generation import Verification
 
 
 class VerifyReply(Reply):
     """(number of accepted draft tokens, the model's tokens: the accepted ones and the next one)."""
 
     id_prefix = "verify-"
-    kind = "verification"
 
     def whole(self) -> object:
         (result,) = self.results
@@ -19,25 +19,24 @@ class VerifyReply(Reply):
         n_accepted = 0
         while n_accepted < min(len(draft), len(tokens)) and tokens[n_accepted] == draft[n_accepted]:
             n_accepted += 1
-        data = {
-            **self.common,
-            "object": self.kind,
-            "n_draft": len(draft),
-            "n_accepted": n_accepted,
-            "tokens": tokens,
-            "content": result.content,
-            "stop_type": "eos" if done.stop_type == "eos" else "limit" if done.truncated else "none",
-            "id_slot": done.id_slot,
-            "tokens_evaluated": done.n_prompt,
-            "tokens_cached": done.n_in_cache,
-            "seed": done.seed,
-            "rng_used": list(done.rng_used),
-            "usage": self.usage(),
-            "timings": timings(done.timings),
-        }
+        answer = Verification(
+            **self.head,
+            n_draft=len(draft),
+            n_accepted=n_accepted,
+            tokens=tokens,
+            content=result.content,
+            stop_type="eos" if done.stop_type == "eos" else "limit" if done.truncated else "none",
+            id_slot=done.id_slot,
+            tokens_evaluated=done.n_prompt,
+            tokens_cached=done.n_in_cache,
+            seed=done.seed,
+            rng_used=list(done.rng_used),
+            usage=self.usage(),
+            timings=timings(done.timings),
+        )
         if self.options.top is not None:
             probs = [token.prob for token in result.tokens if token.prob is not None]
-            data["completion_probabilities"] = entries(
+            answer.completion_probabilities = entries(
                 probs, self.tokenizer, self.options.top, request.sampling.post_sampling_probs
             )
-        return data
+        return answer

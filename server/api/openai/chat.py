@@ -7,13 +7,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import TokenProb
-from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta, Message, Parser, Reasoning
+from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Message, Parser, Reasoning
 from logitless.server.api.openai.completions import OpenAIReply
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result
 from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.openai import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    FunctionCall,
+    FunctionDelta,
+    MessageDelta,
+    OpenAIAnswer,
+    Reason,
+    ToolCall,
+    ToolCallDelta,
+)
 from logitless.server.protocol.completions import Job
 
 
@@ -65,86 +83,71 @@ class ChatReply(OpenAIReply):
     """POST /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    text_open = b'"delta":{"content":'
-    text_close = b"}}"
+    answer, chunk_answer = ChatCompletion, ChatChunk
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._answers = Answers(self)
 
     def opening(self, result: Result) -> bytes:
-        delta = {"role": "assistant", "content": None}
-        role = self.chunk([{"finish_reason": None, "index": result.index, "delta": delta}], **self.of_prompt(result))
-        return role + super().opening(result)
+        role = ChatDelta(None, result.index, MessageDelta(role="assistant", content=None))
+        return self.chunk([role], **self.of_prompt(result)) + super().opening(result)
 
-    def choice(self, result: Result) -> dict[str, Any]:
+    def choice(self, result: Result) -> ChatChoice:
         answer = self._answers.message(result)
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
+        message = AnswerMessage(content=answer.content, reasoning_content=answer.reasoning or UNSET)
         if answer.calls:
-            message["content"] = answer.content or None
+            message.content = answer.content or None
+            calls = [ToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls]
             if self.options.functions:
-                (call, *_) = answer.calls
-                message["function_call"] = {"name": call.name, "arguments": call.arguments}
-        if answer.calls and not self.options.functions:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in answer.calls
-            ]
+                message.function_call = calls[0].function
+            else:
+                message.tool_calls = calls
         ended = super().finish_reason(result)
-        data: dict[str, Any] = {
-            "finish_reason": self._called if answer.calls and ended == "stop" else ended,
-            "index": result.index,
-            "message": message,
-            **self.details(result),
-        }
-        if self.options.top is not None:
-            probs = self._probs(result)
-            data["logprobs"] = self.logprobs(result, probs)
-        return data
+        return ChatChoice(
+            finish_reason=self._called if answer.calls and ended == "stop" else ended,
+            index=result.index,
+            message=message,
+            stop_reason=self.stop_reason(result),
+            token_ids=self.token_ids(result),
+            logprobs=UNSET if self.options.top is None else self.logprobs(result, self._probs(result)),
+        )
 
-    def whole(self) -> object:
-        told = super().whole()
-        assert isinstance(told, dict)
-        return told | self.of_prompt(self.results[0])
+    def whole(self) -> OpenAIAnswer[Any]:
+        return replace(super().whole(), **self.of_prompt(self.results[0]))
 
-    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
-        content = {} if text is None else {"content": text}
-        return {"finish_reason": finish_reason, "index": result.index, "delta": content}
+    def delta(self, result: Result, text: str | None, finish_reason: Reason | None) -> ChatDelta:
+        return ChatDelta(finish_reason, result.index, MessageDelta(content=UNSET if text is None else text))
 
-    def deltas(self, result: Result, text: str, *, last: bool = False) -> list[dict[str, Any]]:
+    def deltas(self, result: Result, text: str, *, last: bool = False) -> list[ChatDelta]:
         told = self._answers.deltas(result, text, last=last)
-        return [{"finish_reason": None, "index": result.index, "delta": self._shape(delta)} for delta in told]
+        return [ChatDelta(None, result.index, self._shape(delta)) for delta in told]
 
     def verbatim(self, result: Result) -> bool:
         return self._answers.plain(result)
 
-    def finish_reason(self, result: Result) -> str:
+    def finish_reason(self, result: Result) -> Reason:
         ended = super().finish_reason(result)
         return self._called if ended == "stop" and self._answers.n_calls(result) else ended
 
-    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> ChatLogprobs:
         post = result.request.sampling.post_sampling_probs
         top, as_ids = self.options.top or 0, self.options.tokens_as_ids
-        return {"content": entries(probs, self.tokenizer, top, post, as_ids=as_ids)}
+        return ChatLogprobs(entries(probs, self.tokenizer, top, post, as_ids=as_ids))
 
     @property
-    def _called(self) -> str:
+    def _called(self) -> Reason:
         """The reason of an end with calls."""
         return "function_call" if self.options.functions else "tool_calls"
 
-    def _shape(self, delta: Delta) -> dict[str, Any]:
+    def _shape(self, delta: Delta) -> MessageDelta:
         """A delta as OpenAI's API has it, with llama-server's reasoning_content."""
         if isinstance(delta, Content):
-            return {"content": delta.text}
+            return MessageDelta(content=delta.text)
         if isinstance(delta, Reasoning):
-            return {"reasoning_content": delta.text}
-        named, function = {}, {"arguments": delta.text if isinstance(delta, CallArguments) else ""}
+            return MessageDelta(reasoning_content=delta.text)
         if isinstance(delta, CallBegin):
-            named, function = {"id": delta.id, "type": "function"}, {"name": delta.name, **function}
-        if self.options.functions:
-            return {"function_call": function}
-        return {"tool_calls": [{"index": delta.index, **named, "function": function}]}
+            call = ToolCallDelta(index=delta.index, id=delta.id, type="function", function=FunctionDelta(delta.name))
+        else:
+            call = ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.text))
+        return MessageDelta(function_call=call.function) if self.options.functions else MessageDelta(tool_calls=[call])

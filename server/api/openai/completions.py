@@ -5,42 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.server.api.context import encode_json, sse
 from logitless.server.api.probabilities import LegacyLogprobs, Shown
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers import UNSET, Opt
+from logitless.server.protocol.answers.openai import (
+    ChatDelta,
+    OpenAIAnswer,
+    Reason,
+    TextChoice,
+    TextChunk,
+    TextCompletion,
+    TextDelta,
+    TextLogprobs,
+)
 from logitless.server.protocol.completions import Job
+
+ChunkChoice = TextDelta | ChatDelta
+_MARK = "\0"  # stands for the text of a chunk
 
 
 class OpenAIReply(Reply):
     """Common part of both: chunks with `choices`, then usage, then [DONE]."""
 
-    text_open = b""  # of a choice in a chunk, up to the text
-    text_close = b"}"
+    answer: type[OpenAIAnswer[Any]]
+    chunk_answer: type[OpenAIAnswer[Any]]
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
-        self._tail = b"],%b\n\n" % encode_json({**self.common, "object": self.chunk_kind})[1:]
         wanted = self.results if self.options.top is not None else ()
         self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
         options = self.options
         self._plain = options.top is None and not options.timings_per_token and not options.token_ids
 
-    def choice(self, result: Result) -> dict[str, Any]:
+    def choice(self, result: Result) -> Struct:
         """One whole result."""
         raise NotImplementedError
 
-    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+    def delta(self, result: Result, text: str | None, finish_reason: Reason | None) -> ChunkChoice:
         """One result's part of a chunk; text None: nothing was added."""
         raise NotImplementedError
 
-    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> Any:
         """The probabilities of the next tokens of a result."""
         raise NotImplementedError
 
-    def deltas(self, result: Result, text: str, *, last: bool = False) -> list[dict[str, Any]]:
+    def deltas(self, result: Result, text: str, *, last: bool = False) -> Sequence[ChunkChoice]:
         """A result's parts of chunks for more of its text."""
         return [self.delta(result, text, None)] if text else []
 
@@ -48,7 +64,7 @@ class OpenAIReply(Reply):
         """True if the text is streamed as it comes."""
         return True
 
-    def finish_reason(self, result: Result) -> str:
+    def finish_reason(self, result: Result) -> Reason:
         """Why a result ended, in OpenAI's word."""
         return "length" if result.finished.stop_type == "limit" else "stop"
 
@@ -56,29 +72,26 @@ class OpenAIReply(Reply):
         """The chunk before everything else of a result."""
         return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else b""
 
-    def whole(self) -> object:
+    def whole(self) -> OpenAIAnswer[Any]:
         chosen = self.chosen()
-        data = {
-            "choices": [self.choice(result) for result in chosen],
-            **self.common,
-            "object": self.kind,
-            "usage": self.usage(),
-            "timings": timings(chosen[0].finished.timings),
-        }
-        if self.options.verbose:
-            data["__verbose"] = self.native(chosen[0])
-        return data
+        return self.answer(
+            choices=[self.choice(result) for result in chosen],
+            usage=self.usage(),
+            timings=timings(chosen[0].finished.timings),
+            verbose=self.native(chosen[0]) if self.options.verbose else UNSET,
+            **self.head,
+        )
 
-    def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+    def chunk(self, choices: list[ChunkChoice], **extra: Any) -> bytes:
         """One event of the stream."""
-        return sse({"choices": choices, **self.common, "object": self.chunk_kind, **extra})
+        return sse(self.chunk_answer(choices=choices, **self.head, **extra))
 
     def token(self, result: Result, token: Token) -> bytes:
         if self._plain and result.opened and self.verbatim(result):  # the hot path
             if not token.text:
                 return b""
-            shown = result.index, self.text_open, encode_json(token.text), self.text_close, self._tail
-            return b'data: {"choices":[{"finish_reason":null,"index":%d,%b%b%b%b' % shown
+            before, after = result.wrapping
+            return b"%b%b%b" % (before, encode_json(token.text), after)
         opening = self._open(result)
         if self.options.top is not None:
             result.held.append(token)
@@ -104,14 +117,15 @@ class OpenAIReply(Reply):
         deltas = self.deltas(result, finished.text, last=True)
         if deltas or tokens:
             text += self._told(result, deltas or [self.delta(result, "", None)], tokens)
-        last = self.delta(result, None, self.finish_reason(result)) | self.stop_reason(result) | self._ids(result)
+        last = self.delta(result, None, self.finish_reason(result))
+        last.stop_reason, last.token_ids = self.stop_reason(result), self._ids(result)
         return text + self.chunk([last], **self.last_extra(result))
 
     def last_extra(self, result: Result) -> dict[str, Any]:
         """Further fields of a result's last chunk."""
         extra: dict[str, Any] = {}
         if self.options.verbose:
-            extra["__verbose"] = self.native(result)
+            extra["verbose"] = self.native(result)
         if not self.options.include_usage or len(self.results) > 1:
             extra["timings"] = timings(result.finished.timings)
         return extra
@@ -131,6 +145,8 @@ class OpenAIReply(Reply):
         if result.opened:
             return b""
         result.opened = True
+        before, _, after = self.chunk([self.delta(result, _MARK, None)]).partition(encode_json(_MARK))
+        result.wrapping = before, after
         return self.opening(result)
 
     def _begun(self, result: Result) -> list[Token]:
@@ -144,44 +160,40 @@ class OpenAIReply(Reply):
         result.untold = ""
         return tokens
 
-    def _told(self, result: Result, deltas: list[dict[str, Any]], tokens: list[Token], **extra: Any) -> bytes:
+    def _told(self, result: Result, deltas: Sequence[ChunkChoice], tokens: list[Token], **extra: Any) -> bytes:
         """Chunks with these parts; the first has the tokens' probabilities."""
         if self.options.top is not None and deltas:
-            deltas[0]["logprobs"] = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
+            deltas[0].logprobs = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
         if deltas:
-            deltas[0] |= self._ids(result)
+            deltas[0].token_ids = self._ids(result)
         return b"".join([self.chunk([delta], **extra) for delta in deltas])
 
-    def _ids(self, result: Result) -> dict[str, Any]:
+    def _ids(self, result: Result) -> Opt[list[int]]:
         """The ids of the tokens since the last chunk, where they are asked for."""
         ids, result.untold_ids = result.untold_ids, []
-        return {"token_ids": ids} if self.options.token_ids else {}
+        return ids if self.options.token_ids else UNSET
 
-    def stop_reason(self, result: Result) -> dict[str, Any]:
+    def stop_reason(self, result: Result) -> Opt[int | str | None]:
         """vLLM's: the token or the text that ended a request with stop_token_ids."""
-        if not result.request.sampling.stop_token_ids:
-            return {}
         done = result.finished
-        return {"stop_reason": done.stopping_word or done.stop_token}
+        return (done.stopping_word or done.stop_token) if result.request.sampling.stop_token_ids else UNSET
 
-    def details(self, result: Result) -> dict[str, Any]:
-        """vLLM's fields of a whole choice about its tokens, where they are asked for."""
-        ids = {"token_ids": [token.id for token in result.tokens]} if self.options.token_ids else {}
-        return self.stop_reason(result) | ids
+    def token_ids(self, result: Result) -> Opt[list[int]]:
+        """vLLM's: the ids of a whole choice's tokens, where they are asked for."""
+        return [token.id for token in result.tokens] if self.options.token_ids else UNSET
 
 
 class CompletionReply(OpenAIReply):
     """POST /v1/completions."""
 
     id_prefix = "cmpl-"
-    kind = chunk_kind = "text_completion"
-    text_open = b'"logprobs":null,"text":'
+    answer, chunk_answer = TextCompletion, TextChunk
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._legacy: dict[int, LegacyLogprobs] = {}
 
-    def choice(self, result: Result) -> dict[str, Any]:
+    def choice(self, result: Result) -> TextChoice:
         logprobs = None
         if self.options.top is not None:
             probs = self._probs(result)
@@ -189,21 +201,22 @@ class CompletionReply(OpenAIReply):
             if result.prefix:
                 legacy = self._new_legacy(result)
                 prompt = legacy.of_prompt(result.request.prompt, result.finished.prompt_probs, result.prefix)
-                rest = legacy.of(probs)
-                logprobs = {name: prompt[name] + rest[name] for name in prompt}
-        return {
-            "text": result.prefix + result.content,
-            "index": result.index,
-            "logprobs": logprobs,
-            "finish_reason": self.finish_reason(result),
-            **self.details(result),
+                pairs = zip(astuple(prompt), astuple(legacy.of(probs)), strict=True)
+                logprobs = TextLogprobs(*(first + rest for first, rest in pairs))
+        return TextChoice(
+            text=result.prefix + result.content,
+            index=result.index,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason(result),
+            stop_reason=self.stop_reason(result),
+            token_ids=self.token_ids(result),
             **self.of_prompt(result),
-        }
+        )
 
-    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
-        return {"finish_reason": finish_reason, "index": result.index, "logprobs": None, "text": text or ""}
+    def delta(self, result: Result, text: str | None, finish_reason: Reason | None) -> TextDelta:
+        return TextDelta(finish_reason, result.index, None, text or "")
 
-    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> TextLogprobs:
         legacy = self._legacy.get(result.index)
         if legacy is None:
             legacy = self._legacy[result.index] = self._new_legacy(result)
@@ -214,7 +227,8 @@ class CompletionReply(OpenAIReply):
         """The prompt's ids come in the first chunk."""
         if not self.options.token_ids:
             return super().opening(result)
-        first = self.delta(result, result.prefix, None) | {"prompt_token_ids": list(result.request.prompt)}
+        first = self.delta(result, result.prefix, None)
+        first.prompt_token_ids = list(result.request.prompt)
         return self.chunk([first])
 
     def last_extra(self, result: Result) -> dict[str, Any]:

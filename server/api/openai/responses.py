@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from msgspec import to_builtins
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import NotFound, RequestError
@@ -227,16 +228,16 @@ class ResponsesReply(Reply):
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [self._item(block, _status(block)) for block in self._blocks.blocks],
             "usage": {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
-                "output_tokens": usage["completion_tokens"],
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": usage.prompt_tokens_details,
+                "output_tokens": usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": self._answers.n_reasoning},
-                "total_tokens": usage["total_tokens"],
+                "total_tokens": usage.total_tokens,
             },
             "timings": timings(result.finished.timings),
         }
         if self._keep is not None:
-            self._keep(response)
+            self._keep(to_builtins(response))
         return response
 
     def _event(self, kind: str, **data: Any) -> bytes:

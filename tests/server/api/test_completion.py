@@ -161,7 +161,7 @@ async def test_progress_and_timings():
 @pytest.mark.parametrize(("n", "ms", "per_token", "per_second"), [(0, 0, 0, 0), (1, 0, 0, 0), (16, 30, 2, 500)])
 def test_the_first_token_costs_no_decode_step(n: int, ms: float, per_token: float, per_second: float):
     told = timings(Timings(predicted_n=n, predicted_ms=ms))
-    assert (told["predicted_per_token_ms"], told["predicted_per_second"]) == (per_token, per_second)
+    assert (told.predicted_per_token_ms, told.predicted_per_second) == (per_token, per_second)
 
 
 async def test_samplers_that_nobody_knows_are_left_out(caplog):
