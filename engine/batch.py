@@ -61,7 +61,7 @@ class UBatch:
     # Images (models/batch.py, ImageRows), if a sequence with some takes part.
     image_rows: list[int] = field(default_factory=list)  # rows of the pool; 0: a token of text
     seen: list[int] = field(default_factory=list)  # last position that a token sees
-    rope_positions: list[npt.NDArray[np.int32]] = field(default_factory=list)  # (3, n) of each sequence, M-RoPE
+    rope_positions: list[npt.NDArray[np.int32]] = field(default_factory=list)  # (4, n) of each sequence, M-RoPE
 
 
 @dataclass(frozen=True, slots=True)

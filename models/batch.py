@@ -60,7 +60,7 @@ class ImageRows:
     # (2, T) i32: last position that a token sees: its own, or the end of a bidirectional image; its own
     seen: Tensor
     out_seen: Tensor | None = None  # `seen` of the `out` rows
-    positions: Tensor | None = None  # (3, T) i32: M-RoPE's positions in time, height and width; equal for text
+    positions: Tensor | None = None  # (4, T) i32: M-RoPE's positions in time, height, width, images; equal for text
     out_positions: Tensor | None = None  # those of the `out` rows
 
     @classmethod
@@ -70,8 +70,8 @@ class ImageRows:
         if n_out is not None:
             out_seen = feed("image.out_seen", (2, n_out), "i32")
         if mrope:
-            positions = feed("image.positions", (3, n_tokens), "i32")
-            out_positions = None if n_out is None else feed("image.out_positions", (3, n_out), "i32")
+            positions = feed("image.positions", (4, n_tokens), "i32")
+            out_positions = None if n_out is None else feed("image.out_positions", (4, n_out), "i32")
         is_text = feed("image.is_text", (n_tokens,))
         return cls(pools, ids, is_text, seen, out_seen, positions, out_positions)
 
@@ -104,7 +104,7 @@ class Rows(Protocol):
 
 
 def rope_positions(rows: Rows, *, of_out: bool = False) -> Tensor:
-    """Positions for RoPE: (T,), or (3, T) of a batch with images in a model with M-RoPE."""
+    """Positions for RoPE: (T,), or (4, T) of a batch with images in a model with M-RoPE."""
     if rows.images is not None and rows.images.positions is not None:
         positions = rows.images.out_positions if of_out else rows.images.positions
         assert positions is not None

@@ -148,7 +148,7 @@ class ImageFeeds:
         if self._is_text is not None:
             self._is_text[:n], self._is_text[n:] = [row == 0 for row in batch.image_rows], 1
         seen = np.array([batch.seen, batch.pos], np.int32)
-        places = np.concatenate(batch.rope_positions, 1) if batch.rope_positions else np.zeros((3, 0), np.int32)
+        places = np.concatenate(batch.rope_positions, 1) if batch.rope_positions else np.zeros((4, 0), np.int32)
         if self._seen is not None:
             self._seen[:, :n], self._seen[:, n:] = seen, 0
         if self._out_seen is not None:

@@ -103,7 +103,7 @@ def _add_images(batch: UBatch, vision: ImageEncoder, seq: Sequence, n: int) -> N
     if images is None:
         batch.image_rows += [0] * n
         batch.seen += range(start, start + n)
-        batch.rope_positions.append(np.tile(np.arange(start, start + n, dtype=np.int32), (3, 1)))
+        batch.rope_positions.append(np.tile(np.arange(start, start + n, dtype=np.int32), (4, 1)))
         return
     rows = [0] * n
     for span in images.within(start, start + n):

@@ -77,8 +77,10 @@ class ImageEncoder:
         assert isinstance(plan, PreemptiblePlan)
         feeds = self._encoder.feeds([tile.pixels for tile in tiles])
         firsts = np.array([first for _, first in placed])[:, None]
-        for name, places in zip(("to", "ends"), self._encoder.line_places(height, width), strict=True):
-            feeds[f"image.{name}"] = (firsts + places).reshape(-1).astype(np.int32)
+        *places, kinds = self._encoder.row_places(height, width)
+        for name, of_tile in zip(("to", "extra"), places, strict=True):
+            feeds[f"image.{name}"] = (firsts + of_tile).reshape(-1).astype(np.int32)
+        feeds["image.kinds"] = np.tile(kinds.astype(np.int32), len(tiles))
         yield from plan.parts(feeds)
 
     def together(self, tile: Tile) -> int:
@@ -92,13 +94,14 @@ class ImageEncoder:
         return self._build(1, *self.params.usual_size)
 
     def _build(self, n_tiles: int, height: int, width: int) -> list[Tensor]:
-        """Nodes that write the rows of tiles to the pools, and the ends of lines."""
-        n_ends = n_tiles * len(self._encoder.line_places(height, width)[1])
+        """Nodes that write the rows of tiles to the pools, and the rows beside those of patches."""
+        n_extra = n_tiles * len(self._encoder.row_places(height, width)[1])
         rows = self._encoder.rows(n_tiles, height, width)
         to = feed("image.to", rows[0].shape[:1], "i32")
         pools = [_stored(pool, of_pool, to) for pool, of_pool in zip(self.pools, rows, strict=True)]
-        if n_ends:
-            pools[0] = _stored(pools[0], self._encoder.break_rows(n_ends), feed("image.ends", (n_ends,), "i32"))
+        if n_extra:
+            to, kinds = (feed(f"image.{name}", (n_extra,), "i32") for name in ("extra", "kinds"))
+            pools[0] = _stored(pools[0], self._encoder.extra_rows(kinds), to)
         return pools
 
     def _make_room(self, n: int, pinned: Collection[bytes]) -> int | None:

@@ -64,6 +64,7 @@ class PromptImages:
     spans: tuple[Span, ...]
     causal: bool = True  # a row sees only earlier rows; else all rows of its tile
     mrope: bool = False
+    framed: bool = False  # a row begins each tile, one ends each of its lines, and one ends it (HunyuanVL)
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -95,20 +96,27 @@ class PromptImages:
         return seen
 
     def positions(self, start: int, n: int) -> npt.NDArray[np.int32]:
-        """M-RoPE positions (3, n) of n tokens from `start`, in time, height and width (Qwen2-VL).
+        """M-RoPE positions (4, n) of n tokens from `start`, in time, height, width and images.
 
-        An image has one position in time, and the text after it goes on behind its larger side.
+        An image has one position in time, and the text after it goes on behind its larger side
+        (Qwen2-VL). Framed rows have their own positions in time, their line and place in it, and
+        the number of images before; the first and the last row have those of text (HunyuanVL).
         """
-        places = np.tile(np.arange(start, start + n), (3, 1))
+        places = np.tile(np.arange(start, start + n), (4, 1))
         behind = 0  # positions that the images so far have saved
-        for span in self.spans:
+        for number, span in enumerate(self.spans):
             rows, columns = span.tile.grid
+            inside = np.arange(max(start, span.start + self.framed), min(start + n, span.end - self.framed))
+            if self.framed:
+                line, place = np.divmod(inside - span.start - 1, columns + 1)
+                # the second component is the place in the line here
+                places[1:, inside - start] = np.stack([place, line, np.full_like(inside, number)])
+                continue
             first = span.start - behind
-            inside = np.arange(max(start, span.start), min(start + n, span.end))
             if len(inside):
                 i = inside - span.start
-                y, x = i // columns, i % columns
-                places[:, inside - start] = np.stack([np.full_like(i, first), first + y, first + x])
+                time, y, x = np.full_like(i, first), i // columns, i % columns
+                places[:, inside - start] = np.stack([time, first + y, first + x, time])
             behind += span.tile.n_rows - max(rows, columns)
             after = np.arange(max(start, span.end), start + n)
             if len(after):

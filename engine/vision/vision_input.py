@@ -47,7 +47,8 @@ class VisionInput:
         if words.add_eos and words.eos_id is not None:
             pieces.append([words.eos_id])
         ids, spans = place(pieces)
-        return ids, PromptImages(spans, self.params.causal, self._mrope)
+        p = self.params
+        return ids, PromptImages(spans, p.causal, self._mrope, p.projector.framed)
 
     @cached_property
     def _newline(self) -> int | None:

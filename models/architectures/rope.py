@@ -35,7 +35,7 @@ class Rotary:
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers.
 
-        pos: (T,), or (3, T) with M-RoPE: in time, height and width.
+        pos: (T,), or (4, T) with M-RoPE: in time, height, width and images.
         """
         if len(pos.shape) == 2:
             assert self.component is not None

@@ -289,7 +289,7 @@ def _mrope(keys: Keys, n_pairs: int, *, interleaved: bool) -> tuple[int, ...]:
     turn as far as a section reaches, and time for the rest. (): the model has none."""
     if not _of_several_positions(keys):
         return ()
-    sections = [int(n) for n in keys.get("rope.dimension_sections")[:3]]
+    sections = [int(n) for n in keys.get("rope.dimension_sections")[:4]]
     if interleaved:
         return tuple(i % 3 if i // 3 < sections[i % 3] else 0 for i in range(n_pairs))
     components = [component for component, n in enumerate(sections) for _ in range(n)]

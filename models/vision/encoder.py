@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention
-from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu
+from logitless.graph.ops.elementwise import add, gelu, mul, scale, silu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.norm import rms_norm
@@ -29,7 +29,7 @@ from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision.heads import normed, project
+from logitless.models.vision.heads import extra_rows, normed, project
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import Head, PatchRope, Positions
@@ -125,8 +125,9 @@ class VisionEncoder:
             feeds["patch.kept"] = kept.reshape(-1).astype(np.int32)
         feeds["patches"] = patches.reshape(n * length, -1)
         grid = height // p.patch_size, width // p.patch_size
-        if p.projector.positions is Positions.RESIZED_TABLE:
-            ids, shares = resized_places(places, grid, self._side)
+        if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
+            enlarged = p.projector.positions is Positions.ENLARGED_TABLE
+            ids, shares = resized_places(places, grid, self._side, enlarged=enlarged)
             feeds |= {f"patch.ids.{i}": np.tile(ids[i].astype(np.int32), n) for i in range(4)}
             feeds |= {f"patch.share.{i}": np.tile(shares[i].astype(np.float32), n)[:, None] for i in range(4)}
         elif p.projector.positions is Positions.FILTERED_TABLE:
@@ -195,7 +196,7 @@ class VisionEncoder:
             y = add(y, bias)
         if self.has_class:
             y = self._with_class(y, feed("patch.kind", (total,), "i32"))
-        if p.projector.positions is Positions.RESIZED_TABLE:
+        if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
             y = add(y, self._resized_positions(total))
         elif p.projector.positions is Positions.FILTERED_TABLE:
             table = w["v.position_embd"]  # (n_embd, places)
@@ -241,18 +242,23 @@ class VisionEncoder:
             parts.append(mul(row, feed(f"patch.share.{i}", (total, 1))))
         return reduce(add, parts)
 
-    def break_rows(self, n: int) -> Tensor:
-        """n equal rows (n, n_embd_text): the ends of lines."""
-        row = self.w.tensors["v.token_embd.img_break"]
-        return broadcast_to(row, shape=(n, row.shape[0]))
+    def extra_rows(self, kinds: Tensor) -> Tensor:
+        """Rows (n, n_embd_text) beside those of patches, by kind (n,) i32."""
+        return get_rows(extra_rows(self.p, self.w), kinds)
 
-    def line_places(self, height: int, width: int) -> tuple[Array, Array]:
-        """Indices of a tile's rows in the prompt: those of `rows`, and those of the ends of lines."""
+    def row_places(self, height: int, width: int) -> tuple[Array, Array, Array]:
+        """Indices of a tile's rows in the prompt: those of `rows`, those of extra rows; and the kinds
+        of these."""
         lines, columns = self.p.grid(height, width)
         rows = np.arange(lines * columns)
-        if not self.p.breaks:
-            return rows, rows[:0]
-        return rows + rows // columns, np.arange(1, lines) * (columns + 1) - 1
+        ends = np.arange(1, lines + 1) * (columns + 1) - 1
+        if self.p.projector.framed:
+            last = ends[-1] + 2
+            kinds = np.r_[np.zeros(lines, np.int64), 1, 2]
+            return 1 + rows + rows // columns, np.r_[1 + ends, 0, last], kinds
+        if self.p.breaks:
+            return rows + rows // columns, ends[:-1], np.zeros(lines - 1, np.int64)
+        return rows, rows[:0], rows[:0]
 
     def _with_class(self, x: Tensor, kind: Tensor) -> Tensor:
         """x (T, n_embd) with the class embedding in rows of kind 1."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from logitless.graph.ops.attention.encoder_attention import mean_rows
-from logitless.graph.ops.elementwise import add, gelu, mul, scale, sub
+from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, sub
 from logitless.graph.ops.norm import layer_norm, rms_norm
-from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.vision.params import VisionParams
@@ -44,6 +44,12 @@ def _merged(p: VisionParams, x: Tensor) -> Tensor:
     return reshape(x, shape=(x.shape[0] // p.merge**2, x.shape[1] * p.merge**2))
 
 
+def _elements_first(p: VisionParams, x: Tensor) -> Tensor:
+    """Merged patches, element by element: as convolutions read them."""
+    x = transpose(reshape(x, shape=(-1, p.merge**2, p.n_embd)), axes=(0, 2, 1))
+    return reshape(x, shape=(x.shape[0], p.merge**2 * p.n_embd))
+
+
 def _pooled(p: VisionParams, x: Tensor) -> Tensor:
     """The mean of merged patches."""
     n = x.shape[0] // p.merge**2
@@ -70,9 +76,29 @@ def _norm_merge_mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
 def _patch_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
     if "mm.patch_merger" in w:
         x = normed(p, w, "mm.input_norm", x)
-        x = transpose(reshape(x, shape=(-1, p.merge**2, p.n_embd)), axes=(0, 2, 1))  # elements first
-        x = w.linear("mm.patch_merger", reshape(x, shape=(x.shape[0], -1)))
+        x = w.linear("mm.patch_merger", _elements_first(p, x))
     return _mlp(p, w, x)
+
+
+def _convolutions(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    x = _mlp(p, w, _elements_first(p, rms_norm(x, w["mm.pre_norm"], eps=p.eps)))
+    return rms_norm(w.linear("mm.model.fc", x), w["mm.post_norm"], eps=p.eps)
+
+
+def extra_rows(p: VisionParams, w: Weights) -> Tensor:
+    """Rows (n, n_embd_text) that are not of patches: the end of a line, then the begin and the end
+    of an image, where the projector has those."""
+    if not p.projector.framed:
+        return _row(w, "v.token_embd.img_break")
+    line = w.linear("mm.model.fc", _row(w, "v.image_newline"))
+    rows = pad_rows(line, before=0, after=2)
+    for i, name in enumerate(("mm.image_begin", "mm.image_end")):
+        rows = add(rows, pad_rows(_row(w, name), before=1 + i, after=1 - i))
+    return rms_norm(rows, w["mm.post_norm"], eps=p.eps)
+
+
+def _row(w: Weights, name: str) -> Tensor:
+    return broadcast_to(w.tensors[name], shape=(1, *w.tensors[name].shape))
 
 
 _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
@@ -83,6 +109,7 @@ _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.MERGE_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.input_norm", _merged(p, x), NORM_EPS)),
     Head.NORM_MERGE_MLP: _norm_merge_mlp,
     Head.MERGE_NORM_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS)),
+    Head.CONVOLUTIONS: _convolutions,
     Head.MERGER: lambda p, w, x: _mlp(p, w, _merged(p, x)),
     Head.PATCH_MERGER: _patch_merger,
 }

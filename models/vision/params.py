@@ -83,6 +83,8 @@ class VisionParams:
     def n_rows(self, height: int, width: int) -> int:
         """Rows of a tile in the prompt."""
         lines, columns = self.grid(height, width)
+        if self.projector.framed:
+            return lines * (columns + 1) + 2
         return lines * columns + self.breaks * (lines - 1)
 
 
@@ -107,7 +109,8 @@ def read_params(
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
     merge = keys.count(projector.merge_key, projector.merge)
     limits = projector.tokens
-    if projector.pixel_limits:
+    stated = keys.count_or_none("image_min_pixels") and keys.count_or_none("image_max_pixels")
+    if limits is None or (projector.pixel_limits and stated):
         pixels = keys.count("image_min_pixels"), keys.count("image_max_pixels")
         limits = -(-pixels[0] // (patch * merge) ** 2), max(1, pixels[1] // (patch * merge) ** 2)
     causal = causal or projector.causal
@@ -124,7 +127,7 @@ def read_params(
         image_size=keys.count("image_size"),
         merge=merge,
         eps=keys.positive("attention.layer_norm_epsilon", 1e-6),
-        activation=_activation(metadata),
+        activation=projector.activation or _activation(metadata),
         mean=_colours(keys, "image_mean"),
         std=_colours(keys, "image_std"),
         longest_edge=keys.count_or_none("preproc_image_size"),

@@ -40,12 +40,17 @@ def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
     return joint.astype(np.float32)
 
 
-def resized_places(places: Array, grid: tuple[int, int], side: int) -> tuple[list[Array], list[Array]]:
+def resized_places(
+    places: Array, grid: tuple[int, int], side: int, *, enlarged: bool = False
+) -> tuple[list[Array], list[Array]]:
     """(rows of a position table for a grid of side², their shares) whose sum is a patch's position
-    in another grid: bilinear, corners on corners."""
+    in another grid: bilinear, corners on corners; `enlarged`: centres on centres of a grid that is
+    0.1 patches larger."""
     corners, weights = [], []
     for axis, n in enumerate(grid):
         at = places[:, axis] * ((side - 1) / max(1, n - 1))
+        if enlarged:
+            at = np.clip((places[:, axis] + 0.5) * (side / (n + 0.1)) - 0.5, 0, side - 1)
         low = at.astype(np.int64)
         corners.append((low, np.minimum(low + 1, side - 1)))
         weights.append((1 - (at - low), at - low))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from logitless.models.architectures.architecture import Activation
+
 
 class Sizing(Enum):
     """Image size → tiles of the encoder."""
@@ -33,6 +35,7 @@ class Positions(Enum):
     TABLE = auto()  # a learned vector each
     RESIZED_TABLE = auto()  # a learned grid, interpolated to the tile's, corners on corners
     FILTERED_TABLE = auto()  # the same, centres on centres, with anti-aliasing
+    ENLARGED_TABLE = auto()  # the same without anti-aliasing, to a grid that is 0.1 patches larger (HunyuanVL)
     SUMMED_TABLES = auto()  # the sum of a vector of the column and one of the row (Gemma 4)
     NONE = auto()
 
@@ -57,6 +60,7 @@ class Head(Enum):
     MERGE_MLP = auto()  # merged patches, optional norm, mm.1, GELU, mm.2 (LFM2)
     NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL, PaddleOCR)
     MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
+    CONVOLUTIONS = auto()  # RMS norm, merged patches, mm.0, GELU, mm.2, ends of lines, matrix, RMS norm (HunyuanVL)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
 
@@ -74,14 +78,16 @@ class Projector:
     pad_color: tuple[int, int, int] = (0, 0, 0)
     merge: int = 1  # patches of a side that become one row, where the file does not say
     merge_key: str = "projector.scale_factor"
-    tokens: tuple[int, int] = (1, 4096)  # least and most rows of a dynamic tile
-    pixel_limits: bool = False  # the file states least and most pixels of a dynamic tile instead
+    tokens: tuple[int, int] | None = (1, 4096)  # least and most rows of a dynamic tile; None: the file states them
+    pixel_limits: bool = False  # the file may state least and most pixels of a dynamic tile instead
     positions: Positions = Positions.TABLE
     rope: PatchRope = PatchRope.NONE
     rms_norm: bool = False
     two_patch_weights: bool = False  # the sum of two matrices: one still image is two equal frames
     windows: bool = False  # most layers attend within windows of the tile (Qwen 2.5 VL)
     skip_last_layer: bool = False
+    activation: Activation | None = None  # of the encoder's MLPs, where the file does not decide
+    framed: bool = False  # a row begins an image, one ends each of its lines, and one ends it (HunyuanVL)
     class_first: bool = False  # the class token has the first position, not the last
     rope_base: float = 10000.0
     unscaled_attention: bool = False  # scores are not divided by √head_dim
@@ -176,9 +182,25 @@ PROJECTORS: dict[str, Projector] = {
         "<|IMAGE_START|>",
         "<|IMAGE_END|>",
         merge=2,
+        tokens=None,
         pixel_limits=True,
         positions=Positions.FILTERED_TABLE,
         rope=PatchRope.SECTIONS,
+    ),
+    "hunyuanvl": Projector(
+        Head.CONVOLUTIONS,
+        Sizing.DYNAMIC,
+        "<｜hy_place▁holder▁no▁100｜>",
+        "<｜hy_place▁holder▁no▁101｜>",
+        resample=Resample.LANCZOS,
+        pad=False,
+        merge=2,
+        merge_key="spatial_merge_size",
+        tokens=(256, 16384),
+        pixel_limits=True,
+        positions=Positions.ENLARGED_TABLE,
+        activation=Activation.GELU,
+        framed=True,
     ),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }

@@ -29,6 +29,7 @@ MATRICES = {  # the two matrices of heads with a hidden layer
     Head.MERGE_MLP: ("mm.1", "mm.2"),
     Head.NORM_MERGE_MLP: ("mm.1", "mm.2"),
     Head.PATCH_MERGER: ("mm.1", "mm.2"),
+    Head.CONVOLUTIONS: ("mm.0", "mm.2"),
     Head.MERGE_NORM_MLP: ("mm.model.mlp.1", "mm.model.mlp.3"),
 }
 
@@ -172,6 +173,9 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from _vector("v.std_scale", p.n_embd)
         yield from _matrix("mm.input_projection", n_text, p.n_embd)
         return
+    if head is Head.CONVOLUTIONS:
+        yield from _convolutions(gguf, p, n_text)
+        return
     if head is Head.MERGE_LINEAR:
         yield from _matrix("mm.model.fc", n_text, merged)
         return
@@ -190,6 +194,26 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     n_hidden = _rows(gguf, f"{first}.weight")
     yield from _matrix(first, n_hidden, n_in)
     yield from _matrix(second, n_text, n_hidden)
+
+
+def _convolutions(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
+    n_hidden, n_out = (_rows(gguf, f"{name}.weight") for name in MATRICES[Head.CONVOLUTIONS])
+    yield from _vector("mm.pre_norm.weight", p.n_embd, required=True)
+    yield from _convolution("mm.0", n_hidden, p.n_embd, p.merge)
+    yield from _convolution("mm.2", n_out, n_hidden, 1)
+    yield from _matrix("mm.model.fc", n_text, n_out)
+    yield from _vector("mm.post_norm.weight", n_text, required=True)
+    yield from _vector("v.image_newline", n_out, required=True)
+    for name in ("mm.image_begin", "mm.image_end"):
+        yield from _vector(name, n_text, required=True)
+    yield from _vector("v.view_seperator", _rows(gguf, "v.view_seperator"))  # of no use to one tile
+
+
+def _convolution(name: str, n_out: int, n_in: int, side: int) -> Declared:
+    """A convolution whose stride is its size: a matrix of flat patches."""
+    rows, shape = (n_out * n_in * side, side), (n_out, n_in, side, side)
+    yield f"{name}.weight", TensorSlice(f"{name}.weight", rows, in_file=shape, in_graph=(n_out, n_in * side**2))
+    yield from _vector(f"{name}.bias", n_out)
 
 
 def _places(gguf: GGUFFile, p: VisionParams) -> int:

@@ -96,6 +96,21 @@ def _gemma4v(fill: Fill, n: int, *, bounds: bool = False) -> None:
                 fill(f"{b}{name}.{bound}", 1, mean=mean)
 
 
+def _hunyuanvl(fill: Fill, n: int) -> None:
+    fill("mm.0.weight", 48, n, 2, 2, std=0.1)
+    fill("mm.0.bias", 48)
+    fill("mm.2.weight", 80, 48, 1, 1, std=0.15)
+    fill("mm.2.bias", 80)
+    fill("mm.model.fc.weight", N_TEXT, 80)
+    fill("mm.model.fc.bias", N_TEXT)
+    fill("v.image_newline", 80, std=1.0)
+    fill("v.view_seperator", N_TEXT)
+    for name, size in (("pre", n), ("post", N_TEXT)):
+        fill(f"mm.{name}_norm.weight", size, mean=1.0)
+    for name in ("begin", "end"):
+        fill(f"mm.image_{name}", N_TEXT, std=1.0)
+
+
 def _internvl(fill: Fill, n: int) -> None:
     fill("v.class_embd", n, std=1.0)
     fill("mm.model.mlp.0.weight", 4 * n, mean=1.0)
@@ -182,6 +197,16 @@ SPECS: dict[str, VisionSpec] = {
         positions=64,
         text="paddleocr",
         text_keys=SECTIONS,
+    ),
+    "hunyuanvl": VisionSpec(
+        "hunyuanvl",
+        _hunyuanvl,
+        {"clip.vision.image_min_pixels": 1024, "clip.vision.image_max_pixels": 1536},
+        image=32,
+        positions=64,
+        gelu=False,
+        text="hunyuan_vl",
+        text_keys={"rope.dimension_sections": [2, 2, 2, 2], "rope.scaling.alpha": 1000.0},
     ),
     "internvl": VisionSpec(
         "internvl",

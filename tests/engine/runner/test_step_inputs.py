@@ -96,7 +96,7 @@ def test_a_plan_that_only_writes_the_cache_gets_its_positions_and_cells() -> Non
 
 def test_each_array_is_filled_whichever_others_there_are() -> None:
     for name in sorted(INPUTS - {"lora_scales"} - {f"sample.{name}" for name in SAMPLING}):
-        shape = (3, 4) if name.endswith("positions") else (4,)
+        shape = (4, 4) if name.endswith("positions") else (2, 4) if name.endswith("seen") else (4,)
         inputs = [feed("tokens", (4,), "i32"), *([] if name == "tokens" else [feed(name, shape, "i32")])]
         room = room_of([*inputs, *sampling_feeds(4, 16)])
         for array in room.values():
@@ -106,7 +106,7 @@ def test_each_array_is_filled_whichever_others_there_are() -> None:
         batch.begin, batch.end, batch.window_slot_mapping, batch.hidden_before, batch.hidden_to = (
             [3, 4] for _ in range(5)
         )
-        batch.image_rows, batch.seen, batch.rope_positions = [0, 5], [1, 2], [np.ones((3, 2), np.int32)]
+        batch.image_rows, batch.seen, batch.rope_positions = [0, 5], [1, 2], [np.ones((4, 2), np.int32)]
         StepFeeds(room, 9, 160, 33, 7).write(batch)
         assert 113 not in room[name], name
 

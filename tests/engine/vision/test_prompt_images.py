@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from logitless.engine.vision.prompt_images import FIRST_ID, PromptImages, Tile, place
@@ -36,11 +38,22 @@ def test_rows_of_a_bidirectional_tile_stay_together() -> None:
 def test_mrope_positions_go_on_behind_the_larger_side() -> None:
     _, spans = place([[1] * 3, tile(2, 4), [1] * 2, tile(3, 1, seed=1), [1]])
     images = PromptImages(spans, mrope=True)
-    expected = [(p, p, p) for p in range(3)]
-    expected += [(3, 3 + y, 3 + x) for y in range(2) for x in range(4)]
-    expected += [(p, p, p) for p in (7, 8)]
-    expected += [(9, 9 + y, 9) for y in range(3)]
-    expected += [(p, p, p) for p in (12, 13, 14)]  # generated tokens go on
+    expected = [(p, p, p, p) for p in range(3)]
+    expected += [(3, 3 + y, 3 + x, 3) for y in range(2) for x in range(4)]
+    expected += [(p, p, p, p) for p in (7, 8)]
+    expected += [(9, 9 + y, 9, 9) for y in range(3)]
+    expected += [(p, p, p, p) for p in (12, 13, 14)]  # generated tokens go on
     assert images.positions(0, 19).T.tolist() == [list(p) for p in expected]
     for start in range(19):  # of any part of it
         assert images.positions(start, 19 - start).T.tolist() == [list(p) for p in expected[start:]]
+
+
+def test_framed_rows_have_their_places_in_lines_and_the_number_of_their_image() -> None:
+    framed = [replace(tile(*grid), n_rows=grid[0] * (grid[1] + 1) + 2) for grid in ((2, 2), (1, 1))]
+    _, spans = place([[1], framed[0], [1], framed[1], [1]])
+    images = PromptImages(spans, mrope=True, framed=True)
+    expected = [(p, p, p, p) for p in range(15)]
+    expected[2:8] = [(2 + 3 * y + x, x, y, 0) for y in range(2) for x in range(3)]
+    expected[11:13] = [(11 + x, x, 0, 1) for x in range(2)]
+    for start in range(15):  # of any part of it
+        assert images.positions(start, 15 - start).T.tolist() == [list(p) for p in expected[start:]]
