@@ -29,10 +29,10 @@ from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision.heads import extra_rows, normed, project
+from logitless.models.vision.heads import extra_rows, normed, project, project_feeds
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import filtered_shares, flat_patches, patch_places, resized_places
-from logitless.models.vision.projectors import Head, PatchRope, Positions
+from logitless.models.vision.projectors import PatchRope, Positions
 from logitless.models.vision.weights import load_vision_weights
 from logitless.models.weights.weights import Weights, vector
 
@@ -147,10 +147,7 @@ class VisionEncoder:
             feeds["patch.pos"] = np.tile(order.T.astype(np.int32), n)
         if p.full_period > 1:
             feeds |= self._window_feeds(places, n)
-        if p.projector.head in (Head.POOL_NORM, Head.POOL_STANDARDIZE):
-            feeds["patch.first"] = np.arange(0, n * len(places), p.merge**2, dtype=np.int32)
-            feeds["patch.pooled"] = np.full(n * len(places) // p.merge**2, p.merge**2, np.int32)
-        return feeds
+        return feeds | project_feeds(p, places, n)
 
     @property
     def _side(self) -> int:

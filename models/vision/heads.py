@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, sub
 from logitless.graph.ops.norm import layer_norm, rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.vision.ldp import ldp, ldp_feeds, ldp_v2
 from logitless.models.vision.params import VisionParams
+from logitless.models.vision.patches import Array
 from logitless.models.vision.projectors import Head
 from logitless.models.vision.weights import MATRICES
 from logitless.models.weights.weights import Weights
@@ -21,6 +25,15 @@ NORM_EPS = 1e-5  # of projectors whose norm is torch's default
 def project(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
     """Rows of the text model from patch vectors x (T, n_embd)."""
     return _HEADS[p.projector.head](p, w, x)
+
+
+def project_feeds(p: VisionParams, places: Array, n: int) -> dict[str, Array]:
+    """Inputs of `project` for n tiles whose patches have these (row, column) places."""
+    head, feeds = p.projector.head, {}
+    if head in (Head.POOL_NORM, Head.POOL_STANDARDIZE, Head.LDP_V2):
+        feeds["patch.first"] = np.arange(0, n * len(places), p.merge**2, dtype=np.int32)
+        feeds["patch.pooled"] = np.full(n * len(places) // p.merge**2, p.merge**2, np.int32)
+    return feeds | (ldp_feeds(p, places, n) if head in (Head.LDP, Head.LDP_V2) else {})
 
 
 def normed(p: VisionParams, w: Weights, name: str, x: Tensor, eps: float = 0.0) -> Tensor:
@@ -103,6 +116,8 @@ def _row(w: Weights, name: str) -> Tensor:
 
 _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.MLP: _mlp,
+    Head.LDP: ldp,
+    Head.LDP_V2: ldp_v2,
     Head.POOL_NORM: _pool_norm,
     Head.POOL_STANDARDIZE: _pool_standardize,
     Head.MERGE_LINEAR: lambda p, w, x: w.linear("mm.model.fc", _merged(p, x)),

@@ -54,6 +54,8 @@ class Head(Enum):
     """Layers from patch vectors to rows of the text model."""
 
     MLP = auto()  # mm.0, GELU, mm.2 (LLaVA)
+    LDP = auto()  # an MLP, depthwise convolutions over the grid (MobileVLM)
+    LDP_V2 = auto()  # an MLP, average pooling, a depthwise convolution (MobileVLM v2)
     POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
     POOL_STANDARDIZE = auto()  # average pooling, √n, optional shift and scale, RMS norm, matrix (Gemma 4)
     MERGE_LINEAR = auto()  # merged patches, one matrix (Idefics 3)
@@ -112,10 +114,14 @@ _QWEN2VL = Projector(
 
 _QWEN3VL = replace(_QWEN2VL, positions=Positions.RESIZED_TABLE)
 
+_LLAVA = Projector(
+    Head.MLP, resample=Resample.BICUBIC, pad_color=(122, 116, 104), skip_last_layer=True, class_first=True
+)
+
 PROJECTORS: dict[str, Projector] = {
-    "mlp": Projector(
-        Head.MLP, resample=Resample.BICUBIC, pad_color=(122, 116, 104), skip_last_layer=True, class_first=True
-    ),
+    "mlp": _LLAVA,
+    "ldp": replace(_LLAVA, head=Head.LDP, merge=2),
+    "ldpv2": replace(_LLAVA, head=Head.LDP_V2, merge=2),
     "gemma3": Projector(
         Head.POOL_NORM,
         begin="<start_of_image>",

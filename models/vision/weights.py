@@ -173,6 +173,9 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from _vector("v.std_scale", p.n_embd)
         yield from _matrix("mm.input_projection", n_text, p.n_embd)
         return
+    if head in (Head.LDP, Head.LDP_V2):
+        yield from _ldp(gguf, p, n_text)
+        return
     if head is Head.CONVOLUTIONS:
         yield from _convolutions(gguf, p, n_text)
         return
@@ -194,6 +197,30 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     n_hidden = _rows(gguf, f"{first}.weight")
     yield from _matrix(first, n_hidden, n_in)
     yield from _matrix(second, n_text, n_hidden)
+
+
+def _ldp(gguf: GGUFFile, p: VisionParams, n: int) -> Declared:
+    first, second = (1, 3) if p.projector.head is Head.LDP else (0, 2)
+    yield from _matrix(f"mm.model.mlp.{first}", n, p.n_embd)
+    yield from _matrix(f"mm.model.mlp.{second}", n, n)
+    if p.projector.head is Head.LDP_V2:
+        yield from _depthwise("mm.model.peg.0", n)
+        yield from _vector("mm.model.peg.0.bias", n, required=True)
+        return
+    for b in ("mm.model.mb_block.1.block.", "mm.model.mb_block.2.block."):
+        n_hidden = _rows(gguf, f"{b}1.fc1.weight")
+        yield from _depthwise(f"{b}0.0", n)
+        yield from _matrix(f"{b}1.fc1", n_hidden, n)
+        yield from _matrix(f"{b}1.fc2", n, n_hidden)
+        yield from _matrix(f"{b}2.0", n, n)
+        for norm in ("0.1", "2.1"):
+            yield from _vector(f"{b}{norm}.weight", n, required=True)
+            yield from _vector(f"{b}{norm}.bias", n, required=True)
+
+
+def _depthwise(name: str, n: int) -> Declared:
+    """A depthwise convolution of 3 × 3: a row for each tap."""
+    yield f"{name}.weight", TensorSlice(f"{name}.weight", (9, n), transposed=True, n_experts=1, in_file=(n, 1, 3, 3))
 
 
 def _convolutions(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:

@@ -75,6 +75,27 @@ def _clip(fill: Fill, n: int) -> None:
     mlp("mm.0", "mm.2")(fill, n)
 
 
+def _ldp(fill: Fill, n: int) -> None:
+    mlp("mm.model.mlp.1", "mm.model.mlp.3")(fill, n)
+    for i in (1, 2):
+        b = f"mm.model.mb_block.{i}.block."
+        fill(f"{b}0.0.weight", N_TEXT, 1, 3, 3, std=0.3)
+        fill(f"{b}1.fc1.weight", 16, N_TEXT)
+        fill(f"{b}1.fc1.bias", 16)
+        fill(f"{b}1.fc2.weight", N_TEXT, 16, std=2.0)
+        fill(f"{b}1.fc2.bias", N_TEXT)
+        fill(f"{b}2.0.weight", N_TEXT, N_TEXT)
+        for norm in ("0.1", "2.1"):
+            fill(f"{b}{norm}.weight", N_TEXT, mean=1.0)
+            fill(f"{b}{norm}.bias", N_TEXT)
+
+
+def _ldp_v2(fill: Fill, n: int) -> None:
+    mlp("mm.model.mlp.0", "mm.model.mlp.2")(fill, n)
+    fill("mm.model.peg.0.weight", N_TEXT, 1, 3, 3, std=0.3)
+    fill("mm.model.peg.0.bias", N_TEXT)
+
+
 def _gemma3(fill: Fill, n: int) -> None:
     fill("mm.soft_emb_norm.weight", n, mean=1.0)
     fill("mm.input_projection.weight", n, N_TEXT)
@@ -169,6 +190,9 @@ _QWEN = {"positions": 0, "patch_bias": False, "image": 32, "text": "qwen2vl", "t
 _GEMMA4V = {"image": 48, "positions": 3360, "patch_bias": False, "bare": True, "text": "gemma4"}
 SPECS: dict[str, VisionSpec] = {
     "mlp": VisionSpec("mlp", mlp("mm.0", "mm.2"), n_layer=3),
+    # llama.cpp has grids of 24 × 24 only
+    "ldp": VisionSpec("ldp", _ldp, image=96, n_layer=3),
+    "ldpv2": VisionSpec("ldpv2", _ldp_v2, image=96, n_layer=3),
     "gemma3": VisionSpec("gemma3", _gemma3, {"clip.vision.projector.scale_factor": 2}, image=32, text="gemma3"),
     "gemma4v": VisionSpec("gemma4v", _gemma4v, text_keys=GEMMA4, **_GEMMA4V),
     "gemma4v E2B": VisionSpec(
@@ -269,7 +293,8 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
             w.add_tensor(name, values.astype(np.float32))
             return
         std = std or (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
-        w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float32))
+        depthwise = len(shape) == 4 and shape[1] == 1  # llama.cpp reads no others
+        w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float16 if depthwise else np.float32))
 
     fill("v.patch_embd.weight", n, 3, spec.patch, spec.patch, std=0.15)
     if spec.patch_bias:
