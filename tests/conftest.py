@@ -99,6 +99,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="give bodies, uploads, templates, model files and RPC messages N times as many odd examples, other ones",
     )
     parser.addoption(
+        "--image-table",
+        action="store_true",
+        help="measure the table of docs/models.md (tests/models/vision/test_image_table.py)",
+    )
+    parser.addoption(
         "--require-devices",
         action="store_true",
         help="fail, and do not skip, where OpenCL or Vulkan is not installed (as continuous integration does)",
