@@ -75,9 +75,9 @@ class ImageEncoding:
         for seq, tile in [(prompt, tile) for prompt in prompts for tile in self._needed(prompt)]:
             if encoder.first_row(tile) is None and tile.key not in tiles:
                 first = next(iter(tiles.values()), tile)
-                if tile.pixels.shape != first.pixels.shape or len(tiles) == encoder.together(first):
-                    break
-                if not encoder.place(tile, pinned):
+                if tile.pixels.shape != first.pixels.shape:
+                    continue  # its turn comes
+                if len(tiles) == encoder.together(first) or not encoder.place(tile, pinned):
                     break
                 tiles[tile.key] = tile
                 seqs.append(seq)

@@ -33,18 +33,21 @@ class VisionInput:
         return pieces
 
     def prompt(
-        self, texts: Sequence[str], images: Sequence[list[list[int] | Tile]]
+        self, texts: Sequence[str], images: Sequence[list[list[int] | Tile]], *, add_special: bool = True
     ) -> tuple[tuple[int, ...], PromptImages]:
-        """(token ids, tiles) of texts with an image between each two.
+        """(token ids, tiles) of texts with an image between each two. `add_special`: with BOS and EOS
+        where the vocabulary has them.
 
         As in llama.cpp each text is tokenized by itself.
         """
         words = self._tokenizer
-        pieces: list[Sequence[int] | Tile] = [[words.bos_id] if words.add_bos and words.bos_id is not None else []]
+        pieces: list[Sequence[int] | Tile] = []
+        if add_special and words.add_bos and words.bos_id is not None:
+            pieces.append([words.bos_id])
         for i, text in enumerate(texts):
             pieces.append(words.encode(text, add_special=False, parse_special=True) if text else [])
             pieces += images[i] if i < len(images) else []
-        if words.add_eos and words.eos_id is not None:
+        if add_special and words.add_eos and words.eos_id is not None:
             pieces.append([words.eos_id])
         ids, spans = place(pieces)
         p = self.params

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64 << 20  # a larger image is refused before it is decoded
+MAX_SCANS = 64  # of a JPEG file; the usual progressive ones have about ten
 MAX_ASPECT = 200  # longer side over the shorter one
+_SCAN = b"\xff\xda"  # before each scan of a JPEG file, and nowhere in one
 
 
 class ImageError(ValueError):
@@ -32,6 +34,8 @@ def decode_image(data: bytes) -> Image:
                 raise ImageError(f"has {width} x {height} pixels, at most {MAX_PIXELS} are possible")
             if max(width, height) > MAX_ASPECT * min(width, height):
                 raise ImageError(f"has {width} x {height} pixels, of which one side is {MAX_ASPECT} times the other")
+            if image.format == "JPEG" and data.count(_SCAN) > MAX_SCANS:  # each may take as long as an image
+                raise ImageError(f"has more than {MAX_SCANS} scans")
             image.load()
             return _rgb(ImageOps.exif_transpose(image) or image)
     except ImageError:

@@ -310,13 +310,17 @@ class RequestParser:
         """One prompt, which may be a text with images: {prompt_string, multimodal_data}."""
         if not isinstance(prompt, dict) or not prompt.get("multimodal_data"):
             return Prompt(self.tokens(prompt, name, add_special=add_special, most=most))
+        return self.multimodal(prompt, name, add_special=add_special)
+
+    def multimodal(self, prompt: Mapping[str, Any], name: str, *, add_special: bool = True) -> Prompt:
+        """The prompt of llama-server's {prompt_string, multimodal_data} in the field `name`."""
         text, data = as_text(name, prompt.get("prompt_string")), prompt["multimodal_data"]
         if not isinstance(data, list):
             bad_request(name, f"multimodal_data: expected an array, got {article(data)}")
         found: list[tuple[str, bytes]] = []
         for i, item in enumerate(data):
             self.media.add(f"{name}.multimodal_data[{i}]", item, found)
-        return Prompt(*self.media.prompt(name, text, found))
+        return Prompt(*self.media.prompt(name, text, found, add_special=add_special))
 
     def tokens(
         self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None

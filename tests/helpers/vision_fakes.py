@@ -24,7 +24,9 @@ class FakeVision:
         self.n_decoded += 1
         return [self._ids(f"{{{image.width}x{image.height}}}")]
 
-    def prompt(self, texts: Sequence[str], images: Sequence[list[list[int]]]) -> tuple[tuple[int, ...], PromptImages]:
+    def prompt(
+        self, texts: Sequence[str], images: Sequence[list[list[int]]], *, add_special: bool = True
+    ) -> tuple[tuple[int, ...], PromptImages]:
         ids: list[int] = []
         for i, text in enumerate(texts):
             ids += self._ids(text)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import random
 import urllib.error
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from anthropic import Anthropic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from openai import BadRequestError
 
+from tests.helpers.fuzz import examples
 from tests.helpers.paths import MODELS
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
 
@@ -19,6 +25,8 @@ MODEL = MODELS / "stories260K.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf beside the checkout")
 IMAGE = base64.b64encode(png(picture(40, 24))).decode()
 URI = f"data:image/png;base64,{IMAGE}"
+FILES = {form: png(picture(24, 24), form) for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP")}
+FILES |= {mode: png(picture(24, 24).convert(mode)) for mode in ("RGBA", "P", "1", "LA")}
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +83,45 @@ def test_native(server: Any) -> None:
     answer = server.post("/completion", {"prompt": prompt, "n_predict": 4})
     n_text = sum(len(server.post("/tokenize", {"content": text})["tokens"]) for text in ("Once ", " upon"))
     assert answer["tokens_evaluated"] == 1 + n_text + 16
+    counted = server.post("/tokenize", {"content": prompt, "add_special": True})["tokens"]
+    assert (len(counted), counted.count(-1)) == (1 + n_text + 16, 16)
+    shown = server.post("/tokenize", {"content": prompt, "with_pieces": True})["tokens"]
+    assert [token["piece"] for token in shown if token["id"] == -1] == [""] * 16
+    assert len(shown) == n_text + 16  # without BOS
+    plain = {"content": {"prompt_string": "Once ", "multimodal_data": []}}
+    assert server.post("/tokenize", plain) == server.post("/tokenize", {"content": "Once "})
     for broken in ({**prompt, "multimodal_data": []}, {**prompt, "multimodal_data": [IMAGE, IMAGE]}):
         if broken["multimodal_data"]:
             with pytest.raises(urllib.error.HTTPError) as refused:
                 server.post("/completion", {"prompt": broken, "n_predict": 1})
             assert "2 images and 1 places" in json.loads(refused.value.read())["error"]["message"]
+
+
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_mutated_images(server: Any, seed: int) -> None:
+    """2,000 with --fuzz 50: an answer, or a 400 that names message and part."""
+    r = random.Random(seed)
+    whole = FILES[r.choice(sorted(FILES))]
+    data = bytearray(whole if r.random() < 0.7 else whole[: r.randint(1, len(whole))])
+    for _ in range(r.randint(0, 6)):
+        at = r.randrange(min(len(data), r.choice((40, len(whole)))))
+        data[at : at + r.randint(0, 2)] = r.randbytes(r.randint(0, 3))
+    uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    parts = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": uri}}]
+    body = json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 1}).encode()
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with connection.getresponse() as response:
+        answer = json.load(response)
+    connection.close()
+    if response.status == 200:
+        assert answer["usage"]["prompt_tokens"] > 16
+    else:
+        assert response.status == 400, (seed, answer)
+        message = answer["error"]["message"]
+        assert message.startswith("field 'messages[0].content[1].image_url.url': "), (seed, message)
+        assert "\n" not in message
 
 
 def test_a_projector_beside_the_model_is_found(serve: Any, tmp_path: Path) -> None:

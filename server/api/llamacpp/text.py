@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -13,7 +13,8 @@ from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.context import CONTEXT, encode_json, json_response
 from logitless.server.protocol.chat.chat import render_chat
-from logitless.server.protocol.fields import as_integer, bad_request, read
+from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.fields import as_integer, as_text, bad_request, read
 from logitless.server.workers import check
 
 MAX_TEXT = 1 << 20  # characters, or tokens, that are taken however small the context is
@@ -23,7 +24,9 @@ CHARACTERS_PER_TOKEN = 8  # of a context that is larger
 class TokenizeBody(Struct, frozen=True, kw_only=True):
     """POST /tokenize."""
 
-    content: Annotated[Any, Param("a text, or an array of texts and token ids")] = None
+    content: Annotated[
+        Any, Param("a text, an array of texts and token ids, or {prompt_string, multimodal_data}, whose rows are -1")
+    ] = None
     add_special: Annotated[bool, Param("add what the vocabulary puts before and after a text")] = False
     parse_special: Annotated[bool, Param("special tokens may be written as text")] = True
     with_pieces: Annotated[bool, Param("show each token's text, or its bytes where they are no text")] = False
@@ -38,16 +41,20 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize: `with_pieces` adds each token's text, or its bytes where they are no text."""
     context = request.app[CONTEXT]
-    tokenizer = context.served.tokenizer
+    tokenizer, parser = context.served.tokenizer, context.parser_for(request)
 
     most = max(MAX_TEXT, context.served.info.n_ctx * CHARACTERS_PER_TOKEN)
 
     def reply(body: dict[str, Any]) -> web.Response:
         asked = read(TokenizeBody, body)
         parts = asked.content if isinstance(asked.content, list) else [asked.content]
+        images = None
+        if isinstance(asked.content, dict):
+            images = _with_images(asked.content, most, parser, add_special=asked.add_special)
+            parts = [asked.content.get("prompt_string")] if images is None else []
         if sum(len(part) for part in parts if isinstance(part, str)) > most:
             raise TooLarge(f"field 'content': a text has at most {most} characters here")
-        ids: list[int] = []
+        ids: list[int] = [] if images is None else images
         for i, part in enumerate(parts):
             if isinstance(part, str):
                 special = asked.add_special and i == 0
@@ -58,10 +65,24 @@ async def tokenize(request: web.Request) -> web.Response:
                 ids.append(_token("content", part, tokenizer))
         if not asked.with_pieces:
             return json_response({"tokens": ids})
-        shown = {id: Raw(encode_json({"id": id, "piece": _piece(tokenizer.piece(id))})) for id in set(ids)}
+        shown = {
+            id: Raw(encode_json({"id": id, "piece": _piece(tokenizer.piece(id)) if id >= 0 else ""})) for id in set(ids)
+        }
         return json_response({"tokens": [shown[id] for id in ids]})
 
     return await context.parsed(request, reply)
+
+
+def _with_images(
+    content: Mapping[str, Any], most: int, parser: RequestParser, *, add_special: bool
+) -> list[int] | None:
+    """Token ids of a prompt with images, whose rows are −1; None: it has none."""
+    if not content.get("multimodal_data"):
+        as_text("content.prompt_string", content.get("prompt_string"))
+        return None
+    if len(as_text("content.prompt_string", content.get("prompt_string"))) > most:
+        raise TooLarge(f"field 'content': a text has at most {most} characters here")
+    return [max(id, -1) for id in parser.multimodal(content, "content", add_special=add_special).ids]
 
 
 async def detokenize(request: web.Request) -> web.Response:

@@ -76,8 +76,10 @@ class Media:
         if self.sources.missing:
             raise Unfetched(self.sources)
 
-    def prompt(self, name: str, text: str, found: list[tuple[str, bytes]]) -> tuple[tuple[int, ...], PromptImages]:
-        """(token ids, tiles) of a text with a marker for each image."""
+    def prompt(
+        self, name: str, text: str, found: list[tuple[str, bytes]], *, add_special: bool = True
+    ) -> tuple[tuple[int, ...], PromptImages]:
+        """(token ids, tiles) of a text with a marker for each image. `add_special`: see VisionInput.prompt."""
         assert self.vision is not None
         self.complete()
         texts = text.split(self.marker)
@@ -89,7 +91,7 @@ class Media:
                 images.append(self.vision.image(data))
             except ImageError as error:
                 bad_request(where, f"the image {error}")
-        return self.vision.prompt(texts, images)
+        return self.vision.prompt(texts, images, add_special=add_special)
 
 
 def _address(name: str, kind: str, part: Mapping[str, Any]) -> tuple[str, object]:

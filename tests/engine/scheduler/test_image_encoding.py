@@ -17,7 +17,9 @@ PART, N_PARTS = 0.2, 20
 
 
 def tile(seed: int) -> Tile:
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    """Seeds from 100 have another size."""
+    width = 8 if seed < 100 else 16
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, width, 3)).astype(np.uint8)
     return Tile(pixels, 4, (2, 2))
 
 
@@ -81,6 +83,23 @@ def test_tiles_of_several_requests_are_one_batch_and_are_kept(bench: Slow) -> No
     bench.drain()
     assert bench.engine.vision.runs == [2]  # type: ignore[union-attr]
     assert [seq.n_generated for seq in (first, second, third)] == [3, 3, 3]
+
+
+def test_tiles_of_one_size_are_a_batch_whatever_lies_between(bench: Slow) -> None:
+    seqs = [asked(bench, 1), asked(bench, 101), asked(bench, 2)]
+    bench.drain()
+    assert bench.engine.vision.runs == [2, 1]  # type: ignore[union-attr]
+    assert [seq.n_generated for seq in seqs] == [3, 3, 3]
+
+
+def test_an_image_that_is_being_encoded_is_not_encoded_again(bench: Slow) -> None:
+    bench.streams(1)
+    first = asked(bench, 1)
+    bench.step(2)
+    second = asked(bench, 1)
+    while not (first.n_generated and second.n_generated):
+        assert bench.engine.vision.runs in ([], [1])  # type: ignore[union-attr]
+        bench.step()
 
 
 @pytest.mark.parametrize("error", [StepFailed("no luck"), DeviceFailed("gone")])

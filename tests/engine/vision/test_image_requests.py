@@ -44,6 +44,33 @@ def test_a_request_has_the_same_bits_whatever_shares_its_batch(name: str, tmp_pa
         assert alone == cached == first == again
 
 
+def test_images_of_several_requests_are_one_run(
+    tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits that each has alone."""
+    images = [png(picture(16, 16, seed=i)) for i in range(3)]
+    with Runs(*made("qwen2.5vl", tmp_path, shared_data)) as runs:
+        vision = runs.runner.vision
+        assert vision is not None
+        sizes: list[int] = []
+        encode = vision.encode
+        monkeypatch.setattr(vision, "encode", lambda tiles: sizes.append(len(tiles)) or encode(tiles))
+        asked = [
+            runs.request(f"{text}<image>g", [image], 4, cache_prompt=False)
+            for text, image in zip("hab", images, strict=True)
+        ]
+        alone = []
+        for request in asked:
+            vision.clear()
+            alone += runs.run(request)
+        assert sizes == [1, 1, 1]
+        vision.clear()
+        assert runs.run(*asked) == alone
+        assert sizes[3:] == [3]
+        assert runs.run(*asked) == alone
+        assert sizes[4:] == []  # their rows are still there
+
+
 def test_rows_that_do_not_fit_are_encoded_again(
     tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

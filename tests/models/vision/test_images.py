@@ -61,9 +61,22 @@ def test_faults_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(ImageError, match="one side"):
         decode_image(png(Image.new("RGB", (500, 2))))
+    header, scan = png(picture(16, 16), "JPEG").split(b"\xff\xda")
+    with pytest.raises(ImageError, match="more than 64 scans"):
+        decode_image(b"\xff\xda".join([header, *[scan] * 65]))
     monkeypatch.setattr(images, "MAX_PIXELS", 99)
     with pytest.raises(ImageError, match="10 x 10 pixels"):
         decode_image(png(picture(10, 10)))
+
+
+@pytest.mark.parametrize("form", ["PNG", "GIF", "BMP", "WEBP", "JPEG"])
+def test_a_bomb_is_refused_by_its_header(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is decoded."""
+    bomb = png(Image.new("L", (101, 100)), form)
+    monkeypatch.setattr(Image.Image, "load", None)
+    monkeypatch.setattr(images, "MAX_PIXELS", 10_000)
+    with pytest.raises(ImageError, match="has 101 x 100 pixels, at most 10000 are possible"):
+        decode_image(bomb)
 
 
 def test_mutated_images_are_decoded_or_refused() -> None:
