@@ -27,6 +27,7 @@ from logitless.server.api.openai.chat import ChatReply
 from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
 from logitless.server.clients import CLIENT
+from logitless.server.protocol.answers.llamacpp import Control
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.fields import bad_request, read
@@ -240,5 +241,5 @@ async def control(request: web.Request) -> web.Response:
     key, stream = context.running.get(id, ("", None))
     if stream is None or key != client_key(request):
         message = f"no completion with id {id[:64]!r} is running"
-        return json_response({"id": id, "success": False, "message": message})  # as llama-server
-    return json_response({"id": id, "success": await context.service.end_reasoning(stream)})
+        return json_response(Control(id, False, message))  # as llama-server
+    return json_response(Control(id, await context.service.end_reasoning(stream)))

@@ -14,6 +14,7 @@ from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropic
 from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
+from logitless.server.protocol.answers.llamacpp import DefaultSettings, Done, Modalities, Props
 from logitless.server.protocol.dialects import anthropic, ollama
 
 
@@ -118,29 +119,26 @@ async def props(request: web.Request) -> web.Response:
     )
     others = {"backend_sampling": config.backend_sampling}
     return json_response(
-        {
-            "default_generation_settings": {
-                "params": generation_settings(default, others),
-                "n_ctx": served.info.n_ctx,
-            },
-            "total_slots": config.n_parallel,
-            "model_alias": config.model,
-            "model_path": config.model_path if whole else PurePath(config.model_path).name,
-            "model_ftype": served.info.ftype,
-            "modalities": {"vision": served.vision is not None, "audio": False},
-            "media_marker": context.parser.media.marker,
-            "endpoint_slots": bool(config.slots),
-            "endpoint_props": bool(config.props),
-            "endpoint_metrics": bool(config.metrics),
-            "ui": bool(config.ui),
-            "webui": bool(config.ui),
-            "chat_template": served.template.source if served.template else "",
-            "chat_template_caps": dict(served.template.caps) if served.template else {},
-            "bos_token": text(tokenizer.bos_id),
-            "eos_token": text(tokenizer.eos_id),
-            "build_info": BUILD_INFO,
-            "is_sleeping": context.service.asleep,
-        }
+        Props(
+            default_generation_settings=DefaultSettings(generation_settings(default, others), served.info.n_ctx),
+            total_slots=config.n_parallel,
+            model_alias=config.model,
+            model_path=config.model_path if whole else PurePath(config.model_path).name,
+            model_ftype=served.info.ftype,
+            modalities=Modalities(served.vision is not None),
+            media_marker=context.parser.media.marker,
+            endpoint_slots=bool(config.slots),
+            endpoint_props=bool(config.props),
+            endpoint_metrics=bool(config.metrics),
+            ui=bool(config.ui),
+            webui=bool(config.ui),
+            chat_template=served.template.source if served.template else "",
+            chat_template_caps=dict(served.template.caps) if served.template else {},
+            bos_token=text(tokenizer.bos_id),
+            eos_token=text(tokenizer.eos_id),
+            build_info=BUILD_INFO,
+            is_sleeping=context.service.asleep,
+        )
     )
 
 
@@ -150,7 +148,7 @@ async def change_props(request: web.Request) -> web.Response:
     if not context.config.props:
         raise NotSupported("this server does not allow changing its properties; start it with --props")
     await context.parsed(request, lambda body: body)
-    return json_response({"success": True})
+    return json_response(Done())
 
 
 async def not_offered(request: web.Request) -> web.Response:

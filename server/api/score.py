@@ -11,6 +11,8 @@ from aiohttp import web
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import Lora
 from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.vectors import PromptUsage, Scores, TextScore
 from logitless.server.protocol.fields import read
 from logitless.server.protocol.lora import parse_lora, tuned_name
 from logitless.server.protocol.score import ScoreBody, parse_examples
@@ -41,14 +43,8 @@ async def score(request: web.Request) -> web.Response:
     examples, gradient, model, lora = await context.parsed(request, parse)
     scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]
     n_tokens = sum(len(e.tokens) for e in examples)
-    return json_response(
-        {
-            "object": "list",
-            "model": model,
-            "data": [shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))],
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-        }
-    )
+    data = [shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))]
+    return json_response(Scores(model=model, data=data, usage=PromptUsage(n_tokens, n_tokens)))
 
 
 def _score(engine: ModelRunner, example: Example, gradient: bool, lora: Lora | None, scheduler: Scheduler) -> Score:
@@ -58,20 +54,17 @@ def _score(engine: ModelRunner, example: Example, gradient: bool, lora: Lora | N
     return score(engine.tuned(scheduler.resolve_lora(lora)), example, gradient=gradient)
 
 
-def shown(index: int, example: Example, score: Score) -> dict[str, Any]:
+def shown(index: int, example: Example, score: Score) -> TextScore:
     """One item of the reply. JSON has no infinity and no NaN: those are null."""
-    told: dict[str, Any] = {
-        "index": index,
-        "object": "score",
-        "tokens": example.tokens.tolist(),
-        "token_logprobs": [None, *map(_finite, score.log_probs.tolist())],
-        "counted": example.learn.tolist(),
-        "loss": _finite(score.loss),
-        "n_counted": score.n_counted,
-    }
-    if score.gradient_norm is not None:
-        told["gradient_norm"] = _finite(score.gradient_norm)
-    return told
+    return TextScore(
+        index=index,
+        tokens=example.tokens.tolist(),
+        token_logprobs=[None, *map(_finite, score.log_probs.tolist())],
+        counted=example.learn.tolist(),
+        loss=_finite(score.loss),
+        n_counted=score.n_counted,
+        gradient_norm=UNSET if score.gradient_norm is None else _finite(score.gradient_norm),
+    )
 
 
 def _finite(x: float) -> float | None:

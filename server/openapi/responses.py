@@ -14,7 +14,22 @@ from logitless.server.protocol.answers.generation import (
     Selected,
     Verification,
 )
+from logitless.server.protocol.answers.llamacpp import (
+    Adapter,
+    Control,
+    DetokenizedText,
+    Done,
+    InputTokens,
+    Props,
+    RenderedPrompt,
+    SlotAction,
+    SlotState,
+    StreamState,
+    TokenIds,
+    TokenPieces,
+)
 from logitless.server.protocol.answers.openai import ChatChunk, ChatCompletion, TextChunk, TextCompletion
+from logitless.server.protocol.answers.vectors import Embeddings, NativeEmbedding, Ranking, Scores, TeiRankedDocument
 
 Schema = dict[str, Any]
 STRING: Schema = {"type": "string"}
@@ -55,8 +70,6 @@ def _list(items: Schema) -> Schema:
     )
 
 
-_PROMPT_USAGE = _always(prompt_tokens=INTEGER, total_tokens=INTEGER)
-_DONE = _always(success=_one(True))
 _MODEL = _always(
     id=STRING,
     aliases=_array(STRING),
@@ -66,14 +79,6 @@ _MODEL = _always(
     owned_by=STRING,
     architecture=_always(input_modalities=_array(STRING), output_modalities=_array(STRING)),
     meta=_always(**_each("vocab_type n_vocab n_ctx_train n_embd n_params size", INTEGER)),
-)
-_PROPS = _always(
-    default_generation_settings=_always(params=OBJECT, n_ctx=INTEGER),
-    total_slots=INTEGER,
-    modalities=_always(vision=BOOLEAN, audio=BOOLEAN),
-    chat_template_caps=OBJECT,
-    **_each("model_alias model_path model_ftype chat_template bos_token eos_token build_info", STRING),
-    **_each("endpoint_slots endpoint_props endpoint_metrics ui is_sleeping", BOOLEAN),
 )
 _RESPONSE = _always(
     id={"type": "string", "pattern": "^resp_"},
@@ -97,8 +102,6 @@ _ANTHROPIC = _always(
     stop_sequence=_or_null("string"),
     usage=_always(**_each("input_tokens output_tokens cache_read_input_tokens cache_creation_input_tokens", INTEGER)),
 )
-_SLOT = _always(id=INTEGER, n_ctx=INTEGER, speculative=BOOLEAN, is_processing=BOOLEAN)
-_ACTION = _always(id_slot=INTEGER)
 _FILE = _always(
     object=_one("file"), status=STRING, **_each("id filename purpose", STRING), **_each("bytes created_at", INTEGER)
 )
@@ -116,18 +119,6 @@ _JOB = _always(
 )
 _EVENT = _always(object=_one("fine_tuning.job.event"), created_at=INTEGER, **_each("id level message type", STRING))
 _CHECKPOINT = _always(id=STRING, object=_one("fine_tuning.job.checkpoint"), created_at=INTEGER, metrics=OBJECT)
-_VECTOR: Schema = {"type": ["array", "string"], "items": NUMBER}  # a string: base64
-_RANKED: Schema = {
-    "anyOf": [
-        _always(
-            object=_one("list"), results=_array(_always(index=INTEGER, relevance_score=NUMBER)), usage=_PROMPT_USAGE
-        ),
-        _array(_always(index=INTEGER, score=NUMBER)),
-    ]
-}
-_INPUT_TOKENS = _always(object=_one("response.input_tokens"), input_tokens=INTEGER)
-_TOKEN: Schema = {"anyOf": [INTEGER, _always(id=INTEGER, piece={"type": ["string", "array"]})]}
-
 NATIVE = [NativeCompletion, list[NativeCompletion], Selected, list[Selected]]
 EVENTS: dict[str, Any] = {  # the data of a stream's events
     "/completion": [NativeChunk, NativeCompletion],
@@ -141,42 +132,35 @@ REPLIES: dict[tuple[str, str], Any] = {
     ("post", "/api/show"): _always(template=STRING, model_info=OBJECT, details=OBJECT),
     ("get", "/v1/models/{id}"): _MODEL,
     ("delete", "/v1/models/{id}"): _always(id=STRING, object=_one("model"), deleted=_one(True)),
-    ("get", "/props"): _PROPS,
-    ("post", "/props"): _DONE,
+    ("get", "/props"): Props,
+    ("post", "/props"): Done,
     ("get", "/openapi.json"): _always(openapi=STRING, info=OBJECT, paths=OBJECT, components=OBJECT),
-    ("get", "/slots"): _array(_SLOT),
-    ("post", "/slots/{id}"): _ACTION,
-    ("post", "/v1/streams/lookup"): _array(
-        _always(conversation_id=STRING, is_done=BOOLEAN, **_each("total_bytes started_at completed_at", INTEGER))
-    ),
-    ("get", "/lora-adapters"): _array(_always(id=INTEGER, path=STRING, scale=NUMBER)),
-    ("post", "/lora-adapters"): _DONE,
+    ("get", "/slots"): list[SlotState],
+    ("post", "/slots/{id}"): SlotAction,
+    ("post", "/v1/streams/lookup"): list[StreamState],
+    ("get", "/lora-adapters"): list[Adapter],
+    ("post", "/lora-adapters"): Done,
     ("post", "/completion"): NATIVE,
     ("post", "/infill"): NATIVE,
-    ("post", "/tokenize"): _always(tokens=_array(_TOKEN)),
-    ("post", "/detokenize"): _always(content=STRING),
-    ("post", "/apply-template"): _always(prompt=STRING),
+    ("post", "/tokenize"): [TokenIds, TokenPieces],
+    ("post", "/detokenize"): DetokenizedText,
+    ("post", "/apply-template"): RenderedPrompt,
     ("post", "/v1/completions"): TextCompletion,
     ("post", "/v1/verify"): Verification,
     ("post", "/v1/chat/completions"): ChatCompletion,
-    ("post", "/v1/chat/completions/control"): _always(id=STRING, success=BOOLEAN),
-    ("post", "/v1/chat/completions/input_tokens"): _INPUT_TOKENS,
+    ("post", "/v1/chat/completions/control"): Control,
+    ("post", "/v1/chat/completions/input_tokens"): InputTokens,
     ("post", "/v1/responses"): _RESPONSE,
     ("get", "/v1/responses/{id}"): _RESPONSE,
     ("delete", "/v1/responses/{id}"): _always(id=STRING, object=_one("response"), deleted=_one(True)),
     ("get", "/v1/responses/{id}/input_items"): _list(_always(id=STRING, type=STRING)),
-    ("post", "/v1/responses/input_tokens"): _INPUT_TOKENS,
-    ("post", "/v1/embeddings"): _always(
-        object=_one("list"),
-        model=STRING,
-        data=_array(_always(object=_one("embedding"), index=INTEGER, embedding=_VECTOR)),
-        usage=_PROMPT_USAGE,
-    ),
-    ("post", "/embedding"): _array(_always(index=INTEGER, embedding=_array(_VECTOR))),
-    ("post", "/rerank"): _RANKED,
+    ("post", "/v1/responses/input_tokens"): InputTokens,
+    ("post", "/v1/embeddings"): Embeddings,
+    ("post", "/embedding"): list[NativeEmbedding],
+    ("post", "/rerank"): [Ranking, list[TeiRankedDocument]],
     ("post", "/v1/messages"): _ANTHROPIC,
     ("post", "/v1/messages/count_tokens"): _always(input_tokens=INTEGER),
-    ("post", "/v1/score"): _always(object=_one("list"), model=STRING, data=_array(OBJECT), usage=_PROMPT_USAGE),
+    ("post", "/v1/score"): Scores,
     ("get", "/v1/files"): _list(_FILE),
     ("post", "/v1/files"): _FILE,
     ("get", "/v1/files/{id}"): _FILE,

@@ -7,6 +7,8 @@ from aiohttp import web
 from logitless.engine.errors import InvalidRequest
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.bodies.json_body import json_value
+from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.llamacpp import Adapter, Done
 from logitless.server.protocol.fields import read
 from logitless.server.protocol.lora import Scales, lora_scales
 
@@ -16,14 +18,14 @@ async def adapters(request: web.Request) -> web.Response:
     known = request.app[CONTEXT].served.adapters
     return json_response(
         [
-            {
-                "id": entry.id,
-                "path": entry.path,
-                "scale": entry.scale,
-                "task_name": entry.metadata.get("task_name", ""),
-                "prompt_prefix": entry.metadata.get("prompt_prefix", ""),
-                **({"model": entry.name} if entry.name else {}),
-            }
+            Adapter(
+                id=entry.id,
+                path=entry.path,
+                scale=entry.scale,
+                task_name=entry.metadata.get("task_name", ""),
+                prompt_prefix=entry.metadata.get("prompt_prefix", ""),
+                model=entry.name or UNSET,
+            )
             for entry in (known.entries if known is not None else ())
             if not (entry.whole or entry.removed)
         ]
@@ -44,4 +46,4 @@ async def set_scales(request: web.Request) -> web.Response:
     scales = await context.parsed_value(request, parse)
     if known is not None:
         await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
-    return json_response({"success": True})
+    return json_response(Done())

@@ -15,6 +15,7 @@ from logitless.engine.sampling.params import Param
 from logitless.server.api.context import CONTEXT, client_key, json_response
 from logitless.server.api.generate import send
 from logitless.server.api.llamacpp.sessions import Place
+from logitless.server.protocol.answers.llamacpp import StreamState
 from logitless.server.protocol.fields import bad_request, read
 
 
@@ -67,13 +68,13 @@ async def lookup(request: web.Request) -> web.Response:
     found = [context.sessions.find((client_key(request), id)) for id in await context.parsed(request, parse)]
     return json_response(
         [
-            {
-                "conversation_id": session.id,
-                "is_done": session.done,
-                "total_bytes": session.total,
-                "started_at": int(session.started_at),
-                "completed_at": int(session.completed_at),
-            }
+            StreamState(
+                conversation_id=session.id,
+                is_done=session.done,
+                total_bytes=session.total,
+                started_at=int(session.started_at),
+                completed_at=int(session.completed_at),
+            )
             for session in found
             if session is not None
         ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from aiohttp import web
 from msgspec import Struct
@@ -20,6 +20,7 @@ from logitless.engine.sequence import Slot
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
+from logitless.server.protocol.answers.llamacpp import NextToken, SlotAction, SlotState, SlotTimings
 from logitless.server.protocol.fields import read
 from logitless.server.workers import to_thread
 
@@ -49,11 +50,11 @@ async def slots(request: web.Request) -> web.Response:
     _ = context.served
     owner = request[CLIENT].slots
 
-    def show(scheduler: Scheduler) -> list[dict[str, Any]]:
+    def show(scheduler: Scheduler) -> list[SlotState]:
         return [_slot(slot, context, whole=slot.is_of(owner)) for slot in scheduler.slots]
 
     shown = await context.service.ask(show, wakes=False)
-    if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
+    if request.query.get("fail_on_no_slot") and all(slot.is_processing for slot in shown):
         raise Unavailable("no slot available")
     return json_response(shown)
 
@@ -69,7 +70,7 @@ async def slot_action(request: web.Request) -> web.Response:
     return json_response(await _ACTIONS[action](request, context, id))
 
 
-async def _save(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+async def _save(request: web.Request, context: Context, id: int) -> SlotAction:
     folder, name = await _file(request, context)
     began = time.perf_counter()
     adapters, client = context.served.adapters, request[CLIENT]
@@ -77,43 +78,33 @@ async def _save(request: web.Request, context: Context, id: int) -> dict[str, An
         context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id, adapters, client.slots))
     )
     n_written = await to_thread(lambda: save(folder, name, kind, replace(state, owner=client.owner)))
-    return {
-        "id_slot": id,
-        "filename": name,
-        "n_saved": len(state.tokens),
-        "n_written": n_written,
-        "timings": {"save_ms": (time.perf_counter() - began) * 1000},
-    }
+    timings = SlotTimings(save_ms=(time.perf_counter() - began) * 1000)
+    return SlotAction(id_slot=id, filename=name, n_saved=len(state.tokens), n_written=n_written, timings=timings)
 
 
-async def _restore(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+async def _restore(request: web.Request, context: Context, id: int) -> SlotAction:
     folder, name = await _file(request, context)
     began = time.perf_counter()
     service, salt = context.service, request[CLIENT].salt
     kind, n_ctx = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, scheduler.slots[id].n_ctx))
     state, n_read = await to_thread(lambda: load(folder, name, kind, n_ctx))
     await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state, context.served.adapters, salt))
-    return {
-        "id_slot": id,
-        "filename": name,
-        "n_restored": len(state.tokens),
-        "n_read": n_read,
-        "timings": {"restore_ms": (time.perf_counter() - began) * 1000},
-    }
+    timings = SlotTimings(restore_ms=(time.perf_counter() - began) * 1000)
+    return SlotAction(id_slot=id, filename=name, n_restored=len(state.tokens), n_read=n_read, timings=timings)
 
 
-async def _erase(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+async def _erase(request: web.Request, context: Context, id: int) -> SlotAction:
     owner = request[CLIENT].slots
     n_erased = await _when_idle(context, (id,), lambda scheduler: erase(scheduler, id, owner))
-    return {"id_slot": id, "n_erased": n_erased}
+    return SlotAction(id_slot=id, n_erased=n_erased)
 
 
-async def _fork(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+async def _fork(request: web.Request, context: Context, id: int) -> SlotAction:
     most = context.config.n_parallel - 1
     to = await context.parsed(request, lambda body: read(ForkBody, body, id_slot_to=most).id_slot_to)
     owner = request[CLIENT].slots
     n_forked = await _when_idle(context, (id, to), lambda scheduler: fork(scheduler, id, to, owner))
-    return {"id_slot": id, "id_slot_to": to, "n_forked": n_forked}
+    return SlotAction(id_slot=id, id_slot_to=to, n_forked=n_forked)
 
 
 async def _when_idle(context: Context, ids: tuple[int, ...], action: Callable[[Scheduler], T]) -> T:
@@ -145,31 +136,29 @@ def _slot_id(text: str, n_slots: int) -> int:
     return int(text)
 
 
-def _slot(slot: Slot, context: Context, *, whole: bool) -> dict[str, Any]:
+def _slot(slot: Slot, context: Context, *, whole: bool) -> SlotState:
     """One item of /slots; what was asked for is there once the slot has been used, if it is `whole`."""
-    data: dict[str, Any] = {
-        "id": slot.id,
-        "n_ctx": slot.n_ctx,
-        "speculative": bool(context.config.speculation.kinds if slot.sequence is None else slot.sequence.drafts),
-        "is_processing": slot.is_processing,
-    }
+    data = SlotState(
+        id=slot.id,
+        n_ctx=slot.n_ctx,
+        speculative=bool(context.config.speculation.kinds if slot.sequence is None else slot.sequence.drafts),
+        is_processing=slot.is_processing,
+    )
     if slot.sequence is None or not whole:
         return data
-    data |= {
-        "id_task": slot.id_task,
-        "n_prompt_tokens": slot.n_prompt_tokens,
-        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
-        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-        "params": generation_settings(slot.sequence.request, {}),
-        "next_token": [
-            {
-                "has_next_token": slot.has_next_token,
-                "has_new_line": slot.has_new_line,
-                "n_remain": slot.n_remain,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
-    }
+    data.id_task = slot.id_task
+    data.n_prompt_tokens = slot.n_prompt_tokens
+    data.n_prompt_tokens_processed = slot.n_prompt_tokens_processed
+    data.n_prompt_tokens_cache = slot.n_prompt_tokens_cache
+    data.params = generation_settings(slot.sequence.request, {})
+    data.next_token = [
+        NextToken(
+            has_next_token=slot.has_next_token,
+            has_new_line=slot.has_new_line,
+            n_remain=slot.n_remain,
+            n_decoded=slot.n_decoded,
+        )
+    ]
     if context.config.verbose:
-        data["prompt"] = context.served.tokenizer.pieces(slot.sequence.request.text_ids).decode("utf-8", "replace")
+        data.prompt = context.served.tokenizer.pieces(slot.sequence.request.text_ids).decode("utf-8", "replace")
     return data

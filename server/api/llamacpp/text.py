@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from logitless.engine.errors import TooLarge
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.context import CONTEXT, encode_json, json_response
+from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.protocol.answers.llamacpp import (
+    DetokenizedText,
+    RenderedPrompt,
+    TokenIds,
+    TokenPiece,
+    TokenPieces,
+)
 from logitless.server.protocol.chat.chat import render_chat
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.fields import as_integer, as_text, bad_request, read
@@ -64,11 +71,9 @@ async def tokenize(request: web.Request) -> web.Response:
             elif part is not None:
                 ids.append(_token("content", part, tokenizer))
         if not asked.with_pieces:
-            return json_response({"tokens": ids})
-        shown = {
-            id: Raw(encode_json({"id": id, "piece": _piece(tokenizer.piece(id)) if id >= 0 else ""})) for id in set(ids)
-        }
-        return json_response({"tokens": [shown[id] for id in ids]})
+            return json_response(TokenIds(ids))
+        pieces = {id: TokenPiece(id, _piece(tokenizer.piece(id)) if id >= 0 else "") for id in set(ids)}
+        return json_response(TokenPieces([pieces[id] for id in ids]))
 
     return await context.parsed(request, reply)
 
@@ -97,7 +102,7 @@ async def detokenize(request: web.Request) -> web.Response:
         if len(asked) > most:
             raise TooLarge(f"field 'tokens': at most {most} are taken here, got {len(asked)}")
         ids = [_token("tokens", id, tokenizer) for id in asked]
-        return json_response({"content": tokenizer.pieces(ids).decode("utf-8", "replace")})
+        return json_response(DetokenizedText(tokenizer.pieces(ids).decode("utf-8", "replace")))
 
     return await context.parsed(request, reply)
 
@@ -107,7 +112,7 @@ async def apply_template(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     parser, template = context.parser_for(request), context.served.template
     return await context.parsed(
-        request, lambda body: json_response({"prompt": render_chat(body, parser, template).text})
+        request, lambda body: json_response(RenderedPrompt(render_chat(body, parser, template).text))
     )
 
 

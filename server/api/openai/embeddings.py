@@ -16,6 +16,17 @@ from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.server.api.context import CONTEXT, Context, client_of, json_response
+from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.vectors import (
+    Embedding,
+    Embeddings,
+    NativeEmbedding,
+    PromptUsage,
+    RankedDocument,
+    RankedText,
+    Ranking,
+    TeiRankedDocument,
+)
 from logitless.server.protocol.embeddings import (
     EmbeddingJob,
     normalized,
@@ -51,12 +62,8 @@ async def openai_embeddings(request: web.Request) -> web.Response:
     model = job.model or context.config.model
 
     def reply() -> web.Response:
-        data = [
-            {"object": "embedding", "index": i, "embedding": _shown(_sized(v, job), job.base64)}
-            for i, v in enumerate(vectors)
-        ]
-        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return json_response({"object": "list", "data": data, "model": model, "usage": usage})
+        data = [Embedding(index=i, embedding=_shown(_sized(v, job), job.base64)) for i, v in enumerate(vectors)]
+        return json_response(Embeddings(data=data, model=model, usage=PromptUsage(n_tokens, n_tokens)))
 
     return await _written(request, reply, vectors)
 
@@ -72,7 +79,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
 
     def reply() -> web.Response:
-        return json_response([{"index": i, "embedding": _rows(v, job)} for i, v in enumerate(vectors)])
+        return json_response([NativeEmbedding(i, _rows(v, job)) for i, v in enumerate(vectors)])
 
     return await _written(request, reply, vectors)
 
@@ -88,15 +95,12 @@ async def rerank(request: web.Request) -> web.Response:
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
     n_tokens = sum(map(len, job.pairs))
     if job.tei:
-        texts = [{"text": job.documents[i]} if job.return_text else {} for i in order]
-        return json_response([{"index": i, "score": scores[i], **t} for i, t in zip(order, texts, strict=True)])
-    results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
-    for result in results if job.return_text else ():
-        result["document"] = {"text": job.documents[result["index"]]}
-    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return json_response(
-        {"model": job.model or context.config.model, "object": "list", "usage": usage, "results": results}
-    )
+        texts = [job.documents[i] if job.return_text else UNSET for i in order]
+        return json_response([TeiRankedDocument(i, scores[i], t) for i, t in zip(order, texts, strict=True)])
+    documents = [RankedText(job.documents[i]) if job.return_text else UNSET for i in order]
+    results = [RankedDocument(i, scores[i], d) for i, d in zip(order, documents, strict=True)]
+    usage = PromptUsage(n_tokens, n_tokens)
+    return json_response(Ranking(model=job.model or context.config.model, usage=usage, results=results))
 
 
 def _embedder(context: Context) -> tuple[Embedder, str]:
@@ -126,7 +130,7 @@ async def _vectors(
     return [found[i] for i in range(len(texts))]
 
 
-def _rows(vector: F32, job: EmbeddingJob) -> list[Any]:
+def _rows(vector: F32, job: EmbeddingJob) -> list[list[float] | str]:
     if job.pooling == "none":
         return [_shown(row[: job.dimensions], job.base64) for row in vector]
     return [_shown(vector if job.pooling == "rank" else _sized(vector, job), job.base64)]
@@ -146,7 +150,8 @@ def _log_pooling(pooling: str) -> None:
 def _shown(vector: F32, as_base64: bool) -> list[float] | str:
     if as_base64:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return [float(x) for x in vector]
+    numbers: list[float] = vector.tolist()
+    return numbers
 
 
 async def _written(request: web.Request, reply: Any, vectors: Sequence[F32]) -> web.Response:

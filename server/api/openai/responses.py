@@ -23,6 +23,7 @@ from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers.llamacpp import InputTokens
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
@@ -116,7 +117,7 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
         return chat_body(response, body, earlier.items).read(lambda chat: chat_tokens(chat, parser, template))
 
     n_tokens = await context.parsed(request, parse)
-    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
+    return json_response(InputTokens("response.input_tokens", n_tokens))
 
 
 async def chat_input_tokens(request: web.Request) -> web.Response:
@@ -124,7 +125,7 @@ async def chat_input_tokens(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     parser, template = context.parser_for(request), context.served.template
     n_tokens = await context.parsed(request, lambda body: chat_tokens(body, parser, template))
-    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
+    return json_response(InputTokens("response.input_tokens", n_tokens))
 
 
 class ResponsesReply(Reply):
