@@ -29,7 +29,7 @@ from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision.heads import extra_rows, normed, project, project_feeds
+from logitless.models.vision.heads import NORM_EPS, extra_rows, normed, project, project_feeds
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
@@ -186,11 +186,13 @@ class VisionEncoder:
         total = n_tiles * length
         x = feed("patches", (total, 3 * p.patch_size**2))
         x = add(mul(x, self.constants["pixel.scale"]), self.constants["pixel.shift"])
+        x = normed(p, w, "v.patch_norm.1", x, NORM_EPS)
         y = linear(x, w["v.patch_embd"])
         if p.projector.two_patch_weights:
             y = add(y, linear(x, w.tensors["v.patch_embd.weight.1"]))
         if (bias := w.bias("v.patch_embd")) is not None:
             y = add(y, bias)
+        y = normed(p, w, "v.patch_norm.2", y, NORM_EPS)
         if self.has_class:
             y = self._with_class(y, feed("patch.kind", (total,), "i32"))
         if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
@@ -203,7 +205,7 @@ class VisionEncoder:
                 y = add(y, get_rows(w["v.position_embd"], feed(f"patch.ids.{axis}", (total,), "i32")))
         elif p.projector.positions is Positions.TABLE:
             y = add(y, get_rows(w["v.position_embd"], feed("patch.ids", (total,), "i32")))
-        x = normed(p, w, "v.pre_ln", y)
+        x = normed(p, w, "v.pre_ln", normed(p, w, "v.patch_norm.3", y, NORM_EPS))
         angles = None
         if p.projector.rope is not PatchRope.NONE:
             pos = feed("patch.pos", (2, total), "i32")

@@ -119,6 +119,7 @@ _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.LDP: ldp,
     Head.LDP_V2: ldp_v2,
     Head.POOL_NORM: _pool_norm,
+    Head.NORM_LINEAR: lambda p, w, x: w.linear("mm.input_projection", rms_norm(x, const(1.0), eps=p.eps)),
     Head.POOL_STANDARDIZE: _pool_standardize,
     Head.MERGE_LINEAR: lambda p, w, x: w.linear("mm.model.fc", _merged(p, x)),
     Head.MERGE_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.input_norm", _merged(p, x), NORM_EPS)),

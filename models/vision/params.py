@@ -18,7 +18,7 @@ from logitless.models.vision.projectors import PROJECTORS, Positions, Projector,
 
 WINDOW = 112  # pixels of the side of an attention window
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
-_SIZES = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "patch_size")
+_SIZES = ("feed_forward_length", "block_count", "attention.head_count")
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,14 @@ def read_params(
     if not isinstance(kind, str) or kind not in PROJECTORS:
         raise ModelFileError(path, f"projector type {shown(str(kind))} is not supported: {', '.join(PROJECTORS)}")
     projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
-    n_embd, n_ff, n_layer, n_head, patch = (keys.count(key) for key in _SIZES)
-    if n_embd % n_head or (n_embd // n_head) % 4:
+    n_embd, patch = keys.count("embedding_length"), keys.count("patch_size")
+    encoder = (0, 0, 0) if projector.whole_patches else tuple(keys.count(key) for key in _SIZES)
+    n_ff, n_layer, n_head = encoder
+    if n_layer and (n_embd % n_head or (n_embd // n_head) % 4):
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
     merge = keys.count(projector.merge_key, projector.merge)
+    if projector.whole_patches:
+        patch, merge = patch * merge, 1
     limits = projector.tokens
     stated = keys.count_or_none("image_min_pixels") and keys.count_or_none("image_max_pixels")
     if limits is None or (projector.pixel_limits and stated):

@@ -57,6 +57,7 @@ class Head(Enum):
     LDP = auto()  # an MLP, depthwise convolutions over the grid (MobileVLM)
     LDP_V2 = auto()  # an MLP, average pooling, a depthwise convolution (MobileVLM v2)
     POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
+    NORM_LINEAR = auto()  # RMS norm without a weight, matrix (Gemma 4 without an encoder)
     POOL_STANDARDIZE = auto()  # average pooling, √n, optional shift and scale, RMS norm, matrix (Gemma 4)
     MERGE_LINEAR = auto()  # merged patches, one matrix (Idefics 3)
     MERGE_MLP = auto()  # merged patches, optional norm, mm.1, GELU, mm.2 (LFM2)
@@ -89,6 +90,7 @@ class Projector:
     windows: bool = False  # most layers attend within windows of the tile (Qwen 2.5 VL)
     skip_last_layer: bool = False
     activation: Activation | None = None  # of the encoder's MLPs, where the file does not decide
+    whole_patches: bool = False  # a patch is what becomes one row: its sides are merged before the encoder
     framed: bool = False  # a row begins an image, one ends each of its lines, and one ends it (HunyuanVL)
     class_first: bool = False  # the class token has the first position, not the last
     rope_base: float = 10000.0
@@ -112,6 +114,7 @@ _QWEN2VL = Projector(
     two_patch_weights=True,
 )
 
+_QWEN25VL = replace(_QWEN2VL, rms_norm=True, windows=True)
 _QWEN3VL = replace(_QWEN2VL, positions=Positions.RESIZED_TABLE)
 
 _LLAVA = Projector(
@@ -147,9 +150,21 @@ PROJECTORS: dict[str, Projector] = {
         doubled_pixels=True,
         causal=False,
     ),
+    "gemma4uv": Projector(
+        Head.NORM_LINEAR,
+        Sizing.DYNAMIC,
+        "<|image>",
+        "<image|>",
+        merge=3,
+        whole_patches=True,
+        tokens=(70, 1120),
+        positions=Positions.SUMMED_TABLES,
+        causal=False,
+    ),
     "idefics3": Projector(Head.MERGE_LINEAR, Sizing.TILES, resample=Resample.LANCZOS),
     "qwen2vl_merger": _QWEN2VL,
-    "qwen2.5vl_merger": replace(_QWEN2VL, rms_norm=True, windows=True),
+    "qwen2.5vl_merger": _QWEN25VL,
+    "qwen2.5o": _QWEN25VL,
     "qwen3vl_merger": _QWEN3VL,
     "pixtral": Projector(
         Head.PATCH_MERGER,

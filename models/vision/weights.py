@@ -112,7 +112,11 @@ def _given(raw: Bytes) -> Bytes:
 
 def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     size = p.patch_size
-    in_file, rows, flat = (p.n_embd, 3, size, size), (p.n_embd * 3 * size, size), (p.n_embd, 3 * size**2)
+    flat = (p.n_embd, 3 * size**2)
+    rows, in_file = (p.n_embd * 3 * size, size), (p.n_embd, 3, size, size)  # type: tuple[int, ...], tuple[int, ...]
+    first = gguf.tensors.get("v.patch_embd.weight")
+    if first is not None and len(first.shape) == 2:  # a matrix, and no convolution
+        rows, in_file = flat, flat
     for name in ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + p.projector.two_patch_weights]:
         yield name, TensorSlice(name, rows, in_file=in_file, in_graph=flat)
     yield from _vector("v.patch_embd.bias", p.n_embd)
@@ -126,6 +130,8 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
             yield name, TensorSlice(name, (p.n_embd, n), transposed=True, n_experts=1, in_file=(n, p.n_embd))
         else:
             yield name, TensorSlice(name, (n, p.n_embd))
+    for i, n in enumerate((3 * size**2, p.n_embd, p.n_embd) if p.projector.whole_patches else (), 1):
+        yield from _norm(f"v.patch_norm.{i}", n, required=True)
     for name in ("v.pre_ln", "v.post_ln"):
         yield from _norm(name, p.n_embd)
     for i in range(p.n_layer):
@@ -167,6 +173,9 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from _norm("mm.soft_emb_norm", p.n_embd, required=True)
         name = "mm.input_projection.weight"
         yield name, TensorSlice(name, (n_text, p.n_embd), transposed=True, n_experts=1, in_file=(p.n_embd, n_text))
+        return
+    if head is Head.NORM_LINEAR:
+        yield from _matrix("mm.input_projection", n_text, p.n_embd)
         return
     if head is Head.POOL_STANDARDIZE:
         yield from _vector("v.std_bias", p.n_embd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class VisionSpec:
     image: int = 16
     positions: int | None = None  # rows of the table; None: as many as patches; 0: none
     patch_bias: bool = True
+    flat_patches: int = 0  # side of patches whose embedding is a matrix; 0: it is a convolution
     bare: bool = False  # RMS norms, gated MLPs, no biases
     fused: bool = False  # one matrix for queries, keys and values
     gelu: bool = True
@@ -132,6 +133,13 @@ def _hunyuanvl(fill: Fill, n: int) -> None:
         fill(f"mm.image_{name}", N_TEXT, std=1.0)
 
 
+def _gemma4uv(fill: Fill, n: int) -> None:
+    fill("mm.input_projection.weight", N_TEXT, n)
+    for i, size in enumerate((3 * 12**2, n, n), 1):
+        fill(f"v.patch_norm.{i}.weight", size, mean=1.0)
+        fill(f"v.patch_norm.{i}.bias", size)
+
+
 def _internvl(fill: Fill, n: int) -> None:
     fill("v.class_embd", n, std=1.0)
     fill("mm.model.mlp.0.weight", 4 * n, mean=1.0)
@@ -202,6 +210,18 @@ SPECS: dict[str, VisionSpec] = {
         text_keys=GEMMA4 | {"embedding_length_per_layer_input": 32},
         **_GEMMA4V,
     ),
+    "gemma4uv": VisionSpec(
+        "gemma4uv",
+        _gemma4uv,
+        image=48,
+        n_layer=0,
+        n_head=0,
+        n_ff=0,
+        flat_patches=12,
+        positions=1120,
+        text="gemma4",
+        text_keys=GEMMA4,
+    ),
     "idefics3": VisionSpec(
         "idefics3",
         lambda fill, n: fill("mm.model.fc.weight", N_TEXT, 4 * n),
@@ -259,6 +279,7 @@ SPECS: dict[str, VisionSpec] = {
         **{**_QWEN, "positions": 64, "patch_bias": True, "text": "qwen3vl"},
     ),
 }
+SPECS["qwen2.5o"] = replace(SPECS["qwen2.5vl"], kind="qwen2.5o")
 
 
 def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
@@ -296,12 +317,15 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
         depthwise = len(shape) == 4 and shape[1] == 1  # llama.cpp reads no others
         w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float16 if depthwise else np.float32))
 
-    fill("v.patch_embd.weight", n, 3, spec.patch, spec.patch, std=0.15)
+    if spec.flat_patches:
+        fill("v.patch_embd.weight", n, 3 * spec.flat_patches**2, std=0.1)
+    else:
+        fill("v.patch_embd.weight", n, 3, spec.patch, spec.patch, std=0.15)
     if spec.patch_bias:
         fill("v.patch_embd.bias", n)
     rows = (spec.image // spec.patch) ** 2 if spec.positions is None else spec.positions
     if rows:
-        of_axes = (2,) if spec.kind == "gemma4v" else ()
+        of_axes = (2,) if spec.kind.startswith("gemma4") else ()
         fill("v.position_embd.weight", *of_axes, rows, n, std=0.3)
     for i in range(spec.n_layer):
         b = f"v.blk.{i}."
