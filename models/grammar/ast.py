@@ -87,3 +87,48 @@ def chars(ranges: list[tuple[int, int]], negated: bool = False) -> Chars:
             apart += [(a, low - 1)] if a < low else []
             apart += [(high + 1, b)] if b > high else []
     return Chars(tuple(apart))
+
+
+_ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_FREE = 0x20  # the first character that may stand in a JSON string as it is
+
+
+def literal(text: str) -> Node:
+    """The sequence of a text's characters."""
+    return Seq(tuple(chars([(ord(c), ord(c))]) for c in text))
+
+
+def in_json(grammar: Rules) -> Rules:
+    """The grammar of the same texts as they are written between the quotes of a JSON string."""
+    return Rules({name: _in_json(node) for name, node in grammar.rules.items()}, grammar.root)
+
+
+def _in_json(node: Node) -> Node:
+    if isinstance(node, Chars):
+        return _escaped(node)
+    if isinstance(node, Seq):
+        return Seq(tuple(_in_json(part) for part in node.parts))
+    if isinstance(node, Alt):
+        return Alt(tuple(_in_json(part) for part in node.parts))
+    return Repeat(_in_json(node.part), node.least, node.most) if isinstance(node, Repeat) else node
+
+
+def _escaped(node: Chars) -> Node:
+    """A character of a class: as it is, or as its escape."""
+    free: list[tuple[int, int]] = []
+    escapes: list[Node] = []
+    digits: dict[int, list[tuple[int, int]]] = {}  # by the first hexadecimal digit of a control character, the second
+    for low, high in node.ranges:
+        for code in range(low, min(high, ord("\\")) + 1):
+            if chr(code) in _ESCAPED:
+                escapes.append(literal(_ESCAPED[chr(code)]))
+            elif code < _FREE:
+                digits.setdefault(code >> 4, []).append((ord(f"{code & 15:x}"), ord(f"{code & 15:x}")))
+            else:
+                free.append((code, code))
+        if high > ord("\\"):
+            free.append((max(low, ord("\\") + 1), high))
+    escapes += [Seq((literal(f"\\u00{first:x}"), chars(second))) for first, second in digits.items()]
+    if not escapes:
+        return chars(free)
+    return Alt((*([chars(free)] if free else []), *escapes))

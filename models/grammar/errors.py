@@ -22,6 +22,10 @@ class GrammarError(ValueError):
         super().__init__(text if len(text) <= 300 else text[:297] + "...")
 
 
+class NotEnforceable(GrammarError):
+    """A grammar that is right, but has what this engine cannot enforce."""
+
+
 def reason(error: str) -> str:
     """llguidance's message in one line, without its own positions."""
     lines = error.splitlines()

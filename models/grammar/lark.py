@@ -8,7 +8,7 @@ choice is the only one (lexemes.py).
 
 from __future__ import annotations
 
-from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
+from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, literal
 from logitless.models.grammar.errors import GrammarError
 from logitless.models.grammar.lexemes import Lexemes
 
@@ -18,10 +18,25 @@ _MAX_LARK = 4_000_000
 
 def to_lark(grammar: Rules) -> str:
     """The grammar's text in Lark; GrammarError when it is too large."""
+    return "\n".join(lark_rules(grammar)) + "\n"
+
+
+def lark_rules(grammar: Rules, name: str = "start", *, end: str = "") -> list[str]:
+    """Lark of a grammar: the rule `name`, and rules whose names begin with it. `end`: a text after it, which the
+    text of a grammar without recursion cannot contain.
+
+    GrammarError when it is too large.
+    """
+    prefix = "" if name == "start" else f"{name}_"
+    if end:
+        inside = {"@": Seq((Ref(grammar.root), literal(end)))}
+        grammar = Rules({**grammar.rules, **inside}, "@")
     regex = _regular(grammar)
     if grammar.root in regex:
-        return f"start: TEXT\nTEXT: /{regex[grammar.root]}/\n"
-    return _Writer(grammar, regex).text()
+        if end:
+            return [f"{name}[lazy]: /{regex[grammar.root]}/"]
+        return [f"{name}: {prefix.upper()}TEXT", f"{prefix.upper()}TEXT: /{regex[grammar.root]}/"]
+    return _Writer(grammar, regex, prefix).lines(name)
 
 
 def _references(node: Node) -> set[str] | None:
@@ -112,27 +127,26 @@ def _code(code: int) -> str:
 class _Writer:
     """Writer of a grammar that needs a parser: lexemes in upper case, rules in lower case."""
 
-    def __init__(self, grammar: Rules, regex: dict[str, str]) -> None:
-        self.grammar, self.regex = grammar, regex
-        self.names = {name: f"r{i}" for i, name in enumerate(grammar.rules)}
+    def __init__(self, grammar: Rules, regex: dict[str, str], prefix: str) -> None:
+        self.grammar, self.regex, self.prefix = grammar, regex, prefix
+        self.names = {name: f"{prefix}r{i}" for i, name in enumerate(grammar.rules)}
         self.lexemes: dict[str, str] = {}  # regular expression → name
         self.whole = Lexemes(grammar, set(regex))
 
-    def text(self) -> str:
-        lines = [f"start: {self.names[self.grammar.root]}"]
+    def lines(self, start: str) -> list[str]:
+        lines = [f"{start}: {self.names[self.grammar.root]}"]
         size = 0
         for name in self.whole.parsed_rules():
             lines.append(f"{self.names[name]}: {self.rule(self.grammar.rules[name])}")
             size += len(lines[-1])
             if size > _MAX_LARK:
                 raise GrammarError("too large")
-        lines += [f"{name}: /{regex}/" for regex, name in self.lexemes.items()]
-        return "\n".join(lines) + "\n"
+        return lines + [f"{name}: /{regex}/" for regex, name in self.lexemes.items()]
 
     def rule(self, node: Node) -> str:
         if self.whole.is_lexeme(node):
             regex = regex_of(node, self.regex)
-            return self.lexemes.setdefault(regex, f"T{len(self.lexemes)}")
+            return self.lexemes.setdefault(regex, f"{self.prefix.upper()}T{len(self.lexemes)}")
         if isinstance(node, Ref):
             return self.names[node.name]
         if isinstance(node, Token):

@@ -26,6 +26,7 @@ class Block:
     text: str = ""
     cut: bool = False
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of a text
+    custom: bool = False  # a call to a custom tool, whose text is free
     n_told: int = 0  # of them, in a stream
 
 
@@ -54,7 +55,7 @@ class Blocks:
         steps: list[Step] = []
         for delta in deltas:
             if isinstance(delta, CallBegin):
-                steps += self._begin(Block(CALL, len(self.blocks), delta.id, delta.name))
+                steps += self._begin(Block(CALL, len(self.blocks), delta.id, delta.name, custom=delta.custom))
                 continue
             kind = CALL if isinstance(delta, CallArguments) else TEXT if isinstance(delta, Content) else REASONING
             if kind != CALL and (not self._open or self.blocks[-1].kind != kind):
@@ -70,7 +71,7 @@ class Blocks:
             return []
         self._open = False
         block = self.blocks[-1]
-        block.cut = not is_json(block.text) if block.kind == CALL else cut
+        block.cut = not is_json(block.text) if block.kind == CALL and not block.custom else cut
         return [(END, block, "")]
 
     def _begin(self, block: Block) -> list[Step]:

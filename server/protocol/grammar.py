@@ -13,6 +13,7 @@ from typing import Any
 
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.grammar import Grammar, GrammarError, in_regex
+from logitless.models.grammar.errors import NotEnforceable
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fields import article, as_integer, as_text, bad_request
@@ -36,15 +37,25 @@ class Grammars:
         """A grammar (logitless.models.grammar.KINDS); 400 about the field where it is wrong."""
         if len(source) > _MAX_SOURCE:
             bad_request(field, f"has more than {_MAX_SOURCE} characters")
+        try:
+            return self._compiled(kind, source)
+        except GrammarError as error:
+            bad_request(field, str(error))
+
+    def check(self, lark: str) -> None:
+        """NotEnforceable, if the engine cannot compile a grammar that it was given in its own language."""
+        try:
+            self._compiled("lark", lark)
+        except GrammarError as error:
+            raise NotEnforceable(str(error)) from None
+
+    def _compiled(self, kind: str, source: str) -> Grammar:
         key = kind, source
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        try:
-            grammar = Grammar.compile(kind, source, self.tokenizer)
-        except GrammarError as error:
-            bad_request(field, str(error))
+        grammar = Grammar.compile(kind, source, self.tokenizer)
         with self._lock:
             self._kept[key] = grammar
             while len(self._kept) > _KEPT:

@@ -10,7 +10,7 @@ from typing import Any
 
 from logitless.engine.requests import CompletionRequest
 from logitless.models.chat.template import ChatTemplate
-from tests.helpers.http_fakes import FakeScheduler, FakeSequence, Running, running
+from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeSequence, Running, running
 
 HERMES_LIKE = """\
 {%- if tools %}{% for tool in tools %}[tools]<tool_call> {{ tool | tojson }}
@@ -66,8 +66,8 @@ async def named_events(server: Running, path: str, body: Any) -> list[dict[str, 
 
 
 @asynccontextmanager
-async def chatting(template: str, **settings: Any) -> AsyncIterator[Running]:
+async def chatting(template: str, n_ctx: int = N_CTX, **settings: Any) -> AsyncIterator[Running]:
     """A server with this chat template."""
     chat = ChatTemplate(template, bos_token="", eos_token="</s>")
-    async with running(scheduler=Scripted(), template=chat, **settings) as server:
+    async with running(scheduler=Scripted(n_ctx=n_ctx), template=chat, **settings) as server:
         yield server

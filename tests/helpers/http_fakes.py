@@ -149,9 +149,10 @@ class FakeScheduler:
     requests: list[CompletionRequest] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
     numbers: Any = field(default_factory=count)
+    n_ctx: int = N_CTX
 
     def __post_init__(self) -> None:
-        self.slots = [Slot(i, N_CTX) for i in range(self.n_parallel)]
+        self.slots = [Slot(i, self.n_ctx) for i in range(self.n_parallel)]
         self.stats = SchedulerStats()
 
     @property
@@ -170,11 +171,11 @@ class FakeScheduler:
     def submit(self, request: CompletionRequest, client: str = "") -> FakeSequence:
         self.clients.append(client)
         text = self.tokenizer.pieces(request.prompt)
-        if len(request.prompt) > N_CTX:
+        if len(request.prompt) > self.n_ctx:
             raise ExceedsContext(
-                f"the request exceeds the available context size ({N_CTX} tokens)",
+                f"the request exceeds the available context size ({self.n_ctx} tokens)",
                 n_prompt_tokens=len(request.prompt),
-                n_ctx=N_CTX,
+                n_ctx=self.n_ctx,
             )
         if b"submit-boom" in text:
             raise RuntimeError("submit broke\nin two lines")
@@ -228,7 +229,7 @@ class FakeScheduler:
         fresh, s.n_sent = text[s.n_sent : len(text) - held], len(text) - held
         timings = Timings(0, n_prompt, 2.0, s.n_generated, 1.0)
         events.append(Token(id, fresh, self._prob(request, id), timings, s.slot.id))
-        if s.n_generated == request.n_predict or n_prompt + s.n_generated >= N_CTX:
+        if s.n_generated == request.n_predict or n_prompt + s.n_generated >= self.n_ctx:
             events.append(self._finish(s, "limit", text=text))
         return events
 
@@ -315,7 +316,8 @@ async def running(
     config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = AsyncEngine()
-    info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
+    n_ctx = getattr(scheduler, "n_ctx", N_CTX)
+    info = ModelInfo(n_ctx=n_ctx, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
     tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
     served = LoadedModel(
         scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep, vision=vision

@@ -22,19 +22,21 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """Call number `index` begins."""
+    """Call number `index` begins. `custom`: it is one to a custom tool."""
 
     index: int
     id: str
     name: str
+    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More JSON text of the arguments of call `index`."""
+    """More JSON text of the arguments of call `index`, or of the free text for a custom tool."""
 
     index: int
     text: str
+    custom: bool = False
 
 
 Delta = Content | Reasoning | CallBegin | CallArguments
@@ -42,11 +44,12 @@ Delta = Content | Reasoning | CallBegin | CallArguments
 
 @dataclass(slots=True)
 class ToolCall:
-    """A whole call; `arguments` is JSON text, cut short if the answer was."""
+    """A whole call; `arguments` is JSON text, or a custom tool's free text, cut short if the answer was."""
 
     id: str
     name: str
     arguments: str = ""
+    custom: bool = False
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class Message:
             elif isinstance(delta, Reasoning):
                 self.reasoning += delta.text
             elif isinstance(delta, CallBegin):
-                self.calls.append(ToolCall(delta.id, delta.name))
+                self.calls.append(ToolCall(delta.id, delta.name, custom=delta.custom))
             else:
                 self.calls[delta.index].arguments += delta.text
         return self

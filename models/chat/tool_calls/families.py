@@ -8,7 +8,7 @@ from logitless.models.chat.tool_calls.call_object import CallObject, closing, te
 from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import GEMMA4
-from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
+from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, unescaped
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
 from logitless.models.chat.tool_calls.probed.markers import JSON, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format
@@ -132,33 +132,17 @@ def _response(p: Parser) -> Step[bool]:
             p.back(c)
             break
         if found is DONE:
-            p.content(_unescaped(waiting))
+            p.content(unescaped(waiting))
             return True
         waiting += c
-        if not _is_open(waiting):
-            p.content(_unescaped(waiting))
+        if not is_open_escape(waiting):
+            p.content(unescaped(waiting))
             waiting = ""
         p.mark()
     p.content(waiting)
     if not p.at_end:
         raise NotACall
     return False
-
-
-def _is_open(text: str) -> bool:
-    r"""True for an incomplete escape: \, \u12, or the first half of a surrogate pair."""
-    if text[0] != "\\" or text[1:2] not in ("", "u"):
-        return False
-    if len(text) < 6:
-        return True
-    rest = text[6:]
-    return text[2:4].lower() in ("d8", "d9", "da", "db") and len(rest) < 6 and (rest[:2] in ("", "\\", "\\u"))
-
-
-def _unescaped(text: str) -> str:
-    if text[:1] != "\\":
-        return text
-    return str(parsed(f'"{text}"')).encode("utf-8", "replace").decode("utf-8")
 
 
 HERMES = CallFormat("Hermes 2 Pro", ("<tool_call>",), (), _hermes, ("<tool_call>", "</tool_call>"))

@@ -9,15 +9,18 @@ from typing import Any
 
 from logitless.models.chat.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, NEMOTRON
 from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.free_text import INPUT, TEXT, json_string
 from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import END as GEMMA4_END
 from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.gemma import QUOTE as GEMMA4_QUOTE
 from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
 from logitless.models.chat.tool_calls.parser import CallFormat
-from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, tagged_value
+from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, tagged_rules
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import object_schema, parameters_of
+from logitless.models.grammar.lark import lark_rules
 
 Function = Mapping[str, Any]
 _PARAMETER_END = "\n</parameter>\n"
@@ -45,7 +48,8 @@ def call_grammar(
     thinking: bool = False,
     said: str = "",
 ) -> CallGrammar:
-    """The grammar of answers that call these functions (OpenAI's `function` objects).
+    """The grammar of answers that call these functions (OpenAI's `function` objects; those of custom
+    tools have their text's grammar as TEXT).
 
     Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of
     reasoning that may come first; `thinking`: the prompt has opened it. `said`: Lark of an answer
@@ -54,9 +58,13 @@ def call_grammar(
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
     key = "parameters" if calls.name in (LLAMA3.name, COMMAND_R.name, COMMAND_R_ACTION.name) else "arguments"
     for i, function in enumerate(functions):
-        strict = function.get("strict") is True
+        strict, text = function.get("strict") is True, function.get(TEXT)
         schema = object_schema(function.get("parameters"), strict=strict)
-        rules.append(f"args_{i}: {json_rule(schema, strict=strict)}")
+        if text is None:
+            rules.append(f"args_{i}: {json_rule(schema, strict=strict)}")
+        else:
+            rules += [f'args_{i}: "{{" W? {quoted(json.dumps(INPUT) + ":")} W? string_{i} W? "}}"']
+            rules += json_string(text, f"string_{i}")
         named = quoted(json.dumps(function["name"], ensure_ascii=False))
         tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
         name = '"\\"name\\":"'
@@ -188,7 +196,7 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
         schema, properties, needed = parameters_of(function)
         parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
         for k, (name, inner) in enumerate(properties.items()):
-            rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, _PARAMETER_END)}")
+            rules += tagged_rules(function, f"value_{i}_{k}", inner, schema, _PARAMETER_END)
             given = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
             parts.append(given if name in needed else f"({given})?")
         rules.append(f'call_{i}: {" ".join(parts)} "</function>\\n</tool_call>"')
@@ -198,7 +206,11 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
 def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
     rules, of_tools = [*SHARED], []
     for i, function in enumerate(functions):
-        rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}")
+        if (text := function.get(TEXT)) is None:
+            rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}")
+        else:
+            rules.append(f"given_{i}: {quoted('{' + INPUT + ':' + GEMMA4_QUOTE)} text_{i} {quoted('}')}")
+            rules += lark_rules(text, f"text_{i}", end=GEMMA4_QUOTE)
         of_tools.append(f"{quoted(f'{GEMMA4_BEGIN}call:' + function['name'])} given_{i} {quoted(GEMMA4_END)}")
     return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], GEMMA4_BEGIN
 

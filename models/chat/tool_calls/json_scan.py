@@ -133,3 +133,20 @@ class JsonScan:
 def parsed(text: str) -> object:
     """The value of a scanned text."""
     return json.loads(text, strict=False)
+
+
+def is_open_escape(text: str) -> bool:
+    r"""True for an incomplete escape: \, \u12, or the first half of a surrogate pair."""
+    if text[0] != "\\" or text[1:2] not in ("", "u"):
+        return False
+    if len(text) < 6:
+        return True
+    rest = text[6:]
+    return text[2:4].lower() in ("d8", "d9", "da", "db") and len(rest) < 6 and (rest[:2] in ("", "\\", "\\u"))
+
+
+def unescaped(text: str) -> str:
+    """A character or an escape of a JSON string, as text."""
+    if text[:1] != "\\":
+        return text
+    return str(parsed(f'"{text}"')).encode("utf-8", "replace").decode("utf-8")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from logitless.models.chat.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from logitless.models.chat.tool_calls.free_text import InputText
 from logitless.models.chat.tool_calls.probed.markers import Markers
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Style:
     tags_in_content: bool = False
     parallel: bool = True  # false: what follows the first call is text
     primer: str = ""  # the beginning of the answer, which the prompt contains
+    custom: frozenset[str] = frozenset()  # of the names, those of custom tools, whose argument is a text
     # (tool, parameter): strings, for calls that are not JSON
     texts: frozenset[tuple[str, str]] = frozenset()
 
@@ -80,6 +82,7 @@ class Parser:
         self._ended = False
         self._raw: list[str] = []  # what was read since `mark`
         self._held = ""  # blanks that are text only if no call follows
+        self._input: InputText | None = None  # of the last call, if it is one to a custom tool
         self._fresh = True  # nothing but blanks and calls so far
         self._called = False  # nothing but blanks since the last call
         # what needs no coroutine to be understood, and where it goes
@@ -112,6 +115,7 @@ class Parser:
             self._ended = True
             with suppress(StopIteration):
                 self._run.send("")
+            self._end_input()
         return self._taken()
 
     def _taken(self) -> list[Delta]:
@@ -184,14 +188,22 @@ class Parser:
         assert self.style.calls is not None
         self._flush()
         self._held = ""
+        self._end_input()
         index = self.n_calls
         self.n_calls += 1
-        self._out.append(CallBegin(index, id or new_id(self.style.calls), name))
+        self._input = InputText() if name in self.style.custom else None
+        self._out.append(CallBegin(index, id or new_id(self.style.calls), name, self._input is not None))
         return index
 
     def argument(self, text: str) -> None:
-        """More of the last call's arguments."""
-        self._emit(CallArguments, text)
+        """More of the last call's arguments, or of the text in them."""
+        self._emit(CallArguments, text if self._input is None else self._input.feed(text))
+
+    def _end_input(self) -> None:
+        if self._input is not None:
+            self._emit(CallArguments, self._input.finish())
+            self._flush()
+            self._input = None
 
     def frame(self) -> None:
         """Take the text since the last mark, and the blanks before it, as syntax."""
@@ -217,7 +229,10 @@ class Parser:
         self._chars.clear()
         if text:
             kind: type[Delta] = self._kind
-            self._out.append(CallArguments(self.n_calls - 1, text) if kind is CallArguments else kind(text))  # type: ignore[call-arg,arg-type]
+            if kind is CallArguments:
+                self._out.append(CallArguments(self.n_calls - 1, text, self._input is not None))
+            else:
+                self._out.append(kind(text))  # type: ignore[call-arg,arg-type]
 
     # -- the message
 

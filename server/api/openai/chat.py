@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import TokenProb
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Message, Parser, Reasoning
+from logitless.models.chat.tool_calls import ToolCall as Called
 from logitless.server.api.openai.completions import OpenAIReply
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result
@@ -24,6 +25,8 @@ from logitless.server.protocol.answers.openai import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
+    CustomCall,
+    CustomDelta,
     FunctionCall,
     FunctionDelta,
     MessageDelta,
@@ -98,11 +101,10 @@ class ChatReply(OpenAIReply):
         message = AnswerMessage(content=answer.content, reasoning_content=answer.reasoning or UNSET)
         if answer.calls:
             message.content = answer.content or None
-            calls = [ToolCall(call.id, "function", FunctionCall(call.name, call.arguments)) for call in answer.calls]
             if self.options.functions:
-                message.function_call = calls[0].function
+                message.function_call = FunctionCall(answer.calls[0].name, answer.calls[0].arguments)
             else:
-                message.tool_calls = calls
+                message.tool_calls = [_call(call) for call in answer.calls]
         ended = super().finish_reason(result)
         return ChatChoice(
             finish_reason=self._called if answer.calls and ended == "stop" else ended,
@@ -146,8 +148,20 @@ class ChatReply(OpenAIReply):
             return MessageDelta(content=delta.text)
         if isinstance(delta, Reasoning):
             return MessageDelta(reasoning_content=delta.text)
+        name, text = (delta.name, "") if isinstance(delta, CallBegin) else (UNSET, delta.text)
+        if self.options.functions:
+            return MessageDelta(function_call=FunctionDelta(name, text))
+        call = ToolCallDelta(index=delta.index)
         if isinstance(delta, CallBegin):
-            call = ToolCallDelta(index=delta.index, id=delta.id, type="function", function=FunctionDelta(delta.name))
+            call.id, call.type = delta.id, "custom" if delta.custom else "function"
+        if delta.custom:
+            call.custom = CustomDelta(name, text)
         else:
-            call = ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.text))
-        return MessageDelta(function_call=call.function) if self.options.functions else MessageDelta(tool_calls=[call])
+            call.function = FunctionDelta(name, text)
+        return MessageDelta(tool_calls=[call])
+
+
+def _call(call: Called) -> ToolCall:
+    if call.custom:
+        return ToolCall(id=call.id, type="custom", custom=CustomCall(call.name, call.arguments))
+    return ToolCall(id=call.id, type="function", function=FunctionCall(call.name, call.arguments))

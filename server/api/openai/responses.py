@@ -250,7 +250,10 @@ class ResponsesReply(Reply):
         while len(self._item_ids) <= block.index:
             self._item_ids.append(secrets.token_urlsafe(24))
         text = "" if status == "in_progress" else block.text
-        item: dict[str, Any] = {"id": _IDS[block.kind] + self._item_ids[block.index], "status": status}
+        prefix = "ctc_" if block.custom else _IDS[block.kind]
+        item: dict[str, Any] = {"id": prefix + self._item_ids[block.index], "status": status}
+        if block.custom:
+            return item | {"type": "custom_tool_call", "call_id": block.id, **self._called(block), "input": text}
         if block.kind == CALL:
             return item | {"type": "function_call", "call_id": block.id, **self._called(block), "arguments": text}
         content = [_part(block, text)] if status != "in_progress" else []
@@ -274,13 +277,16 @@ class ResponsesReply(Reply):
                 begun += self._event("response.content_part.added", **inner, part=_part(block, ""))
             return begun
         kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
+        kind = "custom_tool_call_input" if block.custom else kind
         since, block.n_told = block.n_told, len(block.logprobs)
         told = block.logprobs[since:] if step == MORE else block.logprobs
         logprobs: dict[str, Any] = {"logprobs": told} if block.kind == TEXT else {}
         if step == MORE:
             return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs, **self._extra)
         whole = {"text": block.text}
-        if block.kind == CALL:
+        if block.custom:
+            whole = {"input": block.text}
+        elif block.kind == CALL:
             whole = {"arguments": block.text, "name": self._called(block)["name"]}
         ended = self._event(f"response.{kind}.done", **inner, **whole, **logprobs)
         if block.kind == TEXT:

@@ -112,9 +112,12 @@ def _said(text: object) -> Item:
 
 
 def _item(item: Item) -> Item:
-    """An input item as OpenAI shows it: with an id, and its text as parts."""
+    """An input item as OpenAI shows it: with an id, its text as parts, others with a status."""
     kind = item.get("type", "message")
-    shown = {"id": f"{'msg' if kind == 'message' else 'item'}_{secrets.token_urlsafe(24)}", **item, "type": kind}
+    id = f"{'msg' if kind == 'message' else 'item'}_{secrets.token_urlsafe(24)}"
+    shown = {"id": id, **item, "type": kind}
+    if kind != "message":
+        shown["status"] = item.get("status") or "completed"
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         shown["content"] = [{"type": part, "text": item["content"]}]

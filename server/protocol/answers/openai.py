@@ -100,12 +100,20 @@ class FunctionCall(Struct):
     arguments: Annotated[str, doc("JSON")]
 
 
-class ToolCall(Struct):
+class CustomCall(Struct):
+    """A custom tool that the model calls."""
+
+    name: str
+    input: Annotated[str, doc("a text in the tool's format")]
+
+
+class ToolCall(Struct, kw_only=True):
     """A call of a tool."""
 
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: Opt[FunctionCall] = UNSET
+    custom: Opt[CustomCall] = UNSET
 
 
 class AnswerMessage(Struct, kw_only=True):
@@ -136,13 +144,21 @@ class FunctionDelta(Struct):
     arguments: Annotated[str, doc("the next piece of the JSON")] = ""
 
 
+class CustomDelta(Struct):
+    """More of a custom tool's call."""
+
+    name: Annotated[Opt[str], doc("in the call's first delta")] = UNSET
+    input: Annotated[str, doc("the next piece of the text")] = ""
+
+
 class ToolCallDelta(Struct, kw_only=True):
     """More of a call of a tool."""
 
     index: Annotated[int, doc("of the call")]
     id: Annotated[Opt[str], doc("in the call's first delta")] = UNSET
-    type: Annotated[Opt[Literal["function"]], doc("in the call's first delta")] = UNSET
-    function: FunctionDelta
+    type: Annotated[Opt[Literal["function", "custom"]], doc("in the call's first delta")] = UNSET
+    function: Opt[FunctionDelta] = UNSET
+    custom: Opt[CustomDelta] = UNSET
 
 
 class MessageDelta(Struct, kw_only=True):

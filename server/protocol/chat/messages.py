@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.models.chat.tool_calls.free_text import INPUT, SYNTAXES
 from logitless.server.protocol.fields import article, bad_request
 from logitless.server.protocol.media.images import IMAGE_PARTS, OTHER_PARTS, Media
 
@@ -24,10 +26,18 @@ class CalledFunction(Struct, frozen=True, kw_only=True):
     arguments: str | dict[str, Any] | None = "{}"
 
 
-class Call(Struct, frozen=True, kw_only=True):
-    """A call that the assistant has made."""
+class CalledCustom(Struct, frozen=True, kw_only=True):
+    """The custom tool of a call: its name, and the text that it was given."""
 
-    function: CalledFunction
+    name: str
+    input: str
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A call that the assistant has made, of a function or of a custom tool."""
+
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -54,11 +64,36 @@ class Function(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Struct, frozen=True, kw_only=True):
-    """A function that the model may call."""
+class GrammarSource(Struct, frozen=True, kw_only=True):
+    """A grammar's text."""
 
-    function: Function
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
+    syntax: Annotated[str, Meta(extra_json_schema={"enum": [*SYNTAXES]})]
+    definition: str
+
+
+class TextFormat(Struct, frozen=True, kw_only=True):
+    """Format of a custom tool's text; the grammar's fields may also stand in `grammar`."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["text", "grammar"]})] = "text"
+    grammar: GrammarSource | None = None
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(Struct, frozen=True, kw_only=True):
+    """A custom tool's name, what it does, and the format of the text that it takes."""
+
+    name: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    description: str | None = None
+    format: TextFormat | None = None
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A function, or a custom tool, that the model may call."""
+
+    function: Function | None = None
+    custom: CustomTool | None = None
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "custom"]})] = "function"
 
 
 class Chat(Struct, frozen=True, kw_only=True):
@@ -69,10 +104,10 @@ class Chat(Struct, frozen=True, kw_only=True):
     continue_final_message: Annotated[bool | None, Param("go on with the assistant's last message")] = None
     documents: Annotated[Sequence[dict[str, Any]] | None, Param("texts that templates of RAG models show")] = None
     chat_template_kwargs: Annotated[Mapping[str, Any], Param("further variables of the chat template")] = {}
-    tools: Annotated[Sequence[Tool], Param("functions that the model may call", most=256)] = ()
+    tools: Annotated[Sequence[Tool], Param("functions and custom tools that the model may call", most=256)] = ()
     tool_choice: Annotated[
         str | dict[str, Any],
-        Param("none, auto, required, or {type: function, function: {name}}"),
+        Param("none, auto, required, {type: function, function: {name}}, or the same with custom"),
         Meta(extra_json_schema=_CHOICE),
     ] = "auto"
     parallel_tool_calls: Annotated[bool | None, Param("several calls in one answer")] = None
@@ -110,15 +145,23 @@ def parse_messages(
         content = content_text(raw, i, separator, media, images)
         said = {**raw, "content": "" if content is None and not message.tool_calls else content}
         if message.tool_calls:
-            said["tool_calls"] = [_call(call) for call in raw["tool_calls"]]
+            calls = enumerate(raw["tool_calls"])
+            said["tool_calls"] = [_call(f"messages[{i}].tool_calls[{k}]", call) for k, call in calls]
         messages.append(said)
     media.complete()
     return messages
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are there, which some clients leave out where there are none."""
-    function = call["function"]
+def _call(where: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call as one of a function, whose arguments are there, which some clients leave out where
+    there are none."""
+    function, custom = call.get("function"), call.get("custom")
+    if custom is not None and function is None:
+        arguments = json.dumps({INPUT: custom["input"]}, ensure_ascii=False)
+        rest = {key: value for key, value in call.items() if key != "custom"}
+        return {**rest, "type": "function", "function": {"name": custom["name"], "arguments": arguments}}
+    if function is None:
+        bad_request(f"{where}.function", "is required")
     return {**call, "function": {**function, "arguments": function.get("arguments") or "{}"}}
 
 

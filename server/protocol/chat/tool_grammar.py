@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.models.chat.template import ChatTemplate
+from logitless.models.chat.tool_calls.free_text import TEXT, grammar_of, json_string
 from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
 from logitless.models.grammar import GrammarError, json_rule, regex_rule
+from logitless.models.grammar.ast import Rules
+from logitless.models.grammar.errors import NotEnforceable
 from logitless.models.grammar.triggers import Pattern
-from logitless.server.protocol.chat.tools import NO_PARAMETERS, Tools
-from logitless.server.protocol.fields import bad_request
+from logitless.server.protocol.chat.tools import NO_PARAMETERS, TextSource, Tools
+from logitless.server.protocol.fields import bad_request, warn_once
 from logitless.server.protocol.grammar import Grammars
+
+log = logging.getLogger("logitless.http")
 
 
 def chat_constraint(
@@ -34,6 +40,10 @@ def chat_constraint(
     if given is not None and not said:
         bad_request("tools", "only JSON, a regular expression or a choice can be combined with tools")
     functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
+    for function in functions:
+        source = tools.custom.get(function["name"])
+        if source is not None and source.syntax and (text := _free_text(source, grammars)) is not None:
+            function[TEXT] = text
     _check_schemas([f if f.get("strict") is True else {} for f in functions], grammars)  # whatever a format enforces
     try:
         made = call_grammar(
@@ -52,6 +62,20 @@ def chat_constraint(
     except InvalidRequest:
         _check_schemas(functions, grammars)
         raise
+
+
+def _free_text(source: TextSource, grammars: Grammars) -> Rules | None:
+    """The grammar of a custom tool's text; None, with a line in the log, where it cannot be enforced.
+    400 where it is wrong."""
+    try:
+        rules = grammar_of(source.syntax, source.definition)
+        grammars.check("\n".join(json_string(rules, "start")))
+    except NotEnforceable as error:
+        warn_once(log, f"{source.field}: any text is taken, for the grammar is not enforced: {error}")
+        return None
+    except GrammarError as error:
+        bad_request(source.field, str(error))
+    return rules
 
 
 def _said(given: GrammarConstraint | None) -> str:

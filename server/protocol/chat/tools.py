@@ -4,25 +4,36 @@ of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import Style
+from logitless.models.chat.tool_calls.free_text import SYNTAXES, parameters
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.chat.messages import Chat
-from logitless.server.protocol.fields import bad_request
+from logitless.server.protocol.fields import as_text, bad_request
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
+class TextSource:
+    """Format of a custom tool's text; the syntax is "" where any text will do. `field`: where the grammar stands."""
+
+    syntax: str = ""
+    definition: str = ""
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that the model may call."""
+    """Functions that the model may call. Custom tools are functions with one text as their argument."""
 
     tools: tuple[dict[str, Any], ...] = ()  # OpenAI's shape, checked, with what templates read
     functions: tuple[dict[str, Any], ...] = ()  # as given, for the grammar
+    custom: Mapping[str, TextSource | None] = field(default_factory=dict)  # by the names of custom tools, their formats
     choice: str = "none"  # none, auto, required
     parallel: bool = False  # several calls in one answer
     parse: bool = True  # false: calls stay in the text
@@ -44,30 +55,30 @@ class Tools:
 
 def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> Tools:
     """The tools that may be called: none where tool_choice says none, one where it names one."""
-    given = body.get("tools") or ()
-    tools = tuple(_tool(i, tool) for i, tool in enumerate(given))
-    functions = tuple(tool["function"] for tool in given)
+    given = [_function(i, tool) for i, tool in enumerate(body.get("tools") or ())]
+    tools = tuple(_tool(tool) for tool, _ in given)
+    functions = tuple(tool["function"] for tool, _ in given)
+    custom = {tool["function"]["name"]: source for tool, source in given if source is not None}
     parallel, choice = chat.parallel_tool_calls, chat.tool_choice
     if parallel is None:
         parallel = template.caps.get("supports_parallel_tool_calls", False)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        choice, names = _allowed(choice)
-        for name in names:
-            if not any(tool["function"]["name"] == name for tool in tools):
-                bad_request("tool_choice", f"there is no tool {name[:64]!r} in tools")
+        choice, chosen = _allowed(choice)
+        for kind, name in chosen:
+            _check_there(kind, name, tools, custom)
+        names = {name for _, name in chosen}
         tools = tuple(tool for tool in tools if tool["function"]["name"] in names)
         functions = tuple(function for function in functions if function["name"] in names)
     elif choice == "any":  # Mistral's and Anthropic's word
         choice = "required"
     if isinstance(choice, dict):
-        name = _named(choice)
+        kind, name = _named(choice)
+        _check_there(kind, name, tools, custom)
         tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
         functions = tuple(function for function in functions if function["name"] == name)
-        if not tools:
-            bad_request("tool_choice", f"there is no tool {name[:64]!r} in tools")
         choice, parallel = "required", False
     elif choice not in ("none", "auto", "required"):
-        bad_request("tool_choice", "must be none, auto, required or an object that names a function")
+        bad_request("tool_choice", "must be none, auto, required or an object that names a tool")
     if choice == "required" and not tools:
         bad_request("tool_choice", "required needs tools")
     if not tools or choice == "none":
@@ -76,16 +87,44 @@ def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> 
         bad_request("grammar", "cannot be combined with tools")
     if body.get("stream") and body.get("logprobs"):
         bad_request("logprobs", "cannot be streamed together with tools")
-    return Tools(tools, functions, choice, parallel, chat.parse_tool_calls)
+    return Tools(tools, functions, custom, choice, parallel, chat.parse_tool_calls)
 
 
-def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _function(i: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], TextSource | None]:
+    """The tool as a function, and the format of a custom tool's text."""
+    name = f"tools[{i}]"
+    kind = tool.get("type") or ("custom" if tool.get("function") is None and tool.get("custom") else "function")
+    if kind not in ("function", "custom"):
+        bad_request(f"{name}.type", f"{str(kind)[:32]!r} is not there: it must be function or custom")
+    inner = tool.get(kind)
+    if inner is None:
+        bad_request(f"{name}.{kind}", "is required")
+    if not inner["name"]:
+        bad_request(f"{name}.{kind}.name", "must not be empty")
+    if kind == "function":
+        return {**tool}, None
+    source = _source(f"{name}.custom.format", inner.get("format") or {})
+    told = f"A text that matches this {source.syntax} grammar:\n{source.definition}" if source.syntax else "A text."
+    function = {"name": inner["name"], "description": inner.get("description") or "", "parameters": parameters(told)}
+    return {"type": "function", "function": function}, source
+
+
+def _source(name: str, form: Mapping[str, Any]) -> TextSource:
+    kind = form.get("type", "text")
+    if kind == "text":
+        return TextSource()
+    if kind != "grammar":
+        bad_request(f"{name}.type", f"must be text or grammar, not {str(kind)[:32]!r}")
+    name, inner = (f"{name}.grammar", form["grammar"]) if form.get("grammar") is not None else (name, form)
+    syntax, definition = (as_text(f"{name}.{key}", inner.get(key)) for key in ("syntax", "definition"))
+    if syntax not in SYNTAXES:
+        bad_request(f"{name}.syntax", f"must be {' or '.join(SYNTAXES)}, not {syntax[:32]!r}")
+    return TextSource(syntax, definition, f"{name}.definition")
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The tool with all that templates read."""
-    name, function = f"tools[{i}]", tool["function"]
-    if tool.get("type", "function") != "function":
-        bad_request(f"{name}.type", f"{str(tool['type'])[:32]!r} is not there: it must be function")
-    if not function["name"]:
-        bad_request(f"{name}.function.name", "must not be empty")
+    function = tool["function"]
     parameters = function.get("parameters") or NO_PARAMETERS
     if "properties" not in parameters:
         parameters = {**parameters, "properties": {}}  # templates read it
@@ -98,28 +137,34 @@ def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _allowed(choice: Mapping[str, Any]) -> tuple[str, set[str]]:
-    """(mode, names) of {type: allowed_tools, allowed_tools: {mode, tools}}, or without the inner object."""
+def _allowed(choice: Mapping[str, Any]) -> tuple[str, set[tuple[str, str]]]:
+    """(mode, (type, name) of each) of {type: allowed_tools, allowed_tools: {mode, tools}}, or without the
+    inner object."""
     inner = choice.get("allowed_tools", choice)
     mode, tools = (inner.get("mode", "auto"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         bad_request("tool_choice", "allowed_tools must have a mode, auto or required, and a non-empty array of tools")
-    names = set()
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str):
-            bad_request("tool_choice", "each of the allowed tools must name a function")
-        names.add(name)
-    return mode, names
+    return mode, {_named(tool, "each of the allowed tools must name a function or a custom tool") for tool in tools}
 
 
-def _named(choice: Mapping[str, Any]) -> str:
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else choice.get("name")
-    if choice.get("type", "function") != "function" or not isinstance(name, str):
-        bad_request("tool_choice", "the object must be of type function and name one")
-    return name
+def _named(
+    choice: object, problem: str = "the object must be of type function or custom and name one"
+) -> tuple[str, str]:
+    """(type, name) of the tool that an object names, within it or in an object of its type."""
+    if not isinstance(choice, dict):
+        bad_request("tool_choice", problem)
+    kind = choice.get("type", "function")
+    inner = choice.get(kind) if kind in ("function", "custom") else None
+    name = (inner if isinstance(inner, dict) else choice).get("name")
+    if kind not in ("function", "custom") or not isinstance(name, str):
+        bad_request("tool_choice", problem)
+    return kind, name
+
+
+def _check_there(kind: str, name: str, tools: Sequence[Mapping[str, Any]], custom: Container[str]) -> None:
+    """400 if no tool has this name, or one of the other type."""
+    if not any(tool["function"]["name"] == name for tool in tools) or (name in custom) != (kind == "custom"):
+        bad_request("tool_choice", f"there is no tool {name[:64]!r} of type {kind} in tools")
 
 
 def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -> Style:
@@ -128,6 +173,7 @@ def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -
     return Style(
         calls=template.calls if tools.parse and (tools.tools or template.calls.around) else None,
         names=tools.names,
+        custom=frozenset(tools.custom),
         texts=tools.texts,
         reasoning=None if kind == "none" else template.reasoning,
         tags_in_content=kind == "deepseek-legacy",

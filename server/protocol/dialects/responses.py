@@ -39,8 +39,10 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     max_output_tokens: Annotated[int | None, Param("most tokens of the answer", 1, INT_MAX, hard=True)] = None
     reasoning: Annotated[Reasoning, Param("{effort}: as reasoning_effort")] = Reasoning()
     text: Annotated[TextForm, Param("{format}: as response_format")] = TextForm()
-    tools: Annotated[Sequence[Any] | None, Param("functions: {type: function, name, parameters}")] = None
-    tool_choice: Annotated[Any, Param("none, auto, required, or {type: function, name}")] = None
+    tools: Annotated[
+        Sequence[Any] | None, Param("{type: function, name, parameters}, or {type: custom, name, format}")
+    ] = None
+    tool_choice: Annotated[Any, Param("none, auto, required, or {type: function or custom, name}")] = None
     top_logprobs: Annotated[
         int | None, Param("log-probabilities of the text's tokens, and of so many likely ones", 0, 20, hard=True)
     ] = None
@@ -78,10 +80,11 @@ def chat_body(
     if response.text.format:
         chat["response_format"] = _format(response.text.format)
     if response.tools is not None:
-        tools = tools_of(expanded(response.tools), "function")
-        functions = ({k: v for k, v in tool.items() if k != "type"} for _, tool in tools)
-        chat["tools"] = [{"type": "function", "function": function} for function in functions]
-        names |= {f"tools[{n}].function": place for n, (place, _) in enumerate(tools)}
+        tools = tools_of(expanded(response.tools), "function", "custom")
+        kinds = [tool.get("type") or "function" for _, tool in tools]
+        inner = [{k: v for k, v in tool.items() if k != "type"} for _, tool in tools]
+        chat["tools"] = [{"type": kind, kind: tool} for kind, tool in zip(kinds, inner, strict=True)]
+        names |= {f"tools[{n}].{kinds[n]}": place for n, (place, _) in enumerate(tools)}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         choice = _choice(choice)
@@ -96,7 +99,8 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     name = choice.get("name")
     if isinstance(name, str):
         name = full_name(choice.get("namespace"), name)
-    return {"type": choice.get("type"), "function": {"name": name}}
+    kind = choice.get("type")
+    return {"type": kind, "custom" if kind == "custom" else "function": {"name": name}}
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,17 +125,9 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
             as_text(f"input[{i}].role", item.get("role"))
             _add_message(messages, item)
             names[f"messages[{len(messages) - 1}]"] = f"input[{i}]"
-        elif kind == "function_call":
-            call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-            for key, value in (*call.items(), ("call_id", item.get("call_id"))):
-                if not isinstance(value, str):
-                    bad_request(f"input[{i}].{key}", f"expected a string, got {article(value)}")
-            call["name"] = full_name(item.get("namespace"), item["name"])
-            if item.get("status") == "incomplete":
-                call["arguments"] = json.dumps(whole_members(item["arguments"]), ensure_ascii=False)
-            called = {"id": item["call_id"], "type": "function", "function": call}
-            _assistant(messages).setdefault("tool_calls", []).append(called)
-        elif kind == "function_call_output":
+        elif kind in ("function_call", "custom_tool_call"):
+            _assistant(messages).setdefault("tool_calls", []).append(_call(f"input[{i}]", item))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             if not isinstance(item.get("call_id"), str):
                 bad_request(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
@@ -140,6 +136,20 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:
             bad_request(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
+
+
+def _call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of the assistant as one of a chat."""
+    custom = item["type"] == "custom_tool_call"
+    kind, key = ("custom", "input") if custom else ("function", "arguments")
+    call = {"name": item.get("name"), key: item.get(key) or ("" if custom else "{}")}
+    for name, value in (*call.items(), ("call_id", item.get("call_id"))):
+        if not isinstance(value, str):
+            bad_request(f"{where}.{name}", f"expected a string, got {article(value)}")
+    call["name"] = full_name(item.get("namespace"), item["name"])
+    if item.get("status") == "incomplete" and not custom:
+        call[key] = json.dumps(whole_members(item[key]), ensure_ascii=False)
+    return {"id": item["call_id"], "type": kind, kind: call}
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:

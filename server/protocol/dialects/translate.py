@@ -82,14 +82,16 @@ def _no_number(name: str) -> float:
 _JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # what a reply can hold
 
 
-def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tools of a request, which are functions of its client, of the type `own` or none; with their places."""
+def tools_of(given: Iterable[tuple[str, object]], *own: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tools of a request, which its client runs, with their places; they are of a type of `own`,
+    or of none, which means the first."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for place, tool in given:
         if not isinstance(tool, dict):
             bad_request(place, f"expected an object, got {article(tool)}")
-        kind = own if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
-        if kind != own:
-            bad_request(f"{place}.type", f"{kind[:32]!r} is not there: clients run their own tools, of type {own!r}")
+        kind = own[0] if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
+        if kind not in own:
+            known = " or ".join(map(repr, own))
+            bad_request(f"{place}.type", f"{kind[:32]!r} is not there: clients run their own tools, of type {known}")
         found.append((place, tool))
     return found

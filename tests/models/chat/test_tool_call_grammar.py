@@ -30,9 +30,13 @@ from logitless.models.chat.tool_calls import (
     Style,
 )
 from logitless.models.chat.tool_calls.families import MISTRAL_NAMED
+from logitless.models.chat.tool_calls.free_text import TEXT, grammar_of, parameters
 from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
+from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.reader import call_format
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
+from logitless.models.grammar.lark import lark_rules
 from logitless.models.tokenizer import Tokenizer
 
 THINK = ("<think>", "</think>")
@@ -139,6 +143,37 @@ def test_calls_as_models_write_them(vocabulary: Tokenizer, calls: CallFormat) ->
         assert bool(made.words or made.patterns) == made.lazy
     said = '{"response": "Hi \\"you\\""}'
     assert allows(grammar, said) == (calls is GENERIC)
+
+
+SUM = """start: number (("+" | "-") number)* LF?
+number: /[0-9]+/ | "(" "\\"" "é" "\\\\" ")"
+%import common.LF
+"""
+NESTED = 'start: "(" start ")" | "[\\n\\"x\\"]"'
+PROBED = [
+    call_format(Markers(TAGGED, "<call>", ">\n", "</call>", key_begin="<k>", key_end="</k><v>", value_end="</v>")),
+    call_format(Markers(PYTHON, "[", "(", "]")),
+    call_format(Markers(JSON, "", ', "arguments": ', "", "<calls>[", "]", ", ", '{"name": ', "}")),
+]
+
+
+@pytest.mark.parametrize("calls", [*FAMILIES, *PROBED], ids=lambda f: f.name)
+@pytest.mark.parametrize("source", [SUM, NESTED])
+def test_texts_of_custom_tools_match_their_grammar(vocabulary: Tokenizer, calls: CallFormat, source: str) -> None:
+    """In every family, written by chance: with recursion and without."""
+    text = grammar_of("lark", source)
+    tool = {"name": "add", "parameters": parameters(), TEXT: text}
+    made = call_grammar(calls, [tool, NOW], required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    fits = Grammar.compile("lark", "\n".join(lark_rules(text)), vocabulary)
+    style = {"custom": frozenset({"add"}), "texts": frozenset({("add", "input")})}
+    n_custom = 0
+    for seed in range(8):
+        (call,) = parsed(calls, written(grammar, seed), **style).calls
+        assert call.custom == (call.name == "add")
+        n_custom += call.custom
+        assert json.loads(call.arguments) == {} if call.name == "now" else allows(fits, call.arguments), call
+    assert n_custom
 
 
 def test_reasoning_may_come_before_a_required_call(vocabulary: Tokenizer) -> None:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from logitless.models.chat.tool_calls.free_text import TEXT
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of
+from logitless.models.grammar.lark import lark_rules
 
 _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")
 _PLACEHOLDERS = {NUMBER: "/[0-9]{1,4}/", ID: "/[a-zA-Z0-9_.:-]{1,64}/"}
@@ -85,6 +87,15 @@ def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "t
     return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {ends}"
 
 
+def tagged_rules(
+    function: Mapping[str, Any], name: str, schema: Any, whole: Mapping[str, Any], end: str, text: str = "text"
+) -> list[str]:
+    """Rules of the value of a function's parameter and the text `end` after it; the first is `name`."""
+    if (grammar := function.get(TEXT)) is not None:
+        return lark_rules(grammar, name, end=end)
+    return [f"{name}: {tagged_value(schema, whole, end, text)}"]
+
+
 def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, list[str]]:
     """Lark of a call's tagged parameters, and the rules that it names."""
     schema, properties, needed = parameters_of(function)
@@ -95,7 +106,7 @@ def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, l
         if KEY in m.value_end:
             text = f"text_{i}_{k}"
             rules.append(_text(text, end))
-        rules.append(f"value_{i}_{k}: {tagged_value(inner, schema, end, text)}")
+        rules += tagged_rules(function, f"value_{i}_{k}", inner, schema, end, text)
         given = f"{syntax_rule(m.key_begin)} {quoted(name)} {quoted(m.key_end)} value_{i}_{k} {gap}"
         parts.append(given if name in needed else f"({given})?")
     return " ".join(parts), rules

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME
+from logitless.models.chat.tool_calls.free_text import TEXT, json_string
 from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
 from logitless.models.chat.tool_calls.tagged import as_json
 from logitless.models.grammar import json_rule, quoted
@@ -105,8 +106,12 @@ def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
         one = f"{quoted(name + '=')} value_{i}_{k}"
         more = f'"," " "? {one}'
         skipped = "" if name in needed else f" | first_{i}_{k + 1}"
+        text = function.get(TEXT)
+        value = (
+            [f"value_{i}_{k}: {_value_rule(inner, schema)}"] if text is None else json_string(text, f"value_{i}_{k}")
+        )
         rules += [
-            f"value_{i}_{k}: {_value_rule(inner, schema)}",
+            *value,
             f"first_{i}_{k}: {one} more_{i}_{k + 1}{skipped}",
             f"more_{i}_{k}: {more if name in needed else f'({more})?'} more_{i}_{k + 1}",
         ]

@@ -1,0 +1,80 @@
+"""Custom tools: functions whose only argument, `input`, is a free text, perhaps of a grammar."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, parsed, unescaped
+from logitless.models.grammar.ast import Ref, Rules, Seq, in_json, literal
+from logitless.models.grammar.lark import lark_rules
+from logitless.models.grammar.lark_source import parse_lark
+from logitless.models.grammar.regex import regex_node
+
+INPUT = "input"
+TEXT = "free text"
+"""Key of a function for the grammar engine: the grammar (`Rules`) of its `input`."""
+SYNTAXES = ("lark", "regex")
+_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+
+
+def parameters(told: str = "") -> dict[str, Any]:
+    """JSON schema of a custom tool's arguments; `told` describes the text."""
+    described = {"type": "string"} | ({"description": told} if told else {})
+    return {"type": "object", "properties": {INPUT: described}, "required": [INPUT], "additionalProperties": False}
+
+
+def grammar_of(syntax: str, definition: str) -> Rules:
+    """The grammar of a tool's text, in one of SYNTAXES. GrammarError, NotEnforceable: see those of
+    the syntaxes."""
+    if syntax == "lark":
+        return parse_lark(definition)
+    return Rules({"start": regex_node(definition)}, "start")
+
+
+def json_string(grammar: Rules, name: str) -> list[str]:
+    """Lark rules of a JSON string that holds a text of the grammar; the first is `name`."""
+    inner = in_json(grammar)
+    root = '"'  # no grammar has a rule of this name
+    whole = Seq((literal(root), Ref(inner.root), literal(root)))
+    return lark_rules(Rules({**inner.rules, root: whole}, root), name)
+
+
+class InputText:
+    """Reader of the arguments of a call to a custom tool: JSON comes in, the text of its `input` comes out."""
+
+    def __init__(self) -> None:
+        self._scan = JsonScan()
+        self._scan.feed('"')
+        self._read = ""  # before the text, then an escape that is not whole
+        self._begun = False
+        self.whole = False  # the text has ended
+
+    def feed(self, text: str) -> str:
+        """More of the text."""
+        if self.whole:
+            return ""
+        if not self._begun:
+            self._read += text
+            if (head := _HEAD.match(self._read)) is None:
+                return ""
+            text, self._read, self._begun = self._read[head.end() :], "", True
+        out = []
+        for c in text:
+            found = self._scan.feed(c)
+            if found in (BAD, DONE):
+                self.whole = True
+                break
+            self._read += c
+            if not is_open_escape(self._read):
+                out.append(unescaped(self._read))
+                self._read = ""
+        return "".join(out)
+
+    def finish(self) -> str:
+        """The text of arguments that are no object with `input`: all of them, or the JSON string that they are."""
+        if self._begun or self.whole:
+            return ""
+        self.whole = True
+        told = parsed(self._read)
+        return told if isinstance(told, str) else self._read
