@@ -5,22 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
-from logitless.engine.requests import Finished, Progress, Timings, Token
+from logitless.engine.requests import Finished, Progress, StopType, Timings, Token
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
 from logitless.server.api.context import CONTEXT, anthropics_error, json_response, sse
 from logitless.server.api.generate import run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
 from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers.anthropic import (
+    BlockDelta,
+    ContentBlock,
+    CountedTokens,
+    EventType,
+    Message,
+    MessageEvent,
+    MessageUsage,
+    StopReason,
+)
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.anthropic import chat_body
 from logitless.server.protocol.dialects.translate import whole_members
 
-_STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
+_STOP_REASONS: dict[StopType, StopReason] = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
@@ -44,7 +55,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
         return chat_body(body).read(lambda chat: chat_tokens(chat, parser, template))
 
     n_tokens = await context.parsed(request, parse)
-    return json_response({"input_tokens": n_tokens})
+    return json_response(CountedTokens(n_tokens))
 
 
 class MessagesReply(Reply):
@@ -62,12 +73,13 @@ class MessagesReply(Reply):
         blocks = Blocks()
         blocks.add(self._answers.parts(result))
         done = result.finished
-        return {
-            **self._head(done.timings),
-            "content": [_content(block) for block in blocks.blocks],
-            **self._reason(done, any(block.kind == CALL for block in blocks.blocks)),
-            "usage": {**_usage(done.timings), "output_tokens": done.n_predicted},
-        }
+        return replace(
+            self._head(done.timings),
+            content=[_content(block) for block in blocks.blocks],
+            stop_reason=self._reason(done, any(block.kind == CALL for block in blocks.blocks)),
+            stop_sequence=done.stopping_word or None,
+            usage=_usage(done.timings, done.n_predicted),
+        )
 
     def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result, token.timings or Timings())
@@ -82,8 +94,8 @@ class MessagesReply(Reply):
         steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
         text += self._told(steps + self._blocks.finish())
         reason = self._reason(finished, self._answers.n_calls(result) > 0)
-        usage = {**_usage(finished.timings), "output_tokens": finished.n_predicted}
-        return text + _event("message_delta", delta=reason, usage=usage)
+        delta = BlockDelta(stop_reason=reason, stop_sequence=finished.stopping_word or None)
+        return text + _event("message_delta", delta=delta, usage=_usage(finished.timings, finished.n_predicted))
 
     def ending(self) -> bytes:
         return _event("message_stop")
@@ -91,17 +103,8 @@ class MessagesReply(Reply):
     def failed(self, error: RequestError) -> bytes:
         return sse(anthropics_error(error), "error")
 
-    def _head(self, timings: Timings) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": {**_usage(timings), "output_tokens": 0},
-        }
+    def _head(self, timings: Timings) -> Message:
+        return Message(id=self.id, model=self.model, content=[], usage=_usage(timings, 0))
 
     def _start(self, result: Result, timings: Timings) -> bytes:
         if result.opened:
@@ -109,12 +112,9 @@ class MessagesReply(Reply):
         result.opened = True
         return _event("message_start", message=self._head(timings))
 
-    def _reason(self, finished: Finished, called: bool) -> dict[str, Any]:
+    def _reason(self, finished: Finished, called: bool) -> StopReason:
         reason = _STOP_REASONS[finished.stop_type]
-        return {
-            "stop_reason": "tool_use" if called and reason != "max_tokens" else reason,
-            "stop_sequence": finished.stopping_word or None,
-        }
+        return "tool_use" if called and reason != "max_tokens" else reason
 
     def _told(self, steps: list[Step]) -> bytes:
         return b"".join([self._step(*step) for step in steps])
@@ -126,46 +126,42 @@ class MessagesReply(Reply):
             return _event("content_block_delta", index=block.index, delta=_delta(block, text))
         signature = b""
         if block.kind == REASONING:
-            delta = {"type": "signature_delta", "signature": ""}
+            delta = BlockDelta(type="signature_delta", signature="")
             signature = _event("content_block_delta", index=block.index, delta=delta)
         return signature + _event("content_block_stop", index=block.index)
 
 
-def _event(kind: str, **data: Any) -> bytes:
-    return sse({"type": kind, **data}, kind)
+def _event(kind: EventType, **data: Any) -> bytes:
+    return sse(MessageEvent(type=kind, **data), kind)
 
 
-def _usage(timings: Timings) -> dict[str, int]:
-    return {
-        "input_tokens": timings.prompt_n,
-        "cache_read_input_tokens": timings.cache_n,
-        "cache_creation_input_tokens": 0,
-    }
+def _usage(timings: Timings, n_output: int) -> MessageUsage:
+    return MessageUsage(input_tokens=timings.prompt_n, cache_read_input_tokens=timings.cache_n, output_tokens=n_output)
 
 
-def _empty(block: Block) -> dict[str, Any]:
+def _empty(block: Block) -> ContentBlock:
     if block.kind == TEXT:
-        return {"type": "text", "text": ""}
+        return ContentBlock(type="text", text="")
     if block.kind == REASONING:
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+        return ContentBlock(type="thinking", thinking="", signature="")
+    return ContentBlock(type="tool_use", id=block.id, name=block.name, input={})
 
 
-def _delta(block: Block, text: str) -> dict[str, Any]:
+def _delta(block: Block, text: str) -> BlockDelta:
     if block.kind == TEXT:
-        return {"type": "text_delta", "text": text}
+        return BlockDelta(type="text_delta", text=text)
     if block.kind == REASONING:
-        return {"type": "thinking_delta", "thinking": text}
-    return {"type": "input_json_delta", "partial_json": text}
+        return BlockDelta(type="thinking_delta", thinking=text)
+    return BlockDelta(type="input_json_delta", partial_json=text)
 
 
-def _content(block: Block) -> dict[str, Any]:
+def _content(block: Block) -> ContentBlock:
     """A whole block."""
     content = _empty(block)
     if block.kind == TEXT:
-        content["text"] = block.text
+        content.text = block.text
     elif block.kind == REASONING:
-        content["thinking"] = block.text
+        content.thinking = block.text
     else:
-        content["input"] = whole_members(block.text)
+        content.input = whole_members(block.text)
     return content

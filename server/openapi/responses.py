@@ -7,6 +7,8 @@ from typing import Any
 from msgspec.json import schema_components
 
 from logitless.engine.sampling.params import params_of
+from logitless.server.protocol.answers.anthropic import CountedTokens, Message, MessageEvent
+from logitless.server.protocol.answers.fine_tuning import Checkpoint, Deleted, File, Job, JobEvent, Page
 from logitless.server.protocol.answers.generation import (
     GenerationSettings,
     NativeChunk,
@@ -92,46 +94,21 @@ _RESPONSE = _always(
     tools=ARRAY,
     usage=_always(**_each("input_tokens output_tokens total_tokens", INTEGER)),
 )
-_ANTHROPIC = _always(
-    id={"type": "string", "pattern": "^msg_"},
-    type=_one("message"),
-    role=_one("assistant"),
-    model=STRING,
-    content=_array(_always(type=_one("text", "thinking", "tool_use"))),
-    stop_reason=_one("end_turn", "max_tokens", "stop_sequence", "tool_use"),
-    stop_sequence=_or_null("string"),
-    usage=_always(**_each("input_tokens output_tokens cache_read_input_tokens cache_creation_input_tokens", INTEGER)),
-)
-_FILE = _always(
-    object=_one("file"), status=STRING, **_each("id filename purpose", STRING), **_each("bytes created_at", INTEGER)
-)
-_JOB = _always(
-    object=_one("fine_tuning.job"),
-    status=_one("validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"),
-    hyperparameters=OBJECT,
-    method=OBJECT,
-    error=_or_null("object"),
-    result_files=_array(STRING),
-    **_each("id model training_file organization_id", STRING),
-    **_each("created_at seed", INTEGER),
-    **_each("finished_at started_at estimated_finish trained_tokens", _or_null("integer")),
-    **_each("fine_tuned_model validation_file", _or_null("string")),
-)
-_EVENT = _always(object=_one("fine_tuning.job.event"), created_at=INTEGER, **_each("id level message type", STRING))
-_CHECKPOINT = _always(id=STRING, object=_one("fine_tuning.job.checkpoint"), created_at=INTEGER, metrics=OBJECT)
 NATIVE = [NativeCompletion, list[NativeCompletion], Selected, list[Selected]]
 EVENTS: dict[str, Any] = {  # the data of a stream's events
     "/completion": [NativeChunk, NativeCompletion],
     "/infill": [NativeChunk, NativeCompletion],
     "/v1/completions": TextChunk,
     "/v1/chat/completions": ChatChunk,
+    "/v1/messages": MessageEvent,
+    "/v1/fine_tuning/jobs/{id}/events": JobEvent,
 }
 REPLIES: dict[tuple[str, str], Any] = {
     ("get", "/health"): _always(status=_one("ok")),
     ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL), models=_array(OBJECT)),
     ("post", "/api/show"): _always(template=STRING, model_info=OBJECT, details=OBJECT),
     ("get", "/v1/models/{id}"): _MODEL,
-    ("delete", "/v1/models/{id}"): _always(id=STRING, object=_one("model"), deleted=_one(True)),
+    ("delete", "/v1/models/{id}"): Deleted,
     ("get", "/props"): Props,
     ("post", "/props"): Done,
     ("get", "/openapi.json"): _always(openapi=STRING, info=OBJECT, paths=OBJECT, components=OBJECT),
@@ -152,27 +129,27 @@ REPLIES: dict[tuple[str, str], Any] = {
     ("post", "/v1/chat/completions/input_tokens"): InputTokens,
     ("post", "/v1/responses"): _RESPONSE,
     ("get", "/v1/responses/{id}"): _RESPONSE,
-    ("delete", "/v1/responses/{id}"): _always(id=STRING, object=_one("response"), deleted=_one(True)),
+    ("delete", "/v1/responses/{id}"): Deleted,
     ("get", "/v1/responses/{id}/input_items"): _list(_always(id=STRING, type=STRING)),
     ("post", "/v1/responses/input_tokens"): InputTokens,
     ("post", "/v1/embeddings"): Embeddings,
     ("post", "/embedding"): list[NativeEmbedding],
     ("post", "/rerank"): [Ranking, list[TeiRankedDocument]],
-    ("post", "/v1/messages"): _ANTHROPIC,
-    ("post", "/v1/messages/count_tokens"): _always(input_tokens=INTEGER),
+    ("post", "/v1/messages"): Message,
+    ("post", "/v1/messages/count_tokens"): CountedTokens,
     ("post", "/v1/score"): Scores,
-    ("get", "/v1/files"): _list(_FILE),
-    ("post", "/v1/files"): _FILE,
-    ("get", "/v1/files/{id}"): _FILE,
-    ("delete", "/v1/files/{id}"): _always(id=STRING, object=_one("file"), deleted=_one(True)),
-    ("get", "/v1/fine_tuning/jobs"): _list(_JOB),
-    ("post", "/v1/fine_tuning/jobs"): _JOB,
-    ("get", "/v1/fine_tuning/jobs/{id}"): _JOB,
-    ("post", "/v1/fine_tuning/jobs/{id}/cancel"): _JOB,
-    ("post", "/v1/fine_tuning/jobs/{id}/pause"): _JOB,
-    ("post", "/v1/fine_tuning/jobs/{id}/resume"): _JOB,
-    ("get", "/v1/fine_tuning/jobs/{id}/events"): _list(_EVENT),
-    ("get", "/v1/fine_tuning/jobs/{id}/checkpoints"): _list(_CHECKPOINT),
+    ("get", "/v1/files"): Page[File],
+    ("post", "/v1/files"): File,
+    ("get", "/v1/files/{id}"): File,
+    ("delete", "/v1/files/{id}"): Deleted,
+    ("get", "/v1/fine_tuning/jobs"): Page[Job],
+    ("post", "/v1/fine_tuning/jobs"): Job,
+    ("get", "/v1/fine_tuning/jobs/{id}"): Job,
+    ("post", "/v1/fine_tuning/jobs/{id}/cancel"): Job,
+    ("post", "/v1/fine_tuning/jobs/{id}/pause"): Job,
+    ("post", "/v1/fine_tuning/jobs/{id}/resume"): Job,
+    ("get", "/v1/fine_tuning/jobs/{id}/events"): Page[JobEvent],
+    ("get", "/v1/fine_tuning/jobs/{id}/checkpoints"): Page[Checkpoint],
 }
 
 _SAMPLERS = params_of(GenerationSettings)  # their fields have the requests' declarations

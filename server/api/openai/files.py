@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
+from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
@@ -20,6 +21,7 @@ from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
+from logitless.server.protocol.answers.fine_tuning import Deleted, File, Page
 from logitless.server.protocol.media.sources import PURPOSES
 from logitless.server.workers import to_thread
 
@@ -27,7 +29,7 @@ MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
 FINE_TUNE = "fine-tune"
-_HIDDEN = ("base", "model_name", "model_path", "path", "owner")
+S = TypeVar("S", bound=Struct)
 
 
 async def upload(request: web.Request) -> web.Response:
@@ -48,7 +50,7 @@ async def upload(request: web.Request) -> web.Response:
             raise InvalidRequest("field 'file': is required")
         name = filename
         owner = request[CLIENT].owner
-        return json_response(shown(await to_thread(lambda: _keep(desk, path, name, purpose, owner))))
+        return json_response(shown(await to_thread(lambda: _keep(desk, path, name, purpose, owner)), File))
 
 
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
@@ -113,16 +115,16 @@ def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") 
 
 async def files(request: web.Request) -> web.Response:
     """GET /v1/files."""
-    rows = [shown(row) for row in seen(request, "files")]
+    rows = seen(request, "files")
     purpose = request.query.get("purpose")
     if request.query.get("order") == "asc":
         rows.reverse()
-    return json_response(listed(request, [r for r in rows if purpose in (None, r["purpose"])], 10_000))
+    return json_response(listed(request, [r for r in rows if purpose in (None, r["purpose"])], File, 10_000))
 
 
 async def file(request: web.Request) -> web.Response:
     """GET /v1/files/{id}."""
-    return json_response(shown(found(request, "files", "No such File object")))
+    return json_response(shown(found(request, "files", "No such File object"), File))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
@@ -149,7 +151,7 @@ async def delete(request: web.Request) -> web.Response:
             raise unkept("the file cannot be deleted", error) from None
 
     await to_thread(remove)
-    return json_response({"id": row["id"], "object": "file", "deleted": True})
+    return json_response(Deleted(id=row["id"], object="file"))
 
 
 def seen(request: web.Request, table: str) -> list[Row]:
@@ -166,21 +168,20 @@ def found(request: web.Request, table: str, missing: str) -> Row:
     return row
 
 
-def shown(row: Row) -> Row:
-    """A row without what is not the client's to know."""
-    return {name: value for name, value in row.items() if name not in _HIDDEN}
+def shown(row: Row, kind: type[S]) -> S:
+    """The fields of a row that an answer of this kind has."""
+    return kind(**{name: row.get(name) for name in kind.__struct_fields__})
 
 
-def listed(request: web.Request, rows: list[Row], default: int = 20) -> dict[str, Any]:
+def listed(request: web.Request, rows: list[Row], kind: type[Struct] | None = None, default: int = 20) -> Page[Any]:
     """A list object: `limit` rows after the one that the query's `after` names."""
     text = request.query.get("limit", str(default))
     if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= 10_000):
         raise InvalidRequest(f"query 'limit': must be from 1 to 10000, not {text[:20]!r}")
     chosen, more = page(rows, request.query.get("after"), int(text))
-    return {
-        "object": "list",
-        "data": chosen,
-        "has_more": more,
-        "first_id": chosen[0]["id"] if chosen else None,
-        "last_id": chosen[-1]["id"] if chosen else None,
-    }
+    return Page(
+        data=chosen if kind is None else [shown(row, kind) for row in chosen],
+        has_more=more,
+        first_id=chosen[0]["id"] if chosen else None,
+        last_id=chosen[-1]["id"] if chosen else None,
+    )

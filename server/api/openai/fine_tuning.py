@@ -17,6 +17,7 @@ from logitless.server.api.context import CONTEXT, json_response, sse
 from logitless.server.api.openai.files import found, listed, seen, shown
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.clients import CLIENT
+from logitless.server.protocol.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
 from logitless.server.protocol.fine_tuning import new_job
 from logitless.server.workers import to_thread
 
@@ -45,17 +46,17 @@ async def create(request: web.Request) -> web.Response:
     except OSError as error:
         raise unkept("the job cannot be kept", error) from None
     tuning.created()
-    return json_response(shown(job))
+    return json_response(shown(job, Job))
 
 
 async def jobs(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs."""
-    return json_response(listed(request, [shown(job) for job in seen(request, "jobs")]))
+    return json_response(listed(request, seen(request, "jobs"), Job))
 
 
 async def job(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}."""
-    return json_response(shown(_found(request)))
+    return json_response(shown(_found(request), Job))
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -79,7 +80,7 @@ async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> w
         raise unkept("the job cannot be changed", error) from None
     if changed is None:
         raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
-    return json_response(shown(changed))
+    return json_response(shown(changed, Job))
 
 
 async def delete_model(request: web.Request) -> web.Response:
@@ -92,13 +93,13 @@ async def delete_model(request: web.Request) -> web.Response:
         await to_thread(partial(desk.delete_model, model))
     except OSError as error:
         raise unkept("the model cannot be deleted", error) from None
-    return json_response({"id": name, "object": "model", "deleted": True})
+    return json_response(Deleted(id=name, object="model"))
 
 
 async def checkpoints(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}/checkpoints."""
     rows = desk_of(request).store.checkpoints(_found(request)["id"])
-    return json_response(listed(request, [shown(row) for row in rows], 10))
+    return json_response(listed(request, rows, Checkpoint, 10))
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -109,7 +110,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     as_stream = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
     if not as_stream:
         rows = [event for _, event in reversed(store.events(row["id"]))]
-        return json_response(listed(request, rows))
+        return json_response(listed(request, rows, JobEvent))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     changed = asyncio.Event()

@@ -23,6 +23,7 @@ from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers.fine_tuning import Deleted
 from logitless.server.protocol.answers.llamacpp import InputTokens
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
@@ -79,7 +80,7 @@ async def forget(request: web.Request) -> web.Response:
     id = request.match_info["id"]
     if not request.app[CONTEXT].stored.forget(_owner(request), id):
         raise NotFound(f"there is no response {id[:64]!r}")
-    return json_response({"id": id, "object": "response", "deleted": True})
+    return json_response(Deleted(id=id, object="response"))
 
 
 async def input_items(request: web.Request) -> web.Response:
