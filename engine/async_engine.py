@@ -21,6 +21,7 @@ from logitless.engine.sleep import Sleep
 from logitless.engine.stats import Latencies
 from logitless.engine.stream import Stream
 from logitless.engine.time_sharing import Background, TimeSlicer
+from logitless.engine.vision.prompt_images import PromptImages
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
 
@@ -57,11 +58,20 @@ class LoadedModel:
     sleep: Sleep | None = None
     vision: VisionInput | None = None
 
-    def embed(self, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None = None) -> list[F32]:
-        """Embed one of the embedder's groups of texts, and count it. On the engine thread."""
+    def embed(
+        self,
+        texts: Sequence[Sequence[int]],
+        pooling: str,
+        lora: Lora | None = None,
+        images: PromptImages | None = None,
+    ) -> list[F32] | None:
+        """Embed one of the embedder's groups of texts, and count it. On the engine thread. None: of
+        the images of the only text some wait for their encoding, which is to be asked for again."""
         assert self.embedder is not None
+        if images is not None and not self.scheduler.encode([span.tile for span in images.spans]):
+            return None
         began, stats = time.perf_counter(), self.scheduler.stats
-        vectors = self.embedder.embed(texts, pooling, self.scheduler.resolve_lora(lora))
+        vectors = self.embedder.embed(texts, pooling, self.scheduler.resolve_lora(lora), images)
         stats.n_decode += 1
         stats.prompt_tokens += sum(map(len, texts))
         stats.prompt_seconds += time.perf_counter() - began

@@ -352,7 +352,7 @@ class AsyncLLM:
         assert served.embedder is not None
 
         def embed(group: Sequence[Sequence[int]], _: Scheduler) -> list[F32]:
-            return served.embed(group, pooling)
+            return served.embed(group, pooling) or []
 
         vectors: dict[int, F32] = {}
         with public_errors():

@@ -344,12 +344,14 @@ class Sequences:
     pos: Tensor  # (T,) i32
     start: Tensor  # (T,) i32: first row that a row sees; of packed texts, the start of its own
     out: None = None
-    images: None = None
+    images: ImageRows | None = None  # causal ones
 
     @classmethod
-    def feeds(cls, n_sequences: int, length: int) -> Sequences:
+    def feeds(cls, n_sequences: int, length: int, images: Sequence[Tensor] = (), *, mrope: bool = False) -> Sequences:
+        """Inputs of sequences; `images`, `mrope`: as of a batch."""
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
-        return cls(length, tokens, pos, start)
+        rows = ImageRows.feeds(images, n_sequences * length, None, mrope=mrope) if images else None
+        return cls(length, tokens, pos, start, images=rows)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, params.scale, params.window, k if v is None else v

@@ -5,14 +5,16 @@ Runs on the engine thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.batch import bucket
+from logitless.engine.vision.image_encoder import ImageEncoder
+from logitless.engine.vision.prompt_images import PromptImages
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
@@ -32,9 +34,17 @@ class Embedder:
     """
 
     def __init__(
-        self, tuned: Callable[[Choice], AdaptedModel], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
+        self,
+        tuned: Callable[[Choice], AdaptedModel],
+        h: Hparams,
+        n_ubatch: int,
+        n_ctx: int,
+        template: str = "",
+        vision: Callable[[], ImageEncoder | None] = lambda: None,
     ) -> None:
-        """`template`: the model's rerank template for query and document; "": concatenate them."""
+        """`template`: the model's rerank template for query and document; "": concatenate them.
+        `vision`: the model's image encoder, None: it reads no images."""
+        self._vision = vision
         self.template = template
         self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
@@ -57,10 +67,14 @@ class Embedder:
         """Numbers of an embedding."""
         return self.graph(1, bucket(1), "mean").shape[-1]
 
-    def groups(self, texts: Sequence[Tokens]) -> Iterator[list[int]]:
-        """Yield batches of text indices: a power of two of texts in one length bucket."""
+    def groups(self, texts: Sequence[Tokens], apart: Collection[int] = ()) -> Iterator[list[int]]:
+        """Yield batches of text indices: a power of two of texts in one length bucket; those in
+        `apart` (with images) one by one."""
+        yield from ([i] for i in apart)
         by_length: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
+            if i in apart:
+                continue
             by_length.setdefault(bucket(len(text)), []).append(i)
         for length, indices in sorted(by_length.items()):
             most = max(1, self._n_ubatch // length)
@@ -69,8 +83,11 @@ class Embedder:
                 yield indices[:n]
                 indices = indices[n:]
 
-    def embed(self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE) -> list[F32]:
-        """Embed one group of texts, by these weights and adapters.
+    def embed(
+        self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE, images: PromptImages | None = None
+    ) -> list[F32]:
+        """Embed one group of texts, by these weights and adapters. `images`: those of the only text,
+        which have been encoded.
 
         Returns (n_embd,) for each text, (n_tokens, n_embd) with pooling "none", or the scores of
         the classification head with "rank".
@@ -84,6 +101,9 @@ class Embedder:
         feeds: dict[str, Any] = {"tokens": tokens.reshape(-1), "pos": pos.reshape(-1)}
         if self.causal:
             feeds["start"] = np.zeros(n * length, np.int32)
+            if images is not None:
+                feeds |= self._image_feeds(images, len(texts[0]), length)
+                feeds["tokens"] = np.maximum(feeds["tokens"], 0)  # ids of image rows are negative
         else:
             feeds["count"] = count
             feeds["types"] = np.zeros(n * length)  # all of the first segment, as in llama.cpp
@@ -92,11 +112,15 @@ class Embedder:
         elif pooling != "none":
             last = pooling == "last" or (pooling == "rank" and self.causal)
             feeds["first"] = first + count - 1 if last else first
-        feeds = {name: array.astype(np.int32) for name, array in feeds.items()}
+        floats = {name: array for name, array in feeds.items() if array.dtype == np.float32}
+        feeds = {name: array.astype(np.int32) for name, array in feeds.items()} | floats
         tuned = self._tuned(choice)
-        key = ("embed", n, length, pooling, tuned.name)
+        mrope = images is not None and images.mrope
+        key = ("embed", n, length, pooling, tuned.name, images is not None, mrope)
         feeds |= tuned.feeds(n * length)
-        (vectors,) = tuned.session.run(key, lambda: [self.graph(n, length, pooling, choice)], feeds)
+        pools = self._pools() if images is not None else ()
+        build = partial(self.graph, n, length, pooling, choice, pools, mrope=mrope)
+        (vectors,) = tuned.session.run(key, lambda: [build()], feeds)
         if pooling != "none":
             return [vectors[i].copy() for i in range(n)]
         return [vectors[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
@@ -109,9 +133,39 @@ class Embedder:
         """Load the weights by a run of one token."""
         self.embed([[0]], "rank" if self.ranks else "cls")
 
-    def graph(self, n: int, length: int, pooling: str, choice: Choice = BASE) -> Tensor:
-        """Graph of the embeddings of n texts, up to `length` tokens each."""
-        rows = Sequences.feeds(n, length) if self.causal else Texts.feeds(n, length)
+    def _pools(self) -> Sequence[Tensor]:
+        vision = self._vision()
+        assert vision is not None
+        return vision.pools
+
+    def _image_feeds(self, images: PromptImages, n: int, length: int) -> dict[str, npt.NDArray[Any]]:
+        """Inputs of ImageRows for n tokens, padded to `length`."""
+        vision = self._vision()
+        assert vision is not None
+        rows, is_text = np.zeros(length, np.int32), np.ones(length, np.float32)
+        for span in images.spans:
+            first = vision.first_row(span.tile)
+            assert first is not None
+            rows[span.start : span.end] = np.arange(first, first + span.tile.n_rows)
+            is_text[span.start : span.end] = 0
+        feeds: dict[str, npt.NDArray[Any]] = {"image.ids": rows, "image.is_text": is_text}
+        if images.mrope:
+            feeds["image.positions"] = images.positions(0, length)
+        return feeds
+
+    def graph(
+        self,
+        n: int,
+        length: int,
+        pooling: str,
+        choice: Choice = BASE,
+        images: Sequence[Tensor] = (),
+        *,
+        mrope: bool = False,
+    ) -> Tensor:
+        """Graph of the embeddings of n texts, up to `length` tokens each. `images`: the pools of image
+        rows; `mrope`: with positions of their own."""
+        rows = Sequences.feeds(n, length, images, mrope=mrope) if self.causal else Texts.feeds(n, length)
         model = self._tuned(choice).model(n * length)
         x = model.hidden(rows, rows)
         if pooling == "none":

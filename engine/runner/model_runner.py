@@ -153,7 +153,7 @@ class ModelRunner:
         template = self.gguf.metadata.get("tokenizer.chat_template.rerank", "")
         if not isinstance(template, str):
             raise ModelFileError(path, f"key 'tokenizer.chat_template.rerank' is {template}, which is not a text")
-        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
+        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template, lambda: self.vision)
 
     @property
     def is_first(self) -> bool:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from logitless.engine.batch import DeviceFailed, StepFailed
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.postprocess import failure
 from logitless.engine.scheduler.prefill_budget import PrefillBudget
@@ -19,6 +20,7 @@ from logitless.engine.vision.prompt_images import Tile
 
 log = logging.getLogger("logitless.scheduler")
 Events = list[tuple[Sequence, Event]]
+Wanted = tuple[Sequence | None, Tile]  # a tile, and whose it is
 
 
 class ImageEncoding:
@@ -33,6 +35,7 @@ class ImageEncoding:
         self._clock = clock
         self._n_ubatch = n_ubatch
         self._parts: Iterator[float] | None = None
+        self._worked = -1  # step before which tiles of no sequence were encoded
         self._seqs: list[Sequence] = []  # that need the tiles in work
 
     def turn(self, events: Events) -> bool:
@@ -42,21 +45,9 @@ class ImageEncoding:
         prompts = [seq for seq in self._running.seqs if seq.request.images is not None and seq.started]
         if encoder is None or not (prompts or self._parts):
             return False
-        ran, streams = False, [seq for seq in self._running.seqs if seq.started and seq.n_schedulable == 1]
-        until = math.inf
-        if any(seq.is_decoding for seq in streams):
-            until = self._clock() + self._budget.room(len(streams))
+        ran = False
         try:
-            needed = 0.0
-            while not ran or self._clock() + needed <= until:
-                if self._parts is None and not self._begin(encoder, prompts):
-                    break
-                assert self._parts is not None
-                ran = True
-                if (seconds := next(self._parts, None)) is None:
-                    self._parts, needed = None, 0.0
-                else:
-                    needed = seconds
+            ran = self._work(encoder, lambda: [(seq, tile) for seq in prompts for tile in self._needed(seq)])
         except DeviceFailed:
             self._seqs, self._parts = [], None
             raise
@@ -66,13 +57,56 @@ class ImageEncoding:
             seq.n_encoded = self._reach(encoder, seq)
         return ran
 
-    def _begin(self, encoder: ImageEncoder, prompts: list[Sequence]) -> bool:
+    def encode(self, tiles: list[Tile]) -> bool:
+        """Encode tiles that no sequence has, as long as streams may wait, once between two steps of
+        theirs; True: all are there. InvalidRequest: they have no room together."""
+        encoder = self._runner.vision
+        if encoder is None:
+            raise InvalidRequest("this model reads no images: it was started without --mmproj")
+        n_rows = sum({tile.key: tile.n_rows for tile in tiles}.values())
+        if n_rows > encoder.n_rows:
+            raise InvalidRequest(f"the images have {n_rows} tokens, at most {encoder.n_rows} are possible")
+        if self._worked != self._running.step or not self._streams:
+            self._worked = self._running.step
+            try:
+                self._work(encoder, lambda: [(None, tile) for tile in tiles])
+            except StepFailed as error:
+                of_prompts = bool(self._seqs)
+                self._seqs, self._parts = [], None
+                if isinstance(error, DeviceFailed) or not of_prompts:  # prompts try again, and fail themselves
+                    raise
+        return all(encoder.first_row(tile) is not None for tile in tiles)
+
+    @property
+    def _streams(self) -> list[Sequence]:
+        """Sequences whose clients wait for tokens, if one of them has seen the time between two."""
+        streams = [seq for seq in self._running.seqs if seq.started and seq.n_schedulable == 1]
+        return streams if any(seq.is_decoding for seq in streams) else []
+
+    def _work(self, encoder: ImageEncoder, wanted: Callable[[], list[Wanted]]) -> bool:
+        """Run parts as long as streams may wait, one at least; False if there were none."""
+        ran, until = False, math.inf
+        if streams := self._streams:
+            until = self._clock() + self._budget.room(len(streams))
+        needed = 0.0
+        while not ran or self._clock() + needed <= until:
+            if self._parts is None and not self._begin(encoder, wanted()):
+                break
+            assert self._parts is not None
+            ran = True
+            if (seconds := next(self._parts, None)) is None:
+                self._parts, needed = None, 0.0
+            else:
+                needed = seconds
+        return ran
+
+    def _begin(self, encoder: ImageEncoder, wanted: list[Wanted]) -> bool:
         """Begin the first missing tile by rank and position, with others of its size. A tile takes no
         room from one that comes before it."""
         tiles: dict[bytes, Tile] = {}
         seqs: list[Sequence] = []
         pinned: set[bytes] = set()
-        for seq, tile in [(prompt, tile) for prompt in prompts for tile in self._needed(prompt)]:
+        for seq, tile in wanted:
             if encoder.first_row(tile) is None and tile.key not in tiles:
                 first = next(iter(tiles.values()), tile)
                 if tile.pixels.shape != first.pixels.shape:
@@ -80,7 +114,7 @@ class ImageEncoding:
                 if len(tiles) == encoder.together(first) or not encoder.place(tile, pinned):
                     break
                 tiles[tile.key] = tile
-                seqs.append(seq)
+                seqs += [seq] if seq is not None else []
             pinned.add(tile.key)
         if not tiles:
             return False

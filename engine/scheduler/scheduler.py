@@ -35,7 +35,7 @@ from logitless.engine.scheduler.waiting_queue import WaitingQueue
 from logitless.engine.sequence import Sampler, Sequence, Slot
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.stats import SchedulerStats
-from logitless.engine.vision.prompt_images import PromptImages
+from logitless.engine.vision.prompt_images import PromptImages, Tile
 from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 
@@ -120,6 +120,7 @@ class Scheduler:
         )
         self._images = ImageEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
+        self._late: Events = []  # of what happened between two steps
         self._n_submitted = 0
         # tokens of a batch; smaller for a while after the device failed
         self._limit = self.n_ubatch
@@ -132,7 +133,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.queue)
+        return not (self.running or self.queue or self._late)
 
     @property
     def choices(self) -> set[Choice]:
@@ -209,7 +210,7 @@ class Scheduler:
         idle."""
         if self.idle:
             return []
-        events: Events = []
+        events, self._late = self._late, []
         self._running.step += 1
         self._admission.admit(events)
         if self.config.context_shift:
@@ -229,6 +230,15 @@ class Scheduler:
         self.claims.settle()
         self.count()
         return events
+
+    def encode(self, tiles: list[Tile]) -> bool:
+        """Encode images of an embedding (see ImageEncoding.encode). StepFailed, DeviceFailed: the device
+        cannot."""
+        try:
+            return self._images.encode(tiles)
+        except DeviceFailed as error:
+            self._device_failed(error, self._late)
+            raise
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
         """Prepare what steps will need, until somebody waits (`wanted`)."""

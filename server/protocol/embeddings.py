@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from logitless.engine.errors import InvalidRequest, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.engine.vision.prompt_images import PromptImages
 from logitless.server.protocol.chat.messages import part_texts
 from logitless.server.protocol.completions import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.server.protocol.fields import article, bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
-from logitless.server.protocol.media.images import Media
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,10 @@ class Embedded(Struct, frozen=True, kw_only=True):
 class EmbeddingBody(Embedded, frozen=True, kw_only=True):
     """POST /v1/embeddings and /embedding."""
 
-    input: Annotated[Any, Param("a text, token ids, or an array of these")] = None
+    input: Annotated[
+        Any,
+        Param("a text, token ids, a prompt with images as of /completion, {content: [parts]}, or an array of these"),
+    ] = None
     content: Annotated[Any, Param("llama-server's name of input")] = None
     encoding_format: Annotated[str, Param("of the vectors", choices=("float", "base64"))] = "float"
     dimensions: Annotated[
@@ -75,6 +78,7 @@ class EmbeddingJob:
     lora: Lora | None = None
     model: str = ""  # the finetune that was asked for by name
     dimensions: int | None = None  # leading numbers of each vector; None: all
+    images: Mapping[int, PromptImages] = field(default_factory=dict)  # by the indices of their texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +100,33 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     name = "content" if body.get("input") is None and asked.content is not None else "input"
     prompts, _ = parser.prompts(getattr(asked, name), name)
     room = Room(embedder.n_ctx, what="input")
-    texts = tuple(
-        room.take(Prompt(parser.tokens(_parts_joined(prompt, name, parser.media), name))).ids for prompt in prompts
-    )
+    read_prompts = [room.take(_prompt(prompt, name, parser)) for prompt in prompts]
+    texts = tuple(prompt.ids for prompt in read_prompts)
+    images = {i: prompt.images for i, prompt in enumerate(read_prompts) if prompt.images is not None}
     if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
         bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
     base64 = asked.encoding_format == "base64"
-    return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions)
+    return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions, images)
 
 
-def _parts_joined(prompt: object, name: str, media: Media) -> object:
-    """The prompt; the text of its typed parts if it is {content: [parts]}."""
-    if not isinstance(prompt, dict) or "content" not in prompt:
-        return prompt
-    content = prompt["content"]
-    if not isinstance(content, list):
-        bad_request(f"{name}.content", f"expected an array of parts, got {article(content)}")
-    images: list[tuple[str, bytes]] = []
-    texts = part_texts(content, f"{name}.content", media, images)
-    if images:
-        bad_request(images[0][0], "embeddings are of texts only")
-    return "".join(texts)
+def _prompt(prompt: object, name: str, parser: RequestParser) -> Prompt:
+    """One input: a text, token ids, {prompt_string, multimodal_data}, or {content: [parts]}, whose
+    texts are joined."""
+    found: list[tuple[str, bytes]] = []
+    if isinstance(prompt, dict) and "content" in prompt:
+        content = prompt["content"]
+        if not isinstance(content, list):
+            bad_request(f"{name}.content", f"expected an array of parts, got {article(content)}")
+        prompt = "".join(part_texts(content, f"{name}.content", parser.media, found))
+    if found:
+        assert isinstance(prompt, str)
+        read_prompt = Prompt(*parser.media.prompt(f"{name}.content", prompt, found))
+    else:
+        read_prompt = parser.prompt(prompt, name)
+    if read_prompt.images is not None and not read_prompt.images.causal:
+        bad_request(name, "this model makes vectors of texts only: its images are not read in one direction")
+    return read_prompt
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:

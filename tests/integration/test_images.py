@@ -97,6 +97,31 @@ def test_native(server: Any) -> None:
             assert "2 images and 1 places" in json.loads(refused.value.read())["error"]["message"]
 
 
+def test_embeddings(server: Any) -> None:
+    marker = server.get("/props")["media_marker"]
+    prompt = {"prompt_string": f"Once {marker} upon", "multimodal_data": [IMAGE]}
+    parts = [
+        {"type": "text", "text": "Once "},
+        {"type": "image_url", "image_url": {"url": URI}},
+        {"type": "text", "text": " upon"},
+    ]
+    other = base64.b64encode(png(picture(40, 24, seed=2))).decode()
+    inputs = [prompt, {"content": parts}, {**prompt, "multimodal_data": [other]}, "Once  upon"]
+    answer = server.post("/v1/embeddings", {"input": inputs})
+    vectors = [item["embedding"] for item in answer["data"]]
+    assert vectors[0] == vectors[1]
+    assert len({tuple(vector) for vector in vectors}) == 3
+    assert answer["usage"]["prompt_tokens"] > 3 * 16
+    alone = server.post("/v1/embeddings", {"input": prompt})
+    assert alone["data"][0]["embedding"] == vectors[0]
+    (rows,) = server.post("/embedding", {"content": prompt})
+    assert len(rows["embedding"]) in (1, alone["usage"]["prompt_tokens"])
+    parts[1] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.post("/v1/embeddings", {"input": ["a", {"content": parts}]})
+    assert "image_url.url': the image is no image" in json.loads(refused.value.read())["error"]["message"]
+
+
 @settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_mutated_images(server: Any, seed: int) -> None:

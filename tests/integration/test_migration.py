@@ -221,10 +221,10 @@ class FakeEmbedder:
 
     n_ctx, default, ranks, template = N_CTX, "rank", True, ""
 
-    def groups(self, texts: Any) -> Iterator[list[int]]:
+    def groups(self, texts: Any, apart: Any) -> Iterator[list[int]]:
         yield list(range(len(texts)))
 
-    def embed(self, texts: Any, pooling: str, choice: Any) -> list[Any]:
+    def embed(self, texts: Any, pooling: str, choice: Any, images: Any) -> list[Any]:
         return [np.ones(1, np.float32) for _ in texts]
 
 

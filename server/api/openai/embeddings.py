@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from logitless.engine.batch import StepFailed
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
+from logitless.engine.vision.prompt_images import PromptImages
 from logitless.server.api.context import CONTEXT, Context, client_of, json_response
 from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.vectors import (
@@ -57,7 +58,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
         _log_pooling(pooling)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
-    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
+    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora, job.images)
     n_tokens = sum(map(len, job.texts))
     model = job.model or context.config.model
 
@@ -76,7 +77,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     embedder, pooling = _embedder(context)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
-    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
+    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora, job.images)
 
     def reply() -> web.Response:
         return json_response([NativeEmbedding(i, _rows(v, job)) for i, v in enumerate(vectors)])
@@ -112,18 +113,25 @@ def _embedder(context: Context) -> tuple[Embedder, str]:
 
 
 async def _vectors(
-    context: Context, embedder: Embedder, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None
+    context: Context,
+    embedder: Embedder,
+    texts: Sequence[Sequence[int]],
+    pooling: str,
+    lora: Lora | None,
+    images: Mapping[int, PromptImages] = {},
 ) -> list[F32]:
-    """A vector for each text. Every group of them is computed between two steps of the generations."""
+    """A vector for each text. Every group of them is computed between two steps of the generations;
+    `images`, by the texts that have some, are encoded between several."""
     served = context.served
 
-    def embed(chosen: Sequence[Sequence[int]], _: Scheduler) -> list[F32]:
-        return served.embed(chosen, pooling, lora)
+    def embed(group: list[int], _: Scheduler) -> list[F32] | None:
+        return served.embed([texts[i] for i in group], pooling, lora, images.get(group[0]))
 
     found: dict[int, F32] = {}
-    for group in embedder.groups(texts):
+    for group in embedder.groups(texts, images):
         try:
-            vectors = await context.service.ask(partial(embed, [texts[i] for i in group]))
+            while (vectors := await context.service.ask(partial(embed, group))) is None:
+                pass
         except StepFailed as error:
             raise ServerFault(f"the device could not compute this request: {error}") from None
         found |= dict(zip(group, vectors, strict=True))

@@ -102,6 +102,39 @@ def test_an_image_that_is_being_encoded_is_not_encoded_again(bench: Slow) -> Non
         bench.step()
 
 
+def test_tiles_of_an_embedding_leave_streams_their_time(bench: Slow) -> None:
+    bench.streams(1)
+    (stream,) = bench.scheduler.running
+    n_asked, before, began = 0, stream.n_generated, bench.time
+    while not bench.scheduler.encode([tile(1)]):
+        n_asked += 1
+        at = bench.time
+        assert not bench.scheduler.encode([tile(1)])  # one turn between two steps
+        assert bench.time == at
+        bench.step()
+    assert n_asked == stream.n_generated - before >= 2
+    assert bench.time - began >= N_PARTS * PART
+    bench.drain()
+    at = bench.time
+    assert bench.scheduler.encode([tile(2)])  # nobody waits: all of it at once
+    assert bench.time - at == pytest.approx(N_PARTS * PART, abs=0.1)
+
+
+@pytest.mark.parametrize("error", [StepFailed("no luck"), DeviceFailed("gone")])
+def test_a_failing_embedding_ends_with_the_device_only_others(bench: Slow, error: StepFailed) -> None:
+    bench.streams(1)
+    (stream,) = bench.scheduler.running
+    encoder: Any = bench.engine.vision
+    encoder.fails = error
+    with pytest.raises(type(error)):
+        bench.scheduler.encode([tile(1)])
+    bench.step()
+    assert isinstance(bench.answers[stream].events[-1], Failed) == isinstance(error, DeviceFailed)
+    encoder.fails = None
+    bench.drain()
+    assert bench.scheduler.encode([tile(1)])
+
+
 @pytest.mark.parametrize("error", [StepFailed("no luck"), DeviceFailed("gone")])
 def test_a_failure_ends_its_own_requests(bench: Slow, error: Exception) -> None:
     encoder: Any = bench.engine.vision
