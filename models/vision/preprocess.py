@@ -115,12 +115,12 @@ THUMBNAIL_TILES = (2, 10)
 
 def _thumbnail(image: Image, p: VisionParams) -> Pieces:
     """A dynamic tile; of an image with more than twice the pixels that it may have, a grid of
-    squares before it, each behind its marker (LFM2-VL)."""
+    squares over the padded image before it, each behind its marker (LFM2-VL)."""
     size = THUMBNAIL_TILE
     width, height = (max(p.unit, round_half_up(n / p.unit) * p.unit) for n in image.size)
     if width * height > 2 * p.tokens[1] * p.unit**2:
         columns, rows = nearest_grid(image.width, image.height, size, THUMBNAIL_TILES)
-        large = np.asarray(image.resize((columns * size, rows * size), _filter(p.projector.resample)))
+        large = _fitted(image, columns * size, rows * size, p)
         for y in range(rows):
             for x in range(columns):
                 yield f"<|img_row_{y + 1}_col_{x + 1}|>"

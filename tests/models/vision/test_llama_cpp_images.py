@@ -8,23 +8,26 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL.Image import Resampling
 
 from logitless.engine.vision.vision_input import VisionInput
-from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
+from tests.helpers.vision_files import SPECS, picture, png, with_tokens, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
 SIZES = ((16, 16), (50, 30), (24, 72))
 LLAMA_CPP = """
 import json, sys, urllib.request, xllamacpp
-for model, projector, prompts in json.load(sys.stdin):
+for model, projector, prompts, most in json.load(sys.stdin):
     p = xllamacpp.CommonParams()
     p.model.path, p.mmproj.path, p.mmproj_use_gpu, p.n_ctx, p.n_parallel = model, projector, False, 512, 1
+    p.image_max_tokens = most or -1
     p.warmup, p.fit_params, p.verbosity, p.cpuparams.n_threads = False, False, -1, 1
     server = xllamacpp.Server(p)
     def ask(path, body=None):
@@ -41,10 +44,10 @@ for model, projector, prompts in json.load(sys.stdin):
 """
 
 
-def theirs(cases: list[tuple[str, str, list[tuple[str, list[str]]]]]) -> list[Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", LLAMA_CPP], input=json.dumps(cases), capture_output=True, text=True, timeout=120
-    )
+def theirs(cases: list[tuple[str, str, list[tuple[str, list[str]]]]], most: int = 0) -> list[Any]:
+    """Answers to (model, projector, prompts). `most`: rows of an image at most; 0: the projector's own limit."""
+    asked = json.dumps([(*case, most) for case in cases])
+    done = subprocess.run([sys.executable, "-c", LLAMA_CPP], input=asked, capture_output=True, text=True, timeout=120)
     if done.returncode == -signal.SIGILL:
         pytest.skip("the package of llama.cpp is not built for this processor")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -75,3 +78,20 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
                     assert got[id] == pytest.approx(value, abs=0.04), (name, text)
                     n_compared += 1
         assert n_compared >= 6, name
+
+
+def test_a_large_image_is_padded_before_it_is_cut(shared_data: Path, tmp_path: Path) -> None:
+    """LFM2-VL: four tiles with bars above and below, and a thumbnail without."""
+    spec = replace(SPECS["lfm2"], patch=32, image=256, positions=64)
+    tokens = ["<|img_thumbnail|>", *(f"<|img_row_{y}_col_{x}|>" for y in (1, 2) for x in (1, 2))]
+    model = with_tokens(shared_data / "models" / "stories260K.gguf", tmp_path / "t.gguf", tokens)
+    projector, image = (
+        write_projector(tmp_path / "p.gguf", spec),
+        png(picture(12, 9).resize((840, 630), Resampling.NEAREST)),
+    )
+    asked = [("h<image>g", [base64.b64encode(image).decode()])]
+    (((n_tokens, tops),),) = theirs([(str(model), str(projector), asked)], most=64)
+    with Runs(model, projector, image_tokens=(0, 64)) as runs:
+        n, got = runs.first("h<image>g", [image])
+    assert n == n_tokens
+    assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.04)
