@@ -266,6 +266,7 @@ class AsyncLLM:
         self,
         data: str | Path | Rows,
         *,
+        method: str = "supervised",
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
@@ -273,11 +274,14 @@ class AsyncLLM:
     ) -> AsyncFinetuneJob:
         """Begin to fine-tune the model on its own devices, while it goes on answering requests.
 
-        `data`: a .jsonl file, or rows: `{"messages": […]}`, `{"prompt": …, "completion": …}`,
-        `{"text": …}` or a text. Hyperparameters: `n_epochs`, `batch_size`, `context_length`,
-        `learning_rate_multiplier`, `warmup_steps` ("auto" or not given: chosen from the data),
-        `validation_split`, `early_stopping_patience`, `lora_r`, `lora_alpha`, and `full=True` for all
-        weights instead of an adapter. Requests use the result by `SamplingParams(model=job.model)`.
+        `data`: a file of rows (.jsonl, .json, .csv, .parquet), or rows: `{"messages": […]}`,
+        `{"prompt": …, "completion": …}`, `{"text": …}` or a text. `method`: "supervised", or from
+        preferences "dpo", "orpo", "simpo" (rows with `prompt`, `chosen`, `rejected`) or "kto"
+        (`prompt`, `completion`, `label`), with `beta` among the hyperparameters. These are
+        `n_epochs`, `batch_size`, `context_length`, `learning_rate_multiplier`, `warmup_steps` ("auto"
+        or not given: chosen from the data), `validation_split`, `early_stopping_patience`, `lora_r`,
+        `lora_alpha`, and `full=True` for all weights instead of an adapter. Requests use the result
+        by `SamplingParams(model=job.model)`.
         """
         served = await self._ready()
         tuning = served.tuning
@@ -292,6 +296,7 @@ class AsyncLLM:
                 "model": tuning.base,
                 "suffix": suffix,
                 "seed": seed,
+                "method": {"type": method},
                 "hyperparameters": hyperparameters,
             }
             row = new_job(body, tuning.store, tuning.base, {tuning.base}, self.model.hparams.n_ctx_train)

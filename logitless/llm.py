@@ -177,6 +177,7 @@ class LLM:
         self,
         data: str | Path | Rows,
         *,
+        method: str = "supervised",
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
@@ -192,7 +193,9 @@ class LLM:
         >>> name.startswith("ft:")
         True
         """
-        run = self._llm.finetune(data, validation=validation, suffix=suffix, seed=seed, **hyperparameters)
+        run = self._llm.finetune(
+            data, method=method, validation=validation, suffix=suffix, seed=seed, **hyperparameters
+        )
         return FinetuneJob(self, self._run(run))
 
     def stats(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from logitless.engine.loading.options import OPTIONS
 from logitless.errors import OptionError, public_errors
 from logitless.graph.execution.session import Session
 from logitless.training.finetune import FineTuning
+from logitless.training.methods.registry import METHODS, SUPERVISED, objective
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import GradientHook
 from logitless.training.trainable import LoraOptions
@@ -24,8 +25,9 @@ __all__ = ["Control", "Event", "Finished", "Save", "Step", "Trainer", "Validated
 class Trainer:
     """Fine-tunes a GGUF model: a LoRA adapter, or all weights.
 
-    `data`: a text file, a .jsonl file, or rows: `{"messages": […]}`, `{"prompt": …,
-    "completion": …}` or `{"text": …}`.
+    `data`: a text file, a file of rows (.jsonl, .json, .csv, .parquet), a data set
+    `hf:OWNER/NAME`, or rows: `{"messages": […]}`, `{"prompt": …, "completion": …}` or `{"text": …}`;
+    of preferences `{"prompt": …, "chosen": …, "rejected": …}`.
 
     >>> from logitless import Trainer
     >>> rows = [{"prompt": "Who is there?", "completion": " Nay, answer me."}] * 8
@@ -42,18 +44,21 @@ class Trainer:
         model: str | Path | None,
         data: str | Path | Iterable[Mapping[str, Any]],
         *,
-        method: str = "lora",
+        method: str = "supervised",
+        full: bool = False,
+        beta: float | None = None,
+        gamma: float | None = None,
         callbacks: Sequence[Callable[[Event], None]] = (),
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
         device: str = "cpu",
         threads: int = -1,
-        ctx_size: int = 128,
+        ctx_size: int | None = None,
         batch_size: int = 8,
         grad_acc: int = 1,
         epochs: float = 0,
         iterations: int = 256,
-        learning_rate: float = 1e-3,
+        learning_rate: float | None = None,
         warmup: int = 0,
         optimizer: str = "adamw",
         weight_decay: float = 0.0,
@@ -68,8 +73,12 @@ class Trainer:
     ) -> None:
         """Open the model (None: the demo) and prepare the data; nothing is trained yet.
 
-        `method`: "lora" or "full". `ctx_size`: tokens of a sample; `batch_size`: samples of a
-        device run, of which a step takes `grad_acc`. `epochs` and `iterations` limit the run (0: no
+        `method`: "supervised", "dpo", "orpo", "kto" or "simpo" (docs/training.md), with `beta` and
+        `gamma` where it has them; "lora" and "full" are supervised learning of an adapter and of
+        all weights. `full`: train all weights. `ctx_size`: tokens of a sample (None: the longest
+        row's, at least 128); `batch_size`: samples of a device run, of which a step takes
+        `grad_acc`; of a preference method their product is the examples of a step.
+        `learning_rate`: None: 1e-3, of a preference method 1e-4. `epochs` and `iterations` limit the run (0: no
         limit). `callbacks` get each event: Step, Validated, Save, Finished. `before_step` may
         change the learning rate or cancel. `on_gradients` gets a step's gradients as arrays by
         parameter name, before the optimizer uses them, and returns those that it changed: for
@@ -77,8 +86,9 @@ class Trainer:
 
         ModelError, TrainingError and OptionError say in one line what is wrong.
         """
-        if method not in ("lora", "full"):
-            raise OptionError(f"method: {method!r} is not one of lora, full")
+        if method not in ("lora", "full", *METHODS):
+            raise OptionError(f"method: {method!r} is not one of lora, full, {', '.join(METHODS)}")
+        full, method = full or method == "full", SUPERVISED if method in ("lora", "full") else method
         if optimizer not in ("adamw", "sgd"):
             raise OptionError(f"optimizer: {optimizer!r} is not one of adamw, sgd")
         for name, value in (
@@ -93,8 +103,11 @@ class Trainer:
         with public_errors():
             names = OPTIONS["device"].check(device).split(",")
             n_threads = max(0, OPTIONS["threads"].check(threads))
+            learner = objective(method, {"beta": beta, "gamma": gamma})
+            if learning_rate is None:
+                learning_rate = 1e-3 if learner is None else 1e-4
             settings = Settings(
-                n_ctx=ctx_size,
+                n_ctx=128 if ctx_size is None else ctx_size,
                 n_batch=batch_size,
                 grad_acc=grad_acc,
                 n_epochs=epochs,
@@ -111,8 +124,10 @@ class Trainer:
                     self._session,
                     demo_model() if model is None else model,
                     data,
-                    method=LoraOptions(lora_r, lora_alpha, seed=seed) if method == "lora" else tuple(train_tensors),
+                    method=tuple(train_tensors) if full else LoraOptions(lora_r, lora_alpha, seed=seed),
+                    objective=learner,
                     settings=settings,
+                    fit_context=ctx_size is None,
                     validation=val_split,
                     seed=seed,
                     before_step=before_step,

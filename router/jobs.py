@@ -33,11 +33,10 @@ class RouterJobs:
 
     def check(self, path: Path, filename: str) -> None:
         """TrainingError names a line that is no record. The model's server checks the text when a job begins."""
-        from logitless.training.data.dataset_rows import read_rows
+        from logitless.training.data.sources import rows_of
 
-        with path.open("rb") as file:
-            for _ in read_rows(file, filename):
-                pass
+        for _ in rows_of(path, filename, filename):
+            pass
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel or pause a job; its server notices between two steps."""

@@ -32,6 +32,8 @@ OPENS_BACKENDS = ("engine/runner/model_runner.py", "engine/loading/open_model.py
 ONLY_IN = {  # third-party module → the only places that may import it
     "aiohttp": ("server/", "router/"),
     "asyncio": ("engine/", "server/", "router/", "cli/"),
+    "datasets": ("training/data/sources.py",),
+    "pyarrow": ("training/data/sources.py",),
     "numba": ("backends/cpu/kernels/", "backends/cpu/compiler/numba_frontend.py"),
     "llvmlite": (
         "backends/cpu/kernels/",
@@ -174,7 +176,10 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
         "pillow": "PIL",
     }
     project = PYPROJECT["project"]
-    required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    required = [
+        *project["dependencies"],
+        *(r for extra in ("plot", "data") for r in project["optional-dependencies"][extra]),
+    ]
     declared = {requirement.split(">")[0] for requirement in required}
     wanted = {import_names.get(name, name) for name in declared}
     used = {module.split(".")[0] for path in SOURCES for module, _ in imports(path)}

@@ -22,18 +22,22 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
+from logitless.training.data.packing import Groups
 from logitless.training.errors import TrainingError
+from logitless.training.methods.registry import SUPERVISED
 from logitless.training.reporting.results import Result
 from logitless.training.schedule import Stopping
 from logitless.training.trainable import LORA, RANKS, LoraOptions
 from logitless.training.trainer import Counters, Trainer
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 FILE_VERSION = 1
 OPTIMIZER_VERSION = 0
 _FIRST, _SECOND = "optimizer.adam.first_moments", "optimizer.adam.second_moments"
 _PAST = "optimizer.adam.past_loss_values"
 _EXACT = "training.past_losses"  # the same as doubles, so that a run goes on to the same bytes
+_REFERENCE = "training.reference"  # log-probability of each row of data before the first step
 # our names for the kinds of tensors → llama.cpp's
 _RANK_KEYS = {
     "tok_embd": "token_embd",
@@ -84,6 +88,10 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         "training.validation.best_iteration": u64(stopping["best_step"]),
         "training.validation.no_improvement_count": u32(stopping["n_worse"]),
     }
+    if trainer.objective is not None:
+        keys["training.method"] = text(trainer.objective.NAME)
+    if trainer.reference is not None:
+        keys[_REFERENCE] = Key(trainer.reference.tolist(), ValueType.ARRAY, ValueType.FLOAT64)
     if trainable.lora is not None:
         keys["training.lora.alpha"] = f32(trainable.lora.alpha)
         keys["training.lora.rank"] = u32(trainable.lora.rank)
@@ -120,6 +128,8 @@ class Checkpoint:
     state: dict[str, Any]
     tensors: dict[str, F32]
     optimizer: str
+    method: str = SUPERVISED
+    reference: F64 | None = None
 
     def restore(self, trainer: Trainer, *, force_reshuffle: bool = False) -> bool:
         """Resume a run at the checkpoint. False: the data differ, and begin anew. TrainingError
@@ -127,6 +137,12 @@ class Checkpoint:
         trainable = trainer.trainable
         if self.kind != trainable.kind:
             raise TrainingError(f"{self.path}: is a checkpoint of {self.kind}, not of {trainable.kind}")
+        method = SUPERVISED if trainer.objective is None else trainer.objective.NAME
+        if self.method != method:
+            raise TrainingError(f"{self.path}: is a checkpoint of method {self.method}, not of {method}")
+        if self.reference is not None:
+            self._check_rows(trainer)
+            trainer.reference = self.reference
         kind = "adam" if trainer.settings.optimizer.kind == "adamw" else trainer.settings.optimizer.kind
         if self.optimizer != kind:
             raise TrainingError(f"{self.path}: the optimizer was {self.optimizer}, not {kind}")
@@ -144,6 +160,16 @@ class Checkpoint:
                 trainable.session.write(pair[i].name, flat[at : at + n])
                 at += n
         return trainer.restore(self.state, force_reshuffle=force_reshuffle)
+
+    def _check_rows(self, trainer: Trainer) -> None:
+        """TrainingError: the reference log-probabilities are those of other data."""
+        assert self.reference is not None
+        dataset = trainer.order.dataset
+        n = len(dataset.values) if isinstance(dataset, Groups) else 0
+        if self.state["order"]["samples_hash"] != trainer.order.hash or len(self.reference) != n:
+            raise TrainingError(
+                f"{self.path}: has the reference log-probabilities of other data: {self.method} goes on with the same"
+            )
 
 
 def steps_behind(path: str | Path) -> int:
@@ -218,8 +244,19 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             lora = LoraOptions(
                 int(get("training.lora.rank", int, max(ranks.values()))), get("training.lora.alpha", float, 0.0), ranks
             )
+        reference = m.get(_REFERENCE)
+        if reference is not None and (not isinstance(reference, np.ndarray) or reference.dtype != np.float64):
+            raise ModelFileError(path, f"key '{_REFERENCE}' is not an array of doubles")
         return Checkpoint(
-            Path(path), kind, get("general.architecture", str), lora, state, tensors, get("optimizer.type", str)
+            Path(path),
+            kind,
+            get("general.architecture", str),
+            lora,
+            state,
+            tensors,
+            get("optimizer.type", str),
+            get("training.method", str, SUPERVISED),
+            None if reference is None else np.array(reference),
         )
 
 
@@ -247,6 +284,8 @@ def _history(gguf: GGUFFile, past: F32, n_updates: int) -> tuple[float, ...]:
 
 def _result(raw: str, path: str | Path) -> Result:
     try:
-        return Result(**json.loads(raw))
-    except (ValueError, TypeError):
+        found = json.loads(raw)
+        sums = {str(name): (float(total), int(n)) for name, (total, n) in found.pop("sums", {}).items()}
+        return Result(**found, sums=sums)
+    except (ValueError, TypeError, AttributeError):
         raise ModelFileError(path, "key 'training.epoch_result' is not what a checkpoint has") from None

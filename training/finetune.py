@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
@@ -15,16 +14,15 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
-from logitless.training.data.load import DataOptions, load_dataset, rows_dataset
-from logitless.training.data.sampler import Sampler, split_samples
+from logitless.training.data.arrangement import Data, arranged, context_for
+from logitless.training.data.load import DataOptions, Reader
 from logitless.training.errors import TrainingError
+from logitless.training.methods.objective import Objective
 from logitless.training.save import save_result
 from logitless.training.schedule import Stopping
 from logitless.training.step import GradientHook
 from logitless.training.trainable import LoraOptions, full, lora
 from logitless.training.trainer import Control, Event, Finished, Settings, Trainer
-
-Rows = Iterable[Mapping[str, Any]]
 
 
 class FineTuning:
@@ -42,10 +40,12 @@ class FineTuning:
         self,
         session: Session,
         model: str | Path,
-        data: str | Path | Rows,
+        data: Data,
         *,
         method: LoraOptions | Sequence[str] | None = None,
+        objective: Objective | None = None,
         settings: Settings | None = None,
+        fit_context: bool = False,
         data_options: DataOptions | None = None,
         validation: float = 0.0,
         seed: int = 0,
@@ -55,30 +55,45 @@ class FineTuning:
     ) -> None:
         """Open the model and prepare the data; nothing is trained yet.
 
-        `data`: a text file, a .jsonl file, or rows as objects: `{"messages": [...]}`, `{"prompt":
-        ..., "completion": ...}` or `{"text": ...}`. `method`: LoRA with these options (None: the
-        default ones), or patterns of the weights to train in full, `["*"]` for all. `data_options`
-        says how data become samples; their length is `settings.n_ctx`. `validation`: the share of
-        samples that are not learned but measured. `before_step` and `on_gradients`: see Trainer.
+        `data`: a text file, a file of rows, a data set `hf:OWNER/NAME`, or rows as objects, in a
+        format of `training.data.formats`. `method`: LoRA with these options (None: the default
+        ones), or patterns of the weights to train in full, `["*"]` for all. `objective`: the
+        training method (training.methods.registry); None: supervised learning. `data_options` says
+        how data become samples; their length is `settings.n_ctx`, or with `fit_context` the longest
+        row's. With an objective a step takes n_batch · grad_acc examples, in windows as long as
+        these need. `validation`: the share of samples that are not learned but measured.
+        `before_step` and `on_gradients`: see Trainer.
 
         ModelFileError and TrainingError say in one line what is wrong; OSError: a file cannot be
         read."""
         settings = settings or Settings()
-        options = replace(data_options or DataOptions(), n_ctx=settings.n_ctx)
         self.gguf = GGUFFile.open(model)
         try:
             self.hparams = h = hparams_of(self.gguf)
             if not h.causal:
                 raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
-            if settings.n_ctx > h.n_ctx_train:
-                raise TrainingError(f"n_ctx {settings.n_ctx} is more than the model's {h.n_ctx_train} (--ctx-size)")
             self.tokenizer = tokenizer.from_metadata(self.gguf.metadata, path=self.gguf.path)
             template = of_file(self.gguf.metadata, self.tokenizer)
-            if isinstance(data, str | Path):
-                name, dataset = Path(data).name, load_dataset(data, self.tokenizer, template, options)
-            else:
-                name, dataset = "rows", rows_dataset(data, self.tokenizer, template, options)
-            training, held_out = split_samples(dataset, validation, seed)
+            reader = Reader(self.tokenizer, template, objective)
+            if not isinstance(data, str | Path):
+                data = list(data)
+            name = str(data) if isinstance(data, str | Path) else "rows"
+            if fit_context:
+                settings = replace(settings, n_ctx=context_for(data, name, reader, h.n_ctx_train))
+            if settings.n_ctx > h.n_ctx_train:
+                raise TrainingError(f"n_ctx {settings.n_ctx} is more than the model's {h.n_ctx_train} (--ctx-size)")
+            found = arranged(
+                data,
+                name,
+                reader,
+                replace(data_options or DataOptions(), n_ctx=settings.n_ctx),
+                n_batch=settings.n_batch,
+                grad_acc=settings.grad_acc,
+                validation=validation,
+                seed=seed,
+            )
+            self.losses = found.losses  # lines about what is not learned as it is
+            settings = settings.laid_out(found, 0 if objective is None else settings.n_logical)
             base = define_model(session, self.gguf, h, settings.n_ctx)
             if method is None or isinstance(method, LoraOptions):
                 trainable = lora(session, base, method or LoraOptions(seed=seed))
@@ -87,8 +102,9 @@ class FineTuning:
             self.trainer = Trainer(
                 trainable,
                 settings,
-                Sampler(dataset, training, name, seed),
-                held_out,
+                found.order,
+                found.validation,
+                objective=objective,
                 stopping=stopping,
                 before_step=before_step,
                 on_gradients=on_gradients,

@@ -265,10 +265,13 @@ class Steps:
         outputs = yield from self._run("evaluate", self._evaluate, feeds, self._n_outputs)
         return self._result(samples, outputs)
 
-    def step(self, batches: Sequence[Sequence[Sample]], n: int, rate: float) -> Slices[tuple[list[BatchResult], float]]:
+    def step(
+        self, batches: Sequence[Sequence[Sample]], n: int, rate: float, total: float = 0.0
+    ) -> Slices[tuple[list[BatchResult], float]]:
         """Optimizer step n (from 1) over all micro-batches, in slices: their results, and the
-        gradient norm. A run whose steps may have several accumulates the gradients of all steps."""
-        total = sum(float(w.weights.sum()) for samples in batches for w in samples) or 1.0
+        gradient norm. A run whose steps may have several accumulates the gradients of all steps.
+        The loss is the samples' weighted sum over `total`; 0: over the sum of their weights."""
+        total = total or sum(float(w.weights.sum()) for samples in batches for w in samples) or 1.0
         if len(batches) == 1 and not self._totals and self.on_gradients is None:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
             *outputs, norm = yield from self._run("step", self._step, feeds, self._n_outputs, norm=True)
@@ -338,7 +341,7 @@ class Steps:
         targets[:] = -1
         for i, w in enumerate(samples):
             tokens[i] = w.tokens
-            targets[i] = np.where(w.weights > 0, w.labels, -1)
+            targets[i] = np.where(w.weights != 0, w.labels, -1)
             weight[i] = w.weights / total
             bounds = np.zeros(length, np.int32)
             bounds[list(w.starts)] = w.starts
@@ -349,7 +352,7 @@ class Steps:
         return feeds
 
     def _result(self, samples: Sequence[Sample], outputs: Sequence[npt.NDArray[Any]]) -> BatchResult:
-        labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in samples])
+        labels = np.concatenate([np.where(w.weights != 0, w.labels, -1) for w in samples])
         counted = labels >= 0
         losses, best = (np.concatenate(outputs[i::2])[: len(labels)] for i in (0, 1))
         correct = int((best[counted] == labels[counted]).sum())

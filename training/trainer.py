@@ -7,18 +7,25 @@ that whoever owns the device can do other things in between. `fit` runs it to th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
+from logitless.training.data.arrangement import Arrangement
+from logitless.training.data.packing import Groups, Sample
 from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
-from logitless.training.reporting.results import Result
+from logitless.training.methods.objective import F32, F64, Measured, Objective, token_rows, weighted
+from logitless.training.reporting.results import Result, means
 from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
 from logitless.training.step import GradientHook, Slice, Steps
 from logitless.training.trainable import Trainable
+
+Metrics = Mapping[str, tuple[float, int]]  # sum, number of values
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,11 @@ class Settings:
     def n_logical(self) -> int:
         """Samples or examples of an optimizer step."""
         return self.n_examples or self.n_batch * self.grad_acc
+
+    def laid_out(self, found: Arrangement, n_examples: int = 0) -> Settings:
+        """These settings with the windows of a run's data."""
+        layout = {"n_ctx": found.n_ctx, "n_batch": found.n_batch, "grad_acc": found.grad_acc}
+        return replace(self, **layout, n_examples=n_examples)  # type: ignore[arg-type]
 
 
 def steps_of(
@@ -99,6 +111,15 @@ class Step:
     factor: float
     n_tokens: int
     result: Result
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the training method
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Event: windows of data whose reference log-probabilities are known, before the first step."""
+
+    sample: int
+    n_samples: int
 
 
 @dataclass(frozen=True)
@@ -136,7 +157,7 @@ class Finished:
     cancelled: bool = False
 
 
-Event = Slice | Step | Validating | Validated | Save | Settled | Finished
+Event = Slice | Step | Measuring | Validating | Validated | Save | Settled | Finished
 
 
 @dataclass
@@ -182,13 +203,16 @@ class Trainer:
         order: Sampler | ExampleSampler,
         validation_indices: I32,
         *,
+        objective: Objective | None = None,
         stopping: Stopping | None = None,
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
         prefix: str = "train",
         apart: bool = False,
     ) -> None:
-        self.trainable, self.settings, self.order = trainable, settings, order
+        """`objective`: the training method, whose data are `Groups`; None: supervised learning."""
+        self.trainable, self.settings, self.order, self.objective = trainable, settings, order, objective
+        self.reference: F64 | None = None  # (rows,): log-probability of each row before the first step
         self.validation_indices = validation_indices
         self.stopping = stopping or Stopping()
         self.before_step = before_step
@@ -206,6 +230,8 @@ class Trainer:
         """Run to the end, one event at a time; closing the generator ends the run between two
         slices."""
         yield from self.steps.settle()
+        if self.objective is not None and self.objective.HAS_REFERENCE and self.reference is None:
+            yield from self._measure_reference()
         reason, cancelled = "", False
         while not reason:
             reason = self._limit() if self.counters.iterations >= self.n_steps else self.stopping.stale
@@ -254,16 +280,29 @@ class Trainer:
         if c.samples // n_samples != max(0, c.samples - s.n_logical) // n_samples:
             self.epoch_result = Result()
         n_items, windows = self.order.size(s.n_logical), self.order.take(s.n_logical)
+        total, measured = 0.0, None
+        if self.objective is not None:
+            losses = yield from self._losses(windows)
+            measured, windows = self._measured(windows, losses)
+            total = 1.0  # slopes are those of the mean already
         batches = [windows[i : i + s.n_batch] for i in range(0, len(windows), s.n_batch)]
-        results, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate)
-        n_data, n_correct = sum(r.n_data for r in results), sum(r.n_correct for r in results)
-        loss = math.fsum(r.total for r in results) / max(1, n_data)
+        results, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate, total)
+        n_labels = sum(r.n_data for r in results)
+        if measured is None:
+            n_data, n_correct = n_labels, sum(r.n_correct for r in results)
+            loss = math.fsum(r.total for r in results) / max(1, n_data)
+            metrics: Metrics = {}
+        else:
+            n_labels = len(measured.slopes)
+            n_data, n_correct = measured.n_examples, measured.n_correct
+            loss, metrics = measured.loss, measured.metrics
         c.iterations += 1
         c.samples += n_items
-        c.tokens += n_data
+        c.tokens += n_labels
         c.epochs = c.samples // n_samples
         self.just_initialized = False
-        self.epoch_result.add(loss, n_data, n_correct)
+        self.epoch_result.add(loss, n_data, n_correct, metrics)
+        accuracy = n_correct / max(1, n_data)
         return Step(
             c.iterations,
             self.n_steps,
@@ -271,13 +310,55 @@ class Trainer:
             (c.samples - 1) % n_samples + 1,
             n_samples,
             loss,
-            n_correct / max(1, n_data),
+            accuracy,
             norm,
             control.rate,
             control.rate / s.schedule.alpha,
             len(windows) * s.n_ctx,
             self.epoch_result,
+            means(metrics) or {"mean_token_accuracy": accuracy},
         )
+
+    # -- training methods
+
+    @property
+    def _groups(self) -> Groups:
+        assert isinstance(self.order.dataset, Groups)
+        return self.order.dataset
+
+    def _losses(self, windows: Sequence[Sample]) -> Generator[Event, None, list[F32]]:
+        """−log-probability of each label (T,) of each window."""
+        n, n_ctx = self.settings.n_batch, self.settings.n_ctx
+        found: list[F32] = []
+        for i in range(0, len(windows), n):
+            outputs = yield from self.steps.evaluation(windows[i : i + n])
+            found += list(outputs.losses.reshape(-1, n_ctx))
+            yield Slice()
+        return found
+
+    def _measured(self, windows: Sequence[Sample], losses: Sequence[F32]) -> tuple[Measured, list[Sample]]:
+        """Loss of these windows, and the windows with the weights of its gradient."""
+        assert self.objective is not None
+        groups = self._groups
+        reference = self.reference if self.reference is not None else np.full(len(groups.values), np.nan)
+        rows, _, places = token_rows(windows, losses, groups.values, reference)
+        measured = self.objective.measure(rows)
+        return measured, weighted(windows, places, measured.slopes)
+
+    def _measure_reference(self) -> Generator[Event, None, None]:
+        """Measure the log-probability of every row, which the run has not changed yet."""
+        groups = self._groups
+        reference = np.full(len(groups.values), np.nan)
+        indices = np.concatenate([self.order.indices, self.validation_indices])
+        n, windows = self.order.validation(indices)
+        done = 0
+        while samples := list(islice(windows, self.settings.n_batch)):
+            losses = yield from self._losses(samples)
+            rows, numbers, _ = token_rows(samples, losses, groups.values, reference)
+            reference[numbers] = rows.sums
+            done += len(samples)
+            yield Measuring(done, n)
+        self.reference = reference
 
     def _between(self, step: Step) -> Generator[Event, None, None]:
         s, i = self.settings, self.counters.iterations
@@ -294,11 +375,20 @@ class Trainer:
         result = Result()
         n, windows = self.order.validation(self.validation_indices)
         done = 0
+        every: list[Sample] = []
+        losses: list[F32] = []
         while samples := list(islice(windows, self.settings.n_batch)):
             outputs = yield from self.steps.evaluation(samples)
-            result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)
+            if self.objective is None:
+                result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)
+            else:  # the rows of an example may be in different windows
+                every += samples
+                losses += list(outputs.losses.reshape(-1, self.settings.n_ctx))
             done += len(samples)
             yield Validating(done, n, result)
+        if every:
+            measured, _ = self._measured(every, losses)
+            result.add(measured.loss, measured.n_examples, measured.n_correct, measured.metrics)
         self.stopping.validated(result.loss, self.counters.iterations)
         yield Validated(self.counters.iterations, self.counters.epochs, result)
 
@@ -311,7 +401,7 @@ class Trainer:
             "counters": replace(self.counters),
             "order": self.order.state(),
             "stopping": self.stopping.counters(),
-            "epoch_result": Result(r.n_data, r.n_correct, list(r.losses), list(r.weights)),
+            "epoch_result": Result(r.n_data, r.n_correct, list(r.losses), list(r.weights), dict(r.sums)),
             "just_initialized": self.just_initialized,
         }
 

@@ -34,7 +34,14 @@ _RANKS = {
 DATA = Group(
     "Data",
     (
-        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", file_name, None, "FILE", common=True),
+        Flag(
+            "-f --file --train-data",
+            "what to learn: a text, or rows (.jsonl, .json, .csv, .parquet, hf:OWNER/NAME[:SPLIT])",
+            file_name,
+            None,
+            "FILE",
+            common=True,
+        ),
         Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128, common=True),
         Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8, common=True),
         Flag("--grad-acc", "device runs of an optimizer step, each with windows of its own", whole(1, 2**16), 1),
@@ -64,8 +71,7 @@ DATA = Group(
 )
 _FITTING = Flag(  # a new model has the context that it is trained with; another one has its own
     "-c --ctx-size --ctx",
-    "tokens of a window (default: as many as the longest .jsonl row has, at least 128; 128 of a text; at most the "
-    "model's)",
+    "tokens of a window (default: as many as the longest row has, at least 128; 128 of a text; at most the model's)",
     whole(1, 2**20),
     common=True,
 )
@@ -87,7 +93,14 @@ OPTIMIZER = Group(
             whole(1),
             common=True,
         ),
-        Flag("--adam-alpha", "peak learning rate", number(1e-30, 1e3), 1e-3, "X", common=True),
+        Flag(
+            "--adam-alpha",
+            "peak learning rate (default: 1e-3; of --method other than supervised 1e-4)",
+            number(1e-30, 1e3),
+            None,
+            "X",
+            common=True,
+        ),
         Flag("--adam-min-alpha", "least learning rate", number(0, 1e3), 0.0, "X"),
         Flag(
             "-lr --learning-rate",
@@ -158,6 +171,25 @@ FINETUNE = (
             MODEL,
             Flag("-o --output", "train all weights, and write the model here", file_name, None, "FILE", common=True),
             Flag("--lora-out", "train a LoRA adapter, and write it here", file_name, None, "FILE", common=True),
+            Flag(
+                "--method",
+                "how to learn: supervised, or from preferences",
+                choice("supervised", "dpo", "orpo", "kto", "simpo"),
+                "supervised",
+                "NAME",
+                common=True,
+            ),
+            Flag(
+                "--beta",
+                "weight of the preference (default: 0.1; of simpo 2)",
+                number(1e-6, 1e3),
+                None,
+                "X",
+                common=True,
+            ),
+            Flag("--gamma", "margin of simpo (default: 1)", number(0, 1e3), None, "X"),
+            Flag("--desirable-weight", "weight of good answers, of kto (default: 1)", number(0, 1e3), None, "X"),
+            Flag("--undesirable-weight", "weight of bad answers, of kto (default: 1)", number(0, 1e3), None, "X"),
             Flag("--only-write-lora", "write the adapter of --checkpoint-in, without training"),
             Flag("-n", "0: the same", choice("0"), None, "0"),
             Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4, common=True),

@@ -19,14 +19,12 @@ from logitless.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
-    from logitless.models.chat.template import ChatTemplate
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.hparams.hparams import Hparams
-    from logitless.models.tokenizer import Tokenizer
     from logitless.training.checkpoint import Checkpoint
-    from logitless.training.data.load import DataOptions
-    from logitless.training.data.packing import Dataset
-    from logitless.training.data.tokenize_rows import I32
+    from logitless.training.data.arrangement import Arrangement
+    from logitless.training.data.load import DataOptions, Reader
+    from logitless.training.methods.objective import Objective
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Settings, Trainer
 
@@ -36,6 +34,7 @@ ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
 
 
 def settings(o: SimpleNamespace) -> Settings:
+    from logitless.training.methods.registry import SUPERVISED
     from logitless.training.schedule import OptimizerSettings, Schedule
     from logitless.training.trainer import Settings
 
@@ -50,8 +49,9 @@ def settings(o: SimpleNamespace) -> Settings:
         lr_min, decay_epochs = o.learning_rate * 0.5**halvings, o.learning_rate_half * halvings
     elif o.learning_rate_halvings:
         raise UsageError("-lr-halvings limits -lr-half, which is not given")
+    peak = 1e-3 if getattr(o, "method", SUPERVISED) == SUPERVISED else 1e-4
     schedule = Schedule(
-        alpha=o.adam_alpha if old else o.learning_rate,
+        alpha=(peak if o.adam_alpha is None else o.adam_alpha) if old else o.learning_rate,
         kind="cosine" if old else "halving" if lr_min > 0 else "constant",
         warmup=(o.warmup or 0) if old else 0,  # the default follows the steps, see make_trainer
         cos_decay_steps=o.cos_decay_steps,
@@ -86,20 +86,21 @@ def settings(o: SimpleNamespace) -> Settings:
     )
 
 
-def set_context(o: SimpleNamespace, h: Hparams, vocabulary: Tokenizer, template: ChatTemplate | None) -> None:
+def set_context(o: SimpleNamespace, h: Hparams, reader: Reader) -> None:
     """Set `ctx_size` by the data and the model where no flag does. CliError: it is more than the model's."""
-    from logitless.training.data.load import context_of, is_rows, row_lengths
+    from logitless.training.data.arrangement import context_for
+    from logitless.training.data.load import LEAST_CONTEXT
     from logitless.training.errors import TrainingError
 
     if o.ctx_size is not None and o.ctx_size > h.n_ctx_train:
         raise CliError(f"--ctx-size {o.ctx_size}: is more than the model's {h.n_ctx_train}")
     if o.ctx_size is None:
         try:
-            rows = o.file and is_rows(o.file)
-            longest = int(row_lengths(Path(o.file), o.file, vocabulary, template).max(initial=0)) if rows else 0
+            o.ctx_size = (
+                context_for(o.file, o.file, reader, h.n_ctx_train) if o.file else min(LEAST_CONTEXT, h.n_ctx_train)
+            )
         except TrainingError as error:
             raise CliError(str(error)) from None
-        o.ctx_size = context_of(longest, h.n_ctx_train)
 
 
 def data_options(o: SimpleNamespace) -> DataOptions:
@@ -146,10 +147,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
     from logitless.backends import self_test
     from logitless.engine.loading.open_model import generating_hparams
-    from logitless.models import tokenizer
-    from logitless.models.chat.template import of_file
     from logitless.models.gguf.file import GGUFFile
-    from logitless.training.data.packing import PackedExamples
     from logitless.training.reporting.plot import refusal
 
     if not o.file:
@@ -160,13 +158,12 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = generating_hparams(gguf, model)
-        vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
-        template = of_file(gguf.metadata, vocabulary)
-        set_context(o, h, vocabulary, template)
-        trainer_settings, dataset, indices = prepare(o, vocabulary, template)
-        for line in dataset.losses if isinstance(dataset, PackedExamples) else ():
+        reader = reader_of(o, gguf, model)
+        set_context(o, h, reader)
+        trainer_settings, data = prepare(o, reader)
+        for line in data.losses:
             print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)
-        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
+        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, data, reader.objective)
         if len(session.backends) > 1:
             self_test.self_test_session(session, trainer.steps.everything())
         if resumed is not None:
@@ -198,35 +195,67 @@ def check_outputs(o: SimpleNamespace, output: str) -> None:
         others += [(flag, path) for path in paths]
 
 
-def prepare(
-    o: SimpleNamespace, vocabulary: Tokenizer, template: ChatTemplate | None
-) -> tuple[Settings, Dataset, tuple[I32, I32]]:
-    """(settings, dataset, (training, validation) indices). CliError: one of them is wrong."""
-    from logitless.training.data.load import load_dataset
-    from logitless.training.data.sampler import split_samples
+def reader_of(o: SimpleNamespace, gguf: GGUFFile, path: Path) -> Reader:
+    """Vocabulary, chat template and training method of a run."""
+    from logitless.models import tokenizer
+    from logitless.models.chat.template import of_file
+    from logitless.training.data.load import Reader
+
+    vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
+    return Reader(vocabulary, of_file(gguf.metadata, vocabulary), objective_of(o))
+
+
+def objective_of(o: SimpleNamespace) -> Objective | None:
+    """The method of --method with its flags. UsageError: a flag is of another method."""
+    from logitless.training.errors import TrainingError
+    from logitless.training.methods.registry import OBJECTIVES, SUPERVISED, hyperparameters, objective
+
+    names = {name for method in OBJECTIVES for name in hyperparameters(method)}
+    given = {name: getattr(o, name, None) for name in names}
+    try:
+        return objective(getattr(o, "method", SUPERVISED), given)
+    except TrainingError as error:
+        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from None
+
+
+def prepare(o: SimpleNamespace, reader: Reader) -> tuple[Settings, Arrangement]:
+    """(settings, data). CliError: one of them is wrong."""
+    from logitless.training.data.arrangement import arranged
     from logitless.training.errors import TrainingError
 
     try:
-        run_settings = settings(o)
-        dataset = load_dataset(o.file, vocabulary, template, data_options(o))
-        return run_settings, dataset, split_samples(dataset, o.val_split, max(0, o.seed))
+        asked = settings(o)
+        data = arranged(
+            o.file,
+            o.file,
+            reader,
+            data_options(o),
+            n_batch=asked.n_batch,
+            grad_acc=asked.grad_acc,
+            validation=o.val_split,
+            seed=max(0, o.seed),
+            shuffle=o.shuffle,
+        )
     except TrainingError as error:
         raise CliError(str(error)) from None
+    return asked.laid_out(data, 0 if reader.objective is None else asked.n_logical), data
 
 
 def make_trainer(
-    o: SimpleNamespace, trainable: Trainable, run_settings: Settings, dataset: Dataset, indices: tuple[I32, I32]
+    o: SimpleNamespace,
+    trainable: Trainable,
+    run_settings: Settings,
+    data: Arrangement,
+    objective: Objective | None = None,
 ) -> Trainer:
-    from logitless.training.data.sampler import Sampler
     from logitless.training.schedule import Stopping, default_warmup
     from logitless.training.trainer import Trainer, n_steps_of
 
-    order = Sampler(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
     if o.warmup is None and o.learning_rate is None:
-        warmup = default_warmup(n_steps_of(order, run_settings))
+        warmup = default_warmup(n_steps_of(data.order, run_settings))
         run_settings = replace(run_settings, schedule=replace(run_settings.schedule, warmup=warmup))
     stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
-    return Trainer(trainable, run_settings, order, indices[1], stopping=stopping)
+    return Trainer(trainable, run_settings, data.order, data.validation, objective=objective, stopping=stopping)
 
 
 def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
@@ -253,7 +282,7 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
     devices = ", then ".join(b.name for b in t.session.backends)
     print(
         f"logitless: {t.kind}: {t.n_params} parameters in {len(t.params)} tensors, optimizer {bytes_of_optimizer} "
-        f"bytes; {len(trainer.order)} samples of {o.ctx_size} tokens to train on, "
+        f"bytes; {_counted(trainer, o)} to train on, "
         f"{len(trainer.validation_indices)} to validate, {trainer.n_steps} steps on {devices}",
         file=sys.stderr,
     )
@@ -288,7 +317,15 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
         print(line, file=sys.stderr)
     print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
     if o.plot:
-        plot(o.plot, {"training": reporter.losses, "validation": reporter.validations}, "loss")
+        curves = {"training": reporter.losses, "validation": reporter.validations}
+        plot(o.plot, {**curves, **reporter.metrics}, "loss" if trainer.objective is None else trainer.objective.NAME)
+
+
+def _counted(trainer: Trainer, o: SimpleNamespace) -> str:
+    """Number and kind of the samples that a run learns from."""
+    if trainer.objective is None:
+        return f"{len(trainer.order)} samples of {o.ctx_size} tokens"
+    return f"{trainer.objective.NAME} of {len(trainer.order)} examples"
 
 
 def named(pattern: str, iteration: int, o: SimpleNamespace) -> list[Path]:

@@ -59,10 +59,12 @@ def _unused_method(o: SimpleNamespace, full: bool) -> Iterator[tuple[str, str]]:
     else:
         yield from _each(("train_tensors",), "is of a whole model, and an adapter is trained")
         yield from _each(("output_type",), "is of a whole model, and an adapter is written in f32")
+    if (method := getattr(o, "method", "supervised")) != "supervised":
+        yield from _each(("pack",), f"is of supervised learning, and the method is {method}")
 
 
 def _unused_data(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
-    from logitless.training.data.load import is_rows
+    from logitless.training.data.sources import is_rows
 
     if o.file is not None:
         rows, text = (f"is of {kind}, and --file {o.file} is not one" for kind in ("a .jsonl file", "a text"))

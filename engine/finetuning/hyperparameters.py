@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from logitless.training.schedule import default_warmup
@@ -23,8 +23,8 @@ MOST_EXAMPLES = 256  # of a batch with batch_size "auto"
 class Hyperparameters:
     """Hyperparameters of a job that runs.
 
-    Batches and epochs count examples. `learning_rate_multiplier` scales the base rate: 1e-3 for
-    LoRA, 1e-5 for a full finetune (`full`), as in llama-finetune. `early_stopping_patience`: epochs
+    Batches and epochs count examples. `learning_rate_multiplier` scales `base_rate`. `own`: those
+    of the training method, such as dpo's beta. `early_stopping_patience`: epochs
     without a lower validation loss until the job ends; 0: it runs to its end.
     """
 
@@ -38,23 +38,38 @@ class Hyperparameters:
     full: bool = False
     validation_split: float = 0.0
     early_stopping_patience: int = 0
+    own: Mapping[str, float] = field(default_factory=dict)
+
+    def as_row(self) -> dict[str, Any]:
+        """All of them by name, as a job shows them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "own"}
+        return {**values, **self.own}
 
 
-DEFAULTS = {f.name: "auto" if f.default is MISSING else f.default for f in fields(Hyperparameters)}
+DEFAULTS = {f.name: "auto" if f.default is MISSING else f.default for f in fields(Hyperparameters) if f.name != "own"}
 AUTOMATIC = tuple(name for name, value in DEFAULTS.items() if value == "auto")
 
 
-def resolved(asked: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: int) -> Hyperparameters:
+def base_rate(method: str, *, full: bool) -> float:
+    """Learning rate with a multiplier of 1. Supervised: llama-finetune's; preferences move a model
+    that can answer already, and need less."""
+    return (1e-5 if full else 1e-3) * (1.0 if method == "supervised" else 0.1)
+
+
+def resolved(
+    asked: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: int, own: Mapping[str, float] | None = None
+) -> Hyperparameters:
     """Hyperparameters of a job, with a number for each "auto".
 
-    `lengths` (examples,): tokens of the training examples without their last, which is a label
-    alone; `longest`: the greatest of all examples, those that validate too. As OpenAI does it, few
+    `lengths` (examples,): tokens of the training examples without their rows' last ones, which are
+    labels alone; `longest`: of the longest row, those that validate too; `own`: hyperparameters of
+    the method. As OpenAI does it, few
     examples are seen more often and many in larger batches; here a batch has also the tokens that
     fill a device run.
     """
     from logitless.training.data.load import context_of
 
-    values = {**DEFAULTS, **asked}
+    values = {**DEFAULTS, **{name: value for name, value in asked.items() if name in DEFAULTS}}
 
     def auto(name: str, value: float) -> None:
         if values[name] == "auto":
@@ -67,7 +82,7 @@ def resolved(asked: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: 
     batch_tokens = min(values["batch_size"], n) * mean
     auto("learning_rate_multiplier", round(min(2.0, max(0.5, math.sqrt(batch_tokens / BATCH_TOKENS))), 2))
     auto("warmup_steps", default_warmup(values["n_epochs"] * math.ceil(n / values["batch_size"])))
-    return Hyperparameters(**values)
+    return Hyperparameters(**values, own=dict(own or {}))
 
 
 def _epochs(n: int) -> int:
@@ -85,7 +100,7 @@ def _batch(n: int, mean: float, n_epochs: int) -> int:
 
 def told(asked: Mapping[str, Any], found: Hyperparameters, n: int, mean: float) -> str:
     """Line about the choices for "auto"; "": there was none."""
-    chosen = [f"{k}={v:g}" for k, v in asdict(found).items() if {**DEFAULTS, **asked}[k] == "auto"]
+    chosen = [f"{k}={v:g}" for k, v in found.as_row().items() if {**DEFAULTS, **asked}.get(k, "auto") == "auto"]
     if not chosen:
         return ""
     return f"Hyperparameters chosen from {n} examples of {mean:.0f} tokens on average: {', '.join(chosen)}"

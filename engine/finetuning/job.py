@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logitless.engine.finetuning.hyperparameters import Hyperparameters, resolved, told
+from logitless.engine.finetuning.hyperparameters import Hyperparameters, base_rate, resolved, told
 from logitless.engine.finetuning.store import Row, Store
 
 if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
-    from logitless.training.data.packing import Examples
+    from logitless.training.data.dataset_rows import DatasetRow
+    from logitless.training.data.packing import Examples, Groups
     from logitless.training.data.sampler import ExampleSampler
     from logitless.training.data.tokenize_rows import I32
+    from logitless.training.methods.objective import Objective
     from logitless.training.trainer import Settings
 
-RUN_TOKENS = 128  # tokens of a device run, at least one window: requests wait for it
-SPREAD = 1.25  # tokens of a window for a whole batch, times those of an average one
 RUNNING = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -35,6 +34,7 @@ class Prepared:
     settings: Settings
     order: ExampleSampler
     validation: I32
+    objective: Objective | None = None
     choices: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -42,6 +42,16 @@ class Prepared:
 def base_of(job: Row) -> str:
     """Name of the base model, which a job that starts from a fine-tuned model has, too."""
     return str(job.get("base") or job["model"])
+
+
+def method_of(job: Row) -> str:
+    """Name of a job's training method."""
+    return str((job.get("method") or {}).get("type", "supervised"))
+
+
+def method_row(method: str, hyperparameters: Row) -> Row:
+    """A job's `method`, as OpenAI's API has it."""
+    return {"type": method, method: {"hyperparameters": hyperparameters}}
 
 
 def checkpoint_path(store: Store, id: str) -> Path:
@@ -65,39 +75,51 @@ def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> 
     return job
 
 
-def _windows(dataset: Examples, training: I32, batch_size: int) -> tuple[Examples, int, int]:
-    """(dataset with its windows' length, windows of a device run, device runs of a step at most).
-
-    A batch of few tokens gets shorter windows than the context, because padding costs as much as
-    tokens do.
-    """
-    sizes = sorted(dataset.sizes[training].tolist(), reverse=True)
-    typical = math.ceil(SPREAD * batch_size * sum(sizes) / len(sizes))
-    most = min(sum(sizes[:batch_size]), typical)
-    dataset = dataset.in_windows(min(dataset.n_tokens, -(-max(dataset.longest, most) // 16) * 16))
-    n_windows = dataset.most_windows(batch_size)
-    n_batch = min(n_windows, max(1, RUN_TOKENS // dataset.n_tokens))
-    return dataset, n_batch, math.ceil(n_windows / n_batch)
+def metrics_table(metrics: Sequence[Row], has_objective: bool) -> str:
+    """CSV of a job's metrics, a line an event: OpenAI's columns, and of a preference method all of
+    its own."""
+    columns = {
+        "step": "step",
+        "train_loss": "train_loss",
+        "train_accuracy": "train_reward_accuracy" if has_objective else "train_mean_token_accuracy",
+        "valid_loss": "full_valid_loss",
+    }
+    if has_objective:
+        names = dict.fromkeys(k for m in metrics for k in m if k.startswith(("train_", "full_valid_")))
+        columns |= {k.removeprefix("full_"): k for k in names if k not in columns.values()}
+    lines = [",".join(columns)]
+    lines += [",".join("" if m.get(k) is None else str(m[k]) for k in columns.values()) for m in metrics]
+    return "\n".join(lines)
 
 
 def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx_train: int) -> Prepared:
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
 
-    from logitless.training.data.load import jsonl_examples, row_lengths
+    from logitless.training.data.load import Reader
     from logitless.training.data.sampler import ExampleSampler, split
+    from logitless.training.data.sources import rows_of
     from logitless.training.errors import TrainingError
+    from logitless.training.methods.registry import hyperparameters, objective
     from logitless.training.schedule import Schedule
     from logitless.training.trainer import Settings
 
     asked: Row = job["hyperparameters"]
+    method = method_of(job)
+    own = {name: asked.get(name, default) for name, default in hyperparameters(method).items()}
+    reader = Reader(tokenizer, template, objective(method, own))
     warnings: list[str] = []
     files = [id for id in (job["training_file"], job["validation_file"]) if id]
     for id in files:
         if not store.file_path(id).exists():
             raise TrainingError(f"the file {id} is gone")
-    lengths = [row_lengths(store.file_path(id), id, tokenizer, template) for id in files]
-    n = len(lengths[0])
+
+    def records(id: str) -> Iterator[DatasetRow]:
+        return rows_of(store.file_path(id), id, (store.get("files", id) or {}).get("filename", ""))
+
+    lengths = [reader.lengths(records(id), id) for id in files]
+    sizes = lengths[0].sizes
+    n = len(sizes)
     if not n:
         raise TrainingError(f"{files[0]}: has no token to learn")
     if fraction := float(asked.get("validation_split", 0.0)):
@@ -107,18 +129,18 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
     training, validation = (
         split(n, fraction, job["seed"]) if fraction else (np.arange(n, dtype=np.int32), np.zeros(0, np.int32))
     )
-    h = resolved(asked, lengths[0][training], max(int(n.max(initial=0)) for n in lengths), n_ctx_train)
+    h = resolved(asked, sizes[training], max(found.longest for found in lengths), n_ctx_train, own)
 
-    def rows(id: str) -> Examples:
-        found = jsonl_examples(store.file_path(id), id, tokenizer, template, h.context_length)
+    def rows(id: str) -> Examples | Groups:
+        found = reader.by_example(records(id), id, h.context_length)
         warnings.extend(f"{id}: {line}" for line in found.losses)
         return found
 
     dataset = rows(job["training_file"])
     if job["validation_file"]:
-        dataset = dataset.joined(rows(job["validation_file"]))
+        dataset = dataset.joined(rows(job["validation_file"]))  # type: ignore[arg-type]
         validation = np.arange(n, len(dataset), dtype=np.int32)
-    dataset, n_batch, n_runs = _windows(dataset, training, h.batch_size)
+    dataset, n_batch, n_runs = dataset.lay(training, h.batch_size)
     order = ExampleSampler(dataset, training, job["training_file"], job["seed"])
     n_steps = order.n_batches(h.n_epochs, h.batch_size)
     if h.warmup_steps >= n_steps:
@@ -133,10 +155,10 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
         n_epochs=h.n_epochs,
         max_steps=0,
         schedule=Schedule(
-            alpha=(1e-5 if h.full else 1e-3) * h.learning_rate_multiplier,
+            alpha=base_rate(method, full=h.full) * h.learning_rate_multiplier,
             warmup=h.warmup_steps,
             cos_decay_steps=max(1, n_steps),
         ),
     )
-    choices = told(asked, h, len(training), float(lengths[0][training].mean()))
-    return Prepared(h, settings, order, validation, choices, tuple(warnings))
+    choices = told(asked, h, len(training), float(sizes[training].mean()))
+    return Prepared(h, settings, order, validation, reader.objective, choices, tuple(warnings))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ from logitless.engine.finetuning.job import (
     Prepared,
     base_of,
     checkpoint_path,
+    method_of,
+    method_row,
+    metrics_table,
     prepare,
     set_status,
 )
@@ -149,11 +152,12 @@ class FineTuningWorker:
 
     def check(self, path: Path, filename: str) -> None:
         """Check a training file. Raises TrainingError that names the wrong line."""
-        from logitless.training.data.dataset_rows import read_rows
+        from logitless.training.data.sources import rows_of
         from logitless.training.data.tokenize_rows import row_texts
 
-        with path.open("rb") as file:
-            for _ in row_texts(read_rows(file, filename), self._template, filename):
+        for record in rows_of(path, filename, filename):
+            answered = [record.answered(answer) for answer in record.answers]
+            for _ in row_texts(answered or [record], self._template, filename):
                 pass
 
     def delete_model(self, model: TunedModel) -> None:
@@ -307,11 +311,21 @@ class FineTuningWorker:
         trainable = replace(trainable, owner=self._on_device)
         settings, validation = prepared.settings, prepared.validation
         stopping = Stopping(patience=h.early_stopping_patience)
-        trainer = Trainer(trainable, settings, prepared.order, validation, stopping=stopping, prefix=prefix, apart=True)
+        trainer = Trainer(
+            trainable,
+            settings,
+            prepared.order,
+            validation,
+            objective=prepared.objective,
+            stopping=stopping,
+            prefix=prefix,
+            apart=True,
+        )
         try:
             if path.exists():
                 read_checkpoint(path).restore(trainer)
-            engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=len(validation) > 0))
+            evaluates = len(validation) > 0 or prepared.objective is not None
+            engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=evaluates))
             done = trainer.counters.iterations
             self._keeper.forget_events(job["id"], done)
             message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
@@ -320,13 +334,13 @@ class FineTuningWorker:
                 self._keeper.add_event(job["id"], prepared.choices)
             for line in () if done else prepared.warnings:
                 self._keeper.add_event(job["id"], line, level="warn")
-            values = asdict(h)
+            values = h.as_row()
             self._update(
                 job,
                 status="running",
                 started_at=job.get("started_at") or int(time.time()),
                 hyperparameters=values,
-                method={"type": "supervised", "supervised": {"hyperparameters": values}},
+                method=method_row(method_of(job), values),
             )
         except BaseException:
             trainer.steps.forget()
@@ -381,19 +395,23 @@ class FineTuningWorker:
 
     def _told(self, job: Row, event: Event) -> None:
         from logitless.training.errors import TrainingError
-        from logitless.training.trainer import Finished, Save, Settled, Step, Validated
+        from logitless.training.trainer import Finished, Measuring, Save, Settled, Step, Validated
 
         trainer = self._trainer
         assert trainer is not None
         stats = self.stats
-        if isinstance(event, Step):
+        if isinstance(event, Measuring):
+            if event.sample == event.n_samples:
+                rows = f"Reference log-probabilities of {event.n_samples} windows are measured"
+                self._send(partial(self._keeper.add_event, job["id"], rows))
+        elif isinstance(event, Step):
             stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens
             stats.step, stats.loss = event.iteration, event.loss
             message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}"
             metrics = {
                 "step": event.iteration,
                 "train_loss": event.loss,
-                "train_mean_token_accuracy": event.accuracy,
+                **{f"train_{name}": value for name, value in event.metrics.items()},
                 "gradient_norm": event.norm,
                 "learning_rate": event.rate,
                 "total_steps": event.n_steps,
@@ -406,7 +424,7 @@ class FineTuningWorker:
             metrics = {
                 "step": event.iteration,
                 "full_valid_loss": event.result.loss,
-                "full_valid_mean_token_accuracy": event.result.accuracy,
+                **{f"full_valid_{name}": value for name, value in event.result.metrics.items()},
             }
             message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
             publish = event.iteration < trainer.n_steps  # an epoch ended
@@ -445,13 +463,8 @@ class FineTuningWorker:
         if trainer.counters.iterations < trainer.n_steps:
             self._keeper.add_event(job["id"], f"The job ends early: {reason}")
         events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
-        lines = ["step,train_loss,train_accuracy,valid_loss"]
-        columns = ("step", "train_loss", "train_mean_token_accuracy", "full_valid_loss")
-        for m in events:
-            lines.append(",".join("" if m.get(name) is None else str(m[name]) for name in columns))
-        results = self._keeper.add_file(
-            "\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", "")
-        )
+        table = metrics_table(events, trainer.objective is not None)
+        results = self._keeper.add_file(table.encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", ""))
         job = self._keeper.get("jobs", job["id"]) or job
         best = self._best(job)
         if best is not None:

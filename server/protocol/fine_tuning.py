@@ -11,13 +11,14 @@ from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
 from logitless.engine.finetuning.hyperparameters import AUTOMATIC, DEFAULTS
-from logitless.engine.finetuning.job import ENDED, base_of
+from logitless.engine.finetuning.job import ENDED, base_of, method_row
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import bad_request, read
+from logitless.training.methods.registry import METHODS, OBJECTIVES, SUPERVISED, hyperparameters
 
-_METHODS = ("supervised", "dpo", "reinforcement")
+_PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
 
 
 def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
@@ -43,19 +44,29 @@ class HyperparametersBody(Struct, frozen=True, kw_only=True):
     early_stopping_patience: Annotated[
         int, _count("epochs without a lower validation loss that end the job; the best one is its model; 0: any", low=0)
     ]
+    beta: Annotated[
+        float, Param("of dpo, orpo, kto (0.1) and simpo (2): weight of the preference", 1e-6, 1e3, hard=True)
+    ]
+    gamma: Annotated[float, Param("of simpo (1): margin between the answers", 0, 1e3, hard=True)]
+    desirable_weight: Annotated[float, Param("of kto (1): weight of good answers", 0, 1e3, hard=True)]
+    undesirable_weight: Annotated[float, Param("of kto (1): weight of bad answers", 0, 1e3, hard=True)]
 
 
-class Supervised(Struct, frozen=True, kw_only=True):
-    """`method.supervised`."""
+class MethodBody(Struct, frozen=True, kw_only=True):
+    """`method.supervised`, `method.dpo` and so on."""
 
     hyperparameters: dict[str, Any] | None = None
 
 
 class Method(Struct, frozen=True, kw_only=True):
-    """`method`."""
+    """`method`: how the model learns; the field of its type has its hyperparameters."""
 
-    type: str = "supervised"
-    supervised: Supervised | None = None
+    type: str = SUPERVISED
+    supervised: MethodBody | None = None
+    dpo: MethodBody | None = None
+    orpo: MethodBody | None = None
+    kto: MethodBody | None = None
+    simpo: MethodBody | None = None
 
 
 class JobBody(Struct, frozen=True, kw_only=True):
@@ -66,7 +77,9 @@ class JobBody(Struct, frozen=True, kw_only=True):
     validation_file: Annotated[str, Param("the id of an uploaded file")] = ""
     suffix: Annotated[str, Param("part of the result's name")] = ""
     integrations: Annotated[Sequence[Any], Param("must be empty", most=0)] = ()
-    method: Annotated[Method, Param("{type: supervised, supervised: {hyperparameters}}")] = Method()
+    method: Annotated[Method, Param("{type: TYPE, TYPE: {hyperparameters}}: supervised, dpo, orpo, kto or simpo")] = (
+        Method()
+    )
     hyperparameters: Annotated[Mapping[str, Any], Param("n_epochs, batch_size, lora_r, full and others")] = {}
     seed: Annotated[int, _count("of the order and the dropout", low=0)] = 0
     metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
@@ -98,12 +111,14 @@ def new_job(
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
         bad_request("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
     kind = asked.method.type
-    if kind not in _METHODS:
-        bad_request("method.type", f"must be one of {', '.join(_METHODS)}")
-    if kind != "supervised":
-        bad_request("method.type", f"{kind} is not there; supervised is")
-    given = asked.method.supervised
-    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, n_ctx_train, start)
+    if kind == "reinforcement":
+        bad_request("method.type", f"reinforcement is not there; {', '.join(METHODS)} are")
+    if kind not in METHODS:
+        bad_request("method.type", f"must be one of {', '.join(METHODS)}")
+    if other := next((m for m in METHODS if m != kind and getattr(asked.method, m) is not None), None):
+        bad_request(f"method.{other}", f"is not of the type {kind}")
+    given: MethodBody | None = getattr(asked.method, kind)
+    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start)
     if h["validation_split"] and asked.validation_file:
         bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
     if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):
@@ -126,7 +141,7 @@ def new_job(
         "validation_file": asked.validation_file or None,
         "result_files": [],
         "hyperparameters": h,
-        "method": {"type": "supervised", "supervised": {"hyperparameters": h}},
+        "method": method_row(kind, h),
         "metadata": dict(asked.metadata) or None,
         "integrations": [],
         "seed": asked.seed,
@@ -136,10 +151,14 @@ def new_job(
     }
 
 
-def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int, start: TunedModel | None) -> dict[str, Any]:
-    unknown = set(raw) - set(HyperparametersBody.__struct_fields__)
-    if unknown:
-        bad_request(f"hyperparameters.{min(unknown)}", "is not known")
+def _hyperparameters(raw: Mapping[str, Any], method: str, n_ctx_train: int, start: TunedModel | None) -> dict[str, Any]:
+    own = hyperparameters(method)
+    for name in sorted(raw):
+        if name not in HyperparametersBody.__struct_fields__:
+            bad_request(f"hyperparameters.{name}", "is not known")
+        if name in _PREFERENCE - own.keys():
+            having = ", ".join(m for m in OBJECTIVES if name in hyperparameters(m))
+            bad_request(f"hyperparameters.{name}", f"is of {having}, and the method is {method}")
     given = {k: None if v == "auto" else v for k, v in raw.items()}
     if start is not None:
         given = _inherited(given, start)
@@ -148,10 +167,12 @@ def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int, start: TunedModel
             if given.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
     automatic = [name for name in AUTOMATIC if given.get(name) is None]
-    defaults = {**DEFAULTS, **dict.fromkeys(automatic, 1)}  # the numbers are replaced below
+    unused = dict.fromkeys(_PREFERENCE, 1.0)
+    defaults = {**DEFAULTS, **unused, **own, **dict.fromkeys(automatic, 1)}  # the numbers are replaced below
     most = min(n_ctx_train, 1 << 16)
     asked = read(HyperparametersBody, given, defaults=defaults, within="hyperparameters.", context_length=most)
-    return {**asdict_struct(asked), **dict.fromkeys(automatic, "auto")}
+    values = {name: value for name, value in asdict_struct(asked).items() if name in DEFAULTS or name in own}
+    return {**values, **dict.fromkeys(automatic, "auto")}
 
 
 def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:

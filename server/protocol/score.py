@@ -48,7 +48,7 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
 
 
 def _example(parser: RequestParser, template: ChatTemplate | None, item: object, name: str, n_ctx: int) -> Example:
-    from logitless.training.data.dataset_rows import parse_row
+    from logitless.training.data.formats import parse_row
     from logitless.training.data.tokenize_rows import Example, examples_of
     from logitless.training.errors import TrainingError
 

@@ -30,6 +30,7 @@ from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import Shape
+from logitless.training.data.load import Reader
 from logitless.training.scratch import new_model
 from logitless.training.trainer import Settings
 
@@ -86,7 +87,7 @@ def test_the_window_follows_the_data_and_the_model(
     o.file = file
     with GGUFFile.open(o.model) as gguf:
         words = tokenizer.from_metadata(gguf.metadata)
-        training_run.set_context(o, hparams_of(gguf), words, None)
+        training_run.set_context(o, hparams_of(gguf), Reader(words, None))
     assert o.ctx_size == n_ctx
 
 
@@ -478,3 +479,33 @@ def test_devices_are_opened_in_order_and_closed_once(monkeypatch: pytest.MonkeyP
         assert closed == []
     assert asked == [("opencl:0", "cpu", 1)]
     assert closed == ["cpu"]
+
+
+def test_a_preference_is_learned_and_drawn(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed runs are tests/training/test_preference.py's."""
+    rows = [{"prompt": f"{i} ", "chosen": "short", "rejected": "not short at all"} for i in range(12)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["finetune", "-m", str(given / "m.gguf"), "--file", str(tmp_path / "pairs.jsonl"), "-t", "1"]
+    words += ["--lora-out", str(tmp_path / "a.gguf"), "--plot", str(tmp_path / "loss.svg"), "-c", "32"]
+    code, told = run(capsys, *words, "--method", "dpo", "--beta", "0.5", "-b", "6", "--epochs", "3", "-lr", "0.01")
+    assert code == 0, told
+    assert "dpo of 11 examples to train on, 1 to validate, 6 steps" in told
+    losses = [float(x) for x in re.findall(r" loss=(\S+) accuracy=\S+ margin=\S+", told)]
+    assert losses[0] == pytest.approx(0.693147, abs=1e-6)
+    assert losses[-1] < 0.4 < losses[0]
+    assert re.search(r"validation loss 0\.\d+, accuracy 100\.0 %", told)
+    assert {"training", "validation", "accuracy", "margin"} <= set(
+        re.findall(r">(\w+)</text>", (tmp_path / "loss.svg").read_text())
+    )
+    for flags, problem in (
+        (["--beta", "1"], "beta is of dpo, orpo, kto, simpo, and the method is supervised"),
+        (["--method", "dpo", "--gamma", "1"], "gamma is of simpo, and the method is dpo"),
+        (["--method", "dpo", "--file", str(given / "a.txt")], "a.txt: is a text, and dpo needs rows"),
+        (["--method", "kto", "--file", str(tmp_path / "pairs.jsonl"), "--no-pack"], "--no-pack"),
+    ):
+        code, told = run(capsys, *words, *flags)
+        assert code != 0, flags
+        assert problem in told
+    plan = main(["plan", *words[:5], "--full", "--method", "dpo", "-c", "32", "--json"])
+    assert plan == 0
+    assert json.loads(capsys.readouterr().out)["n_batch"] >= 1

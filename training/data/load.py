@@ -1,9 +1,9 @@
-"""Loading training files: a text or JSONL rows become datasets by the model's vocabulary and chat
-template."""
+"""Loading training data: a text or rows become datasets by the model's vocabulary, its chat template
+and the training method."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,24 @@ import numpy as np
 
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import DatasetRow, parse_row, read_rows
+from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.formats import of_one_format, parse_row
 from logitless.training.data.packing import (
     Dataset,
     Examples,
+    Groups,
     PackedExamples,
     SampleOptions,
     StridedSamples,
     TextSamples,
     find_samples,
 )
-from logitless.training.data.tokenize_rows import I32, examples_of
+from logitless.training.data.sources import is_rows, rows_of
+from logitless.training.data.tokenize_rows import I32, Example, answer_of, examples_of
 from logitless.training.errors import TrainingError
+from logitless.training.methods.objective import Group, Objective
 
+Rows = Iterable[Mapping[str, Any]]
 LEAST_CONTEXT = 128  # tokens of a window that follows the data
 
 
@@ -42,65 +47,78 @@ class DataOptions:
     samples: SampleOptions = field(default_factory=SampleOptions)
 
 
-def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions) -> Dataset:
-    """Samples of a file: rows of .jsonl files, else one text. TrainingError names what is wrong."""
-    path = Path(path)
+@dataclass(frozen=True)
+class Reader:
+    """Makes token rows of rows with a vocabulary, a chat template and the training method (None:
+    supervised learning)."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    objective: Objective | None = None
+
+    def examples(self, records: Iterable[DatasetRow], name: str) -> Iterator[Group]:
+        """Token rows of each example. TrainingError names the line at fault."""
+        if self.objective is None:
+            return ((example,) for example in examples_of(records, self.tokenizer, self.template, name))
+
+        def encode(record: DatasetRow, answer: Answer) -> Example:
+            return answer_of(record, answer, self.tokenizer, self.template, name)
+
+        return self.objective.groups(records, encode, name)
+
+    def by_example(self, records: Iterable[DatasetRow], name: str, n_ctx: int) -> Examples | Groups:
+        """Examples to be packed batch by batch, with at most `n_ctx` tokens a row."""
+        if self.objective is not None:
+            return Groups(self.examples(records, name), n_ctx, name=name)
+        return Examples((example for (example,) in self.examples(records, name)), n_ctx, name=name)
+
+    def lengths(self, records: Iterable[DatasetRow], name: str) -> Lengths:
+        """Lengths of the examples that have something to learn in each row."""
+        sizes, longest = [], 0
+        for group in self.examples(records, name):
+            if all(row.learn[1:].any() for row in group):
+                rows = [len(row.tokens) - 1 for row in group]
+                sizes.append(sum(rows))
+                longest = max(longest, *rows)
+        return Lengths(np.array(sizes, np.int32), longest)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each example (n,) and of the longest row, without the last of a row, which is a
+    label alone."""
+
+    sizes: I32
+    longest: int
+
+
+def load_dataset(path: str | Path, reader: Reader, o: DataOptions) -> Dataset:
+    """Samples of a file for supervised learning: of rows, else of one text. TrainingError names
+    what is wrong."""
     if is_rows(path):
-        return jsonl_dataset(path, str(path), tokenizer, template, o)
+        return packed_rows(rows_of(path, str(path)), str(path), reader, o)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = Path(path).read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise TrainingError(f"{path}: byte {error.start} is not UTF-8") from None
-    return text_dataset(text, str(path), tokenizer, o)
-
-
-def jsonl_dataset(
-    path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
-) -> PackedExamples:
-    """Packed samples of a JSONL file, read line by line; `name` stands for it in messages."""
-    with path.open("rb") as file:
-        return packed_rows(read_rows(file, name), name, tokenizer, template, o)
-
-
-def is_rows(path: str | Path) -> bool:
-    """True if the name is that of a file of JSONL rows."""
-    return Path(path).suffix.lower() in (".jsonl", ".ndjson")
+    return text_dataset(text, str(path), reader.tokenizer, o)
 
 
 def context_of(longest: int, n_ctx_train: int) -> int:
-    """Tokens of a window that has room for the longest of `row_lengths`: at least 128, at most the
+    """Tokens of a window that has room for the longest row (`Lengths`): at least 128, at most the
     model's."""
     return min(max(LEAST_CONTEXT, -(-longest // 16) * 16), n_ctx_train)
 
 
-def jsonl_examples(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx: int) -> Examples:
-    """Examples of a JSONL file, to be packed batch by batch; errors as `jsonl_dataset`."""
-    with path.open("rb") as file:
-        return Examples(examples_of(read_rows(file, name), tokenizer, template, name), n_ctx, name=name)
+def given_rows(rows: Rows, name: str = "rows") -> Iterator[DatasetRow]:
+    """Rows given as objects, numbered from 1 in messages."""
+    return of_one_format((parse_row(row, i, f"{name}: line {i}") for i, row in enumerate(rows, 1)), name)
 
 
-def row_lengths(path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> I32:
-    """Tokens of each example of a JSONL file that has one to learn, without the last, which is a
-    label alone; errors as `jsonl_dataset`."""
-    with path.open("rb") as file:
-        examples = examples_of(read_rows(file, name), tokenizer, template, name)
-        return np.array([len(example.tokens) - 1 for example in examples if example.learn[1:].any()], np.int32)
-
-
-def rows_dataset(
-    rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
-) -> PackedExamples:
-    """Packed samples of rows given as objects, numbered from 1 in messages."""
-    name = "rows"
-    records = (parse_row(row, i, f"{name}: line {i}") for i, row in enumerate(rows, 1))
-    return packed_rows(records, name, tokenizer, template, o)
-
-
-def packed_rows(
-    records: Iterable[DatasetRow], name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
-) -> PackedExamples:
+def packed_rows(records: Iterable[DatasetRow], name: str, reader: Reader, o: DataOptions) -> PackedExamples:
     """Rows, tokenized and packed into samples of `o.n_ctx` tokens."""
-    return PackedExamples(examples_of(records, tokenizer, template, name), o.n_ctx, pack=o.pack, name=name)
+    examples = (example for (example,) in reader.examples(records, name))
+    return PackedExamples(examples, o.n_ctx, pack=o.pack, name=name)
 
 
 def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> Dataset:

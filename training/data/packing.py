@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from logitless.training.data.tokenize_rows import I32, Example
+from logitless.training.data.tokenize_rows import I32, Example, Mask
 from logitless.training.errors import TrainingError
+
+RUN_TOKENS = 128  # tokens of a device run, at least one window: a server's requests wait for it
+SPREAD = 1.25  # tokens of a window for a whole batch, times those of an average one
+E = TypeVar("E")  # an example: one token row, or several
 
 
 @dataclass(frozen=True)
 class Sample:
     """T tokens of one or several sequences, which do not see each other. `starts`: where each
-    begins."""
+    begins; `rows`: the number of each in its dataset, −1 for padding."""
 
     tokens: I32  # (T,)
     labels: I32  # (T,): the token after each
-    weights: npt.NDArray[np.float32]  # (T,): 1 where the label counts, else 0
+    weights: npt.NDArray[np.float32]  # (T,): factor of the label's loss: 1 where it counts, else 0
     starts: tuple[int, ...] = (0,)
+    rows: tuple[int, ...] = (-1,)
+
+    def rows_of_tokens(self) -> npt.NDArray[np.int64]:
+        """(T,): the number of the sequence that each token is of."""
+        return np.repeat(np.array(self.rows, np.int64), np.diff([*self.starts, len(self.tokens)]))
 
 
 class Dataset(Protocol):
@@ -74,26 +85,25 @@ class StridedSamples:
         return Sample(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
 
 
-class _Pieces:
+class _Pieces(ABC, Generic[E]):
     """Tokenized examples, in pieces of at most T tokens and a label.
 
     Memory: five bytes a token; an example is kept only until its tokens are stored.
     """
 
-    def __init__(self, examples: Iterable[Example], n_tokens: int, name: str) -> None:
+    _BEYOND = "do not see the beginning"  # the tokens beyond the context
+
+    def __init__(self, examples: Iterable[E], n_tokens: int, name: str) -> None:
         self.n_tokens = n_tokens
         tokens, learn = array("i"), bytearray()  # of all pieces
         bounds, rows = array("q", [0]), array("q", [0])  # start of each piece; first piece of each example
         self.n_examples = self.n_cut = self.n_dropped = self.n_beyond = self.n_longest = 0
         for example in examples:
             self.n_examples += 1
-            beyond = len(example.tokens) - (n_tokens + 1)
-            self.n_cut, self.n_beyond = self.n_cut + (beyond > 0), self.n_beyond + max(0, beyond)
-            self.n_longest = max(self.n_longest, len(example.tokens))
-            for a in range(0, max(1, len(example.tokens) - 1), n_tokens):
-                piece, learned = example.tokens[a : a + n_tokens + 1], example.learn[a : a + n_tokens + 1]
-                if len(piece) < 2 or not learned[1:].any():
-                    continue
+            longest = self._longest(example)
+            self.n_cut += longest > n_tokens + 1
+            self.n_longest = max(self.n_longest, longest)
+            for piece, learned in self._cut(example):
                 tokens.frombytes(piece.tobytes())
                 learn += learned.tobytes()
                 bounds.append(len(tokens))
@@ -106,6 +116,14 @@ class _Pieces:
         self._tokens, self._learn = np.frombuffer(tokens, np.int32), np.frombuffer(learn, np.bool_)
         self._bounds, self._rows = np.frombuffer(bounds, np.int64), np.frombuffer(rows, np.int64)
 
+    @abstractmethod
+    def _longest(self, example: E) -> int:
+        """Tokens of the example's longest row."""
+
+    @abstractmethod
+    def _cut(self, example: E) -> Iterator[tuple[I32, Mask]]:
+        """Pieces of an example with tokens to learn; none: it is dropped. Adds to `n_beyond`."""
+
     @property
     def losses(self) -> list[str]:
         """Lines about the examples that are not learned as they are: cut ones and dropped ones."""
@@ -113,7 +131,7 @@ class _Pieces:
         if self.n_cut:
             lines.append(
                 f"{self.n_cut} of {self.n_examples} examples are longer than the context of {self.n_tokens} tokens "
-                f"(the longest has {self.n_longest}): {self.n_beyond} tokens beyond it do not see the beginning"
+                f"(the longest has {self.n_longest}): {self.n_beyond} tokens beyond it {self._BEYOND}"
             )
         if self.n_dropped:
             lines.append(f"{self.n_dropped} of {self.n_examples} examples have no token to learn and are dropped")
@@ -154,20 +172,39 @@ class _Pieces:
         has alone."""
         tokens, labels = np.zeros(self.n_tokens, np.int32), np.zeros(self.n_tokens, np.int32)
         weights = np.zeros(self.n_tokens, np.float32)
-        starts, at = [], 0
+        starts: list[int] = []
+        rows: list[int] = []
+        at = 0
         for i in pieces:
             a, b = int(self._bounds[i]), int(self._bounds[i + 1])
             n = b - a - 1
             tokens[at : at + n], labels[at : at + n] = self._tokens[a : b - 1], self._tokens[a + 1 : b]
             weights[at : at + n] = self._learn[a + 1 : b]
             starts.append(at)
+            rows.append(i)
             at += n
         if at < self.n_tokens:
             starts.append(at)  # padding is its own sequence
-        return Sample(tokens, labels, weights, tuple(starts))
+            rows.append(-1)
+        return Sample(tokens, labels, weights, tuple(starts), tuple(rows))
 
 
-class PackedExamples(_Pieces):
+class _Cut(_Pieces[Example]):
+    """Examples of one row, cut into pieces where they are longer than T tokens."""
+
+    def _longest(self, example: Example) -> int:
+        return len(example.tokens)
+
+    def _cut(self, example: Example) -> Iterator[tuple[I32, Mask]]:
+        n = self.n_tokens
+        self.n_beyond += max(0, len(example.tokens) - (n + 1))
+        for a in range(0, max(1, len(example.tokens) - 1), n):
+            piece, learned = example.tokens[a : a + n + 1], example.learn[a : a + n + 1]
+            if len(piece) > 1 and learned[1:].any():
+                yield piece, learned
+
+
+class PackedExamples(_Cut):
     """Samples of T tokens, with several examples where they fit, in their order."""
 
     def __init__(
@@ -187,10 +224,10 @@ class PackedExamples(_Pieces):
         return self._window(range(int(self._rows[i]), int(self._rows[i + 1])))
 
 
-class Examples(_Pieces):
+class ByExample(_Pieces[E]):
     """Examples by index, which are packed into windows of T tokens batch by batch."""
 
-    def __init__(self, examples: Iterable[Example], n_tokens: int, *, name: str = "the data") -> None:
+    def __init__(self, examples: Iterable[E], n_tokens: int, *, name: str = "the data") -> None:
         super().__init__(examples, n_tokens, name)
 
     @property
@@ -198,7 +235,7 @@ class Examples(_Pieces):
         """Tokens of the longest piece."""
         return int(self._lengths.max())
 
-    def in_windows(self, n_tokens: int) -> Examples:
+    def in_windows(self, n_tokens: int) -> Self:
         """The same pieces for windows of another length, at least the longest piece's."""
         other = copy(self)
         other.n_tokens = n_tokens
@@ -232,6 +269,53 @@ class Examples(_Pieces):
         most = int(sizes.sum(dtype=np.int64))
         pieces = int(np.sort(np.diff(self._rows))[::-1][:n].sum())
         return 1 if most <= self.n_tokens else min(pieces, 2 * most // self.n_tokens + 1)
+
+    def lay(self, indices: I32, batch_size: int) -> tuple[Self, int, int]:
+        """(these examples in windows for batches of `batch_size` of `indices`, windows of a device
+        run, device runs of a step at most).
+
+        A batch of few tokens gets shorter windows than the context, because padding costs as much
+        as tokens do."""
+        sizes = sorted(self.sizes[indices].tolist(), reverse=True)
+        typical = math.ceil(SPREAD * batch_size * sum(sizes) / len(sizes))
+        most = min(sum(sizes[:batch_size]), typical)
+        laid = self.in_windows(min(self.n_tokens, -(-max(self.longest, most) // 16) * 16))
+        n_windows = laid.most_windows(batch_size)
+        n_batch = min(n_windows, max(1, RUN_TOKENS // laid.n_tokens))
+        return laid, n_batch, math.ceil(n_windows / n_batch)
+
+
+class Examples(_Cut, ByExample[Example]):
+    """Examples of one row."""
+
+
+class Groups(ByExample[tuple[Example, ...]]):
+    """Examples of several token rows, which are compared: a row longer than T tokens loses its end,
+    and an example with a row that has nothing to learn is dropped."""
+
+    _BEYOND = "are left out"
+
+    def __init__(self, groups: Iterable[tuple[Example, ...]], n_tokens: int, *, name: str = "the data") -> None:
+        self._values = array("f")
+        super().__init__(groups, n_tokens, name=name)
+        self.values = np.array(self._values, np.float64)  # (rows,): how each was judged
+
+    def _longest(self, example: tuple[Example, ...]) -> int:
+        return max(len(row.tokens) for row in example)
+
+    def _cut(self, example: tuple[Example, ...]) -> Iterator[tuple[I32, Mask]]:
+        end = self.n_tokens + 1
+        if not all(row.learn[1:end].any() for row in example):
+            return
+        for row in example:
+            self.n_beyond += max(0, len(row.tokens) - end)
+            self._values.append(row.value)
+            yield row.tokens[:end], row.learn[:end]
+
+    def joined(self, other: Self) -> Self:
+        both = super().joined(other)
+        both.values = np.concatenate([self.values, other.values])
+        return both
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import DatasetRow
+from logitless.training.data.dataset_rows import Answer, DatasetRow
 from logitless.training.errors import TrainingError
 
 I32 = npt.NDArray[np.int32]
@@ -27,6 +27,7 @@ class Example:
     tokens: I32  # (n,)
     learn: Mask  # (n,)
     source: str = ""  # where it came from, for messages
+    value: float = 0.0  # how an answer was judged
 
 
 def examples_of(
@@ -36,7 +37,21 @@ def examples_of(
     one per assistant turn. TrainingError names the line that the template refuses."""
     for record, parts in row_texts(records, template, name):
         where = f"{name}: line {record.line}"
-        yield _example(_without_bos(parts, tokenizer), tokenizer, where, end=not record.messages)
+        end = not (record.messages and template)
+        yield _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)
+
+
+def answer_of(
+    record: DatasetRow, answer: Answer, tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
+) -> Example:
+    """A row's prompt with an answer, which alone is learned; errors as `examples_of`."""
+    found = list(examples_of([record.answered(answer)], tokenizer, template, name))
+    if len(found) != 1:
+        raise TrainingError(
+            f"{name}: line {record.line}: the chat template rewrites earlier turns, so an answer must be one "
+            "message of the assistant"
+        )
+    return replace(found[0], value=answer.value)
 
 
 def row_texts(
@@ -44,7 +59,13 @@ def row_texts(
 ) -> Iterator[tuple[DatasetRow, Sequence[Part]]]:
     """Texts of each example, without tokenizing; errors as `examples_of`."""
     for record in records:
-        turns = _turns(record, template, f"{name}: line {record.line}") if record.messages else [record.parts]
+        if record.answers:
+            raise TrainingError(
+                f"{name}: line {record.line}: is {record.format}; supervised learning has no use for it: choose a "
+                "method of preference, such as dpo"
+            )
+        chat = record.messages and (template is not None or not record.parts)
+        turns = _turns(record, template, f"{name}: line {record.line}") if chat else [record.parts]
         for parts in turns:
             yield record, parts
 

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 
 from logitless.training.reporting.results import Result
-from logitless.training.trainer import Event, Step, Validated, Validating
+from logitless.training.trainer import Event, Measuring, Step, Validated, Validating
 
 WIDTH = 8  # characters of the bar
 COLUMNS = 80
 GAIN = 0.7  # of the newest step in the smoothed time per step
+_PLOTTED = ("reward_accuracy", "reward_margin")  # curves beside the loss
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -82,6 +83,7 @@ class Reporter:
         self.first_loss = math.nan
         self.losses: list[tuple[int, float]] = []
         self.validations: list[tuple[int, float]] = []
+        self.metrics: dict[str, list[tuple[int, float]]] = {}  # curves of a preference method
 
     @property
     def elapsed(self) -> float:
@@ -90,6 +92,12 @@ class Reporter:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step):
             self._step(event)
+        elif isinstance(event, Measuring):
+            if self.terminal or event.sample == event.n_samples:
+                text = f"reference: {event.sample}/{event.n_samples} windows are measured"
+                self.write(text, event.sample == event.n_samples)
+            if event.sample == event.n_samples:
+                self._last = self._now()
         elif isinstance(event, Validating):
             if not self._validation_began:
                 self._validation_began = self._now()
@@ -117,6 +125,9 @@ class Reporter:
         self._per_step = spent if math.isnan(self._per_step) else GAIN * spent + (1 - GAIN) * self._per_step
         eta = self._per_step * (e.n_steps - e.iteration)
         self.losses.append((e.iteration, e.loss))
+        for name in _PLOTTED:
+            if name in e.metrics:
+                self.metrics.setdefault(name.removeprefix("reward_"), []).append((e.iteration, e.metrics[name]))
         if math.isnan(self.first_loss):
             self.first_loss = e.loss
         if self.terminal:
@@ -130,8 +141,11 @@ class Reporter:
         else:
             fallen = min(2.0, max(0.0, self.first_loss - e.loss))  # 0 where that is NaN
             gained = "-" * round(10 * fallen) + ">"
+            told = "".join(
+                f"{name.removeprefix('reward_')}={e.metrics[name]:.4f} " for name in _PLOTTED if name in e.metrics
+            )
             self.write(
                 f"train: iter={e.iteration}/{e.n_steps} sample={e.sample}/{e.n_samples} sched={e.factor:.6f} "
-                f"loss={e.loss:.6f} dt={clock(spent)} eta={clock(eta)} |{gained}",
+                f"loss={e.loss:.6f} {told}dt={clock(spent)} eta={clock(eta)} |{gained}",
                 True,
             )

@@ -54,8 +54,6 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
     from logitless.engine.loading.open_model import generating_hparams
-    from logitless.models import tokenizer
-    from logitless.models.chat.template import of_file
     from logitless.models.gguf.file import GGUFFile
     from logitless.training import checkpoint, save
     from logitless.training.reporting import plot, progress
@@ -63,18 +61,16 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
 
     with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
         h = generating_hparams(gguf, path)
-        vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-        template = of_file(gguf.metadata, vocabulary)
-        training_run.set_context(o, h, vocabulary, template)
-        settings = training_run.settings(o)
-        data = training_run.prepare(o, vocabulary, template) if o.file else None
+        reader = training_run.reader_of(o, gguf, path)
+        training_run.set_context(o, h, reader)
+        settings, data = training_run.prepare(o, reader) if o.file else (training_run.settings(o), None)
         trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
         steps = steps_of(trainable, settings)
-        devices = steps.footprint(settings.grad_acc, validates=o.val_split > 0)
+        devices = steps.footprint(settings.grad_acc, validates=o.val_split > 0 or reader.objective is not None)
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
         pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
         process = own_bytes() + saved + pages
-        del template, data, steps, checkpoint, plot, progress, save  # the process of a run has them too
+        del data, steps, checkpoint, plot, progress, save  # the process of a run has them too
         return _as_report(name, trainable, settings.n_batch, settings.n_ctx, devices, process)
 
 

@@ -14,10 +14,11 @@ from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import MAX_LINE, DatasetRow, read_rows
-from logitless.training.data.load import DataOptions, load_dataset, text_dataset
+from logitless.training.data.dataset_rows import DatasetRow
+from logitless.training.data.load import DataOptions, Reader, load_dataset, text_dataset
 from logitless.training.data.packing import PackedExamples, SampleOptions, StridedSamples, TextSamples, find_samples
 from logitless.training.data.sampler import Sampler, split, split_samples
+from logitless.training.data.sources import MAX_LINE, read_rows
 from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of, row_texts
 from logitless.training.errors import TrainingError
 from logitless.training.scratch import byte_vocabulary
@@ -290,17 +291,19 @@ def test_encodings_and_empty_files() -> None:
 def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     v = bytes_vocabulary()
     (tmp_path / "a.txt").write_text("To be, or not to be\0\0")
-    windows = load_dataset(tmp_path / "a.txt", v, None, DataOptions(n_ctx=6, stride=6))
+    windows = load_dataset(tmp_path / "a.txt", Reader(v, None), DataOptions(n_ctx=6, stride=6))
     assert len(windows) == 3
     assert windows.sample(0, RNG).tokens[0] == v.bos_id
     (tmp_path / "b.jsonl").write_text('{"text": "ab"}\n')
-    assert load_dataset(tmp_path / "b.jsonl", v, None, DataOptions(n_ctx=6)).sample(0, RNG).labels[:3].tolist() == [
+    assert load_dataset(tmp_path / "b.jsonl", Reader(v, None), DataOptions(n_ctx=6)).sample(0, RNG).labels[
+        :3
+    ].tolist() == [
         *v.encode("ab", add_special=False),
         v.eos_id,
     ]
     (tmp_path / "c.txt").write_bytes(b"a\xff")
     with pytest.raises(TrainingError, match="byte 1 is not UTF-8"):
-        load_dataset(tmp_path / "c.txt", v, None, DataOptions())
+        load_dataset(tmp_path / "c.txt", Reader(v, None), DataOptions())
 
 
 class CountingTemplate:

@@ -1,0 +1,232 @@
+"""Rows of other tools' formats, from files of each kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.models import tokenizer
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.tokenizer import Tokenizer
+from logitless.training.data.arrangement import arranged, context_for
+from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.formats import parse_row
+from logitless.training.data.load import DataOptions, Reader
+from logitless.training.data.sources import is_rows, rows_of
+from logitless.training.errors import TrainingError
+from logitless.training.methods.registry import objective
+from logitless.training.scratch import byte_vocabulary
+
+USER, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}
+BAD = {"role": "assistant", "content": "No."}
+GOOD_BAD = (Answer("", (ANSWER,), 1.0), Answer("", (BAD,), -1.0))
+TEXTS = (Answer("Yes.", (), 1.0), Answer("No.", (), -1.0))
+PROMPT = (("Hi? ", False),)
+SHAREGPT = [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Yes."}]
+
+
+def vocabulary() -> Tokenizer:
+    """A token for each byte."""
+    keys, _ = byte_vocabulary()
+    return tokenizer.from_metadata({name: key.value for name, key in keys.items()}, path="bytes")
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"messages": [USER, ANSWER], "id": 3}, DatasetRow(1, messages=(USER, ANSWER))),
+        ({"prompt": [USER], "completion": [ANSWER]}, DatasetRow(1, messages=(USER, ANSWER))),
+        ({"conversations": SHAREGPT}, DatasetRow(1, messages=(USER, ANSWER))),
+        (
+            {"system": "Be.", "conversations": SHAREGPT, "tools": []},
+            DatasetRow(1, messages=({"role": "system", "content": "Be."}, USER, ANSWER)),
+        ),
+        (
+            {
+                "input": {"messages": [USER], "tools": [{"type": "function"}]},
+                "preferred_output": [ANSWER],
+                "non_preferred_output": [BAD],
+            },
+            DatasetRow(1, (), (USER,), ({"type": "function"},), GOOD_BAD),
+        ),
+        ({"prompt": "Hi? ", "chosen": "Yes.", "rejected": "No."}, DatasetRow(1, PROMPT, answers=TEXTS)),
+        ({"chosen": "Hi? Yes.", "rejected": "Hi? No."}, DatasetRow(1, (("Hi?", False),), answers=(
+            Answer(" Yes.", (), 1.0), Answer(" No.", (), -1.0)))),
+        ({"prompt": [USER], "chosen": [ANSWER], "rejected": [BAD]}, DatasetRow(1, messages=(USER,), answers=GOOD_BAD)),
+        (  # UltraFeedback's: the prompt again, as a text
+            {"prompt": "Hi?", "chosen": [USER, ANSWER], "rejected": [USER, BAD], "messages": [USER]},
+            DatasetRow(1, messages=(USER,), answers=GOOD_BAD),
+        ),
+        ({"prompt": "Hi? ", "completion": "Yes.", "label": True}, DatasetRow(1, PROMPT, answers=TEXTS[:1])),
+        ({"prompt": "Hi? ", "completion": "No.", "label": "False"}, DatasetRow(1, PROMPT, answers=TEXTS[1:])),
+        (
+            {"prompt": [USER], "completion": [ANSWER], "label": 1},
+            DatasetRow(1, messages=(USER,), answers=GOOD_BAD[:1]),
+        ),
+    ],
+)  # fmt: skip
+def test_fields_tell_the_format(row: dict[str, Any], found: DatasetRow) -> None:
+    assert parse_row(row, 1, "x") == found
+
+
+def test_alpaca_is_a_conversation_or_its_authors_prompt() -> None:
+    row = parse_row({"instruction": "Add.", "input": "1, 2", "output": "3", "text": "all of it"}, 1, "x")
+    assert row.messages == ({"role": "user", "content": "Add.\n\n1, 2"}, {"role": "assistant", "content": "3"})
+    (asked, learned), (answer, also) = row.parts
+    assert (learned, answer, also) == (False, "3", True)
+    assert asked.endswith(
+        "that provides further context. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n### Response:\n"
+    )
+    bare = parse_row({"instruction": "Add.", "input": "", "output": "3"}, 1, "x")
+    assert bare.messages[0]["content"] == "Add."
+    assert "Input" not in bare.parts[0][0]
+    v = vocabulary()
+    template = ChatTemplate("chatml", bos_token="", eos_token="</s>")
+    for found, begin in ((Reader(v, template), "<|im_start|>user"), (Reader(v, None), "Below is")):
+        ((example,),) = found.examples([bare], "x")
+        assert begin in v.decode(example.tokens).decode()[:20]
+        assert v.decode(example.tokens[example.learn]).decode().startswith("3")
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"chosen": "a"}, "field 'rejected' must be a string"),
+        ({"chosen": [ANSWER], "rejected": "b"}, "field 'rejected' must be a non-empty array"),
+        ({"chosen": [ANSWER], "rejected": [BAD]}, "'chosen' and 'rejected' begin differently"),
+        ({"chosen": [USER], "rejected": [BAD], "prompt": [USER]}, "field 'chosen': no message of the assistant"),
+        ({"preferred_output": [ANSWER]}, "field 'input' must be an object"),
+        (
+            {"input": {"messages": []}, "preferred_output": [ANSWER], "non_preferred_output": [BAD]},
+            "field 'input.messages' must be a non-empty array",
+        ),
+        (
+            {"input": {"messages": [USER]}, "preferred_output": [{"role": "x"}], "non_preferred_output": [BAD]},
+            r"preferred_output\[0\]: field 'role' must be one of",
+        ),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "field 'label' must be true or false"),
+        ({"prompt": "a", "completion": "b", "label": 0.5}, "field 'label' must be true or false"),
+        ({"conversations": [{"from": "bard", "value": "a"}]}, r"conversations\[0\]: field 'from' must be one of"),
+        ({"conversations": [{"from": "gpt", "value": 1}]}, r"conversations\[0\]: field 'value' must be a string"),
+        ({"conversations": SHAREGPT[:1]}, "no message of the assistant"),
+        ({"instruction": "a"}, "field 'output' must be a string"),
+        ({"instruction": "a", "output": ""}, "field 'output' is empty"),
+        ({"instruction": "a", "output": "b", "input": 3}, "field 'input' must be a string"),
+    ],
+)
+def test_bad_fields_are_named(row: dict[str, Any], told: str) -> None:
+    with pytest.raises(TrainingError, match=f"^x: {told}|^x: .*{told}"):
+        parse_row(row, 1, "x")
+
+
+def test_files_of_all_kinds_have_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": 'a, "b"\nc', "completion": "x"}, {"prompt": "ä", "completion": "[1]"}]
+    messages = [{"messages": [USER, ANSWER]}]
+    expected = [parse_row(row, 0, "x").parts for row in rows]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "a.csv").write_bytes('\ufeffprompt,completion,other\r\n"a, ""b""\nc",x,\r\nä,[1],9\r\n'.encode())
+    for name, lines in (("a.jsonl", [1, 2]), ("a.json", [1, 2]), ("a.csv", [2, 4])):
+        found = list(rows_of(tmp_path / name, name))
+        assert [row.parts for row in found] == expected, name
+        assert [row.line for row in found] == lines
+        assert is_rows(name)
+    (tmp_path / "m.csv").write_text('messages\n"' + json.dumps(messages[0]["messages"]).replace('"', '""') + '"\n')
+    assert [row.messages for row in rows_of(tmp_path / "m.csv", "m.csv")] == [(USER, ANSWER)]
+    assert [row.parts for row in rows_of(tmp_path / "a.csv", "stored", "a.csv")] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.csv", b"", "has no rows"),
+        ("a.csv", b"text\n", "has no rows"),
+        ("a.csv", b"text,text\na,b\n", "line 1: column 'text' stands twice"),
+        ("a.csv", b"text\na\nb,c\n", "line 3: has 2 cells, and the header has 1"),
+        ("a.csv", b'prompt,completion\na,"b', "line 2: is not valid CSV: unexpected end of data"),
+        ("a.csv", b"prompt,completion\na,\n", "line 2: field 'completion' must be a string"),
+        ("a.csv", b"messages\n[{x\n", "line 2: field 'messages': is not valid JSON"),
+        ("a.csv", b"text\n\xff\n", "line 2: byte 0 is not UTF-8"),
+        ("a.json", b"{}", "must be an array of objects"),
+        ("a.json", b"[]", "has no rows"),
+        ("a.json", b"[1]", "line 1: must be a JSON object"),
+        ("a.json", b'[\n{"text": }\n]', "is not valid JSON: Expecting value: line 2, column 10"),
+        ("a.jsonl", b'{"text": "a"}\n{"messages": [{"role": "assistant", "content": "a"}]}',
+         r"line 2: is a conversation \('messages'\), and line 1 is a text"),
+    ],
+)  # fmt: skip
+def test_files_at_fault_are_named(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TrainingError, match=f"^{name}: .*{told}|^{name}: {told}"):
+        list(rows_of(tmp_path / name, name))
+
+
+def test_parquet_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"no")
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        with pytest.raises(TrainingError, match=r"needs pyarrow: pip install 'logitless\[data\]'"):
+            list(rows_of(tmp_path / "bad.parquet", "bad"))
+        return
+    table = pyarrow.Table.from_pylist([{"chosen": [USER, ANSWER], "rejected": [USER, BAD]}] * 2)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found = list(rows_of(tmp_path / "a.parquet", "a"))
+    assert found == [DatasetRow(i, messages=(USER,), answers=GOOD_BAD) for i in (1, 2)]
+    with pytest.raises(TrainingError, match="bad: is no valid Parquet file"):
+        list(rows_of(tmp_path / "bad.parquet", "bad"))
+
+
+def test_data_sets_are_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def load_dataset(path: str, *, split: str) -> list[dict[str, str]]:
+        asked.append((path, split))
+        if path == "nobody/nothing":
+            raise FileNotFoundError("no such\nset")
+        return [{"text": "a"}]
+
+    fake = SimpleNamespace(load_dataset=load_dataset, disable_progress_bars=lambda: None)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    assert is_rows("hf:some/set")
+    for source in ("hf:some/set", "hf:some/set:test[:9]"):
+        assert [row.parts for row in rows_of(source, source)] == [(("a", True),)]
+    assert asked == [("some/set", "train"), ("some/set", "test[:9]")]
+    with pytest.raises(TrainingError, match="hf:nobody/nothing: cannot be loaded: no such set"):
+        list(rows_of("hf:nobody/nothing", "hf:nobody/nothing"))
+    with pytest.raises(TrainingError, match="a data set's name is missing"):
+        list(rows_of("hf:", "hf:"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(TrainingError, match=r"needs datasets: pip install 'logitless\[data\]'"):
+        list(rows_of("hf:some/set", "hf:some/set"))
+
+
+def test_the_context_follows_the_longest_answer() -> None:
+    v = vocabulary()
+    reader = Reader(v, None, objective("dpo"))
+    rows = [{"prompt": "a" * 100, "chosen": "b" * 99, "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "c"}]
+    assert context_for(rows, "rows", reader, 4096) == 208  # BOS, 199 bytes, and an end that is a label alone
+    assert context_for(rows, "rows", reader, 128) == 128
+    data = arranged(rows, "rows", reader, DataOptions(n_ctx=208), n_batch=2)
+    windows = data.order.take(2)
+    learned = np.concatenate([w.labels[w.weights > 0] for w in windows])
+    assert len(learned) == 99 + 1 + 2 + 2 + 2  # answers, and their ends
+
+
+def test_an_answer_that_a_template_would_rewrite_is_refused() -> None:
+    class Rewriting:
+        def render(self, messages: list[Any], *, add_generation_prompt: bool, tools: object) -> str:
+            return f"{len(messages)}:" + "".join(m["content"] for m in messages)
+
+    reader = Reader(vocabulary(), Rewriting(), objective("dpo"))  # type: ignore[arg-type]
+    rows = [parse_row({"prompt": [USER], "chosen": [ANSWER, USER, ANSWER], "rejected": [BAD]}, 7, "x")]
+    with pytest.raises(TrainingError, match="x: line 7: the chat template rewrites earlier turns"):
+        list(reader.examples(rows, "x"))

@@ -1,0 +1,1 @@
+"""Training methods: losses over the log-probabilities of token rows."""
