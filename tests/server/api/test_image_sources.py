@@ -168,6 +168,20 @@ async def test_nothing_else_is_read(url: str, folder: Path) -> None:
         assert message == "field 'messages[0].content[1].image_url.url': the image is no file of --media-path"
 
 
+async def test_images_in_outputs_of_functions() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    output = [{"type": "input_text", "text": "Seen"}, {"type": "input_image", "image_url": URI}]
+    said = {"role": "user", "content": "Look"}
+    items = [said, call, {"type": "function_call_output", "call_id": "c", "output": output}]
+    async with running(vision=FakeVision()) as server:
+        status, reply = await server.post("/v1/responses", {"input": items})
+        assert status == 200, reply
+        assert "Seen\n{40x24}" in shown(server)
+        output[1]["image_url"] = "data:image/png;base64,aGVsbG8="
+        message = await refusal(server, {"input": items}, "/v1/responses")
+        assert message.startswith("field 'input[2].output[1].image_url': the image is no image")
+
+
 async def test_uploaded_files(tmp_path: Path) -> None:
     store = Store(tmp_path)
     ids = {
