@@ -16,6 +16,7 @@ from tests.helpers.hub_cache import HubCache, add_to_hub_cache
 
 if TYPE_CHECKING:
     from logitless.graph.backend import Backend
+    from tests.helpers.browser import Browser
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 # The same examples on every run, at any speed of the machine: a failure here fails everywhere.
@@ -113,6 +114,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, and do not skip, where Chromium is not installed (as continuous integration does)",
     )
+
+
+@pytest.fixture(scope="session")
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """A headless Chromium, started once per session; skips the test where none is installed."""
+    from tests.helpers.browser import Browser, executable
+
+    program = executable()
+    if program is None:
+        told = "no Chromium is installed (scripts/install --browser)"
+        pytest.fail(told) if request.config.getoption("--require-browser") else pytest.skip(told)
+    started = Browser(program)
+    yield started
+    started.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,18 @@
 """The page for people at `/`: plain files that need nothing from elsewhere, and may talk to this
 server only.
+
+The page's scripts, style sheets and fonts lie under `/ui/VERSION/`, where VERSION changes with any
+of them: a browser keeps them and asks again for the page alone, by its ETag.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from aiohttp import web
@@ -15,44 +22,78 @@ from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.middleware import OPEN_TO_ALL, Handler
 
 _SCRIPT = "text/javascript"
-_FILES = {
-    "/": ("page.html", "text/html"),
-    "/index.html": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    **{
-        f"/{name}.js": (f"{name}.js", _SCRIPT)
-        for name in (
-            "page",
-            "page_api",
-            "page_draw",
-            "page_images",
-            "page_jobs",
-            "page_live",
-            "page_models",
-            "page_tip",
-        )
-    },
-}
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": _SCRIPT, ".woff2": "font/woff2", ".txt": "text/plain"}
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "manifest-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+    "connect-src 'self'; manifest-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # a newer server has a newer page
 }
+_INDEX = "index.html"
+_AGAIN = "no-cache"  # a newer server has a newer page
+_KEPT = "public, max-age=31536000, immutable"
 
 
 @cache
-def _bytes(name: str) -> bytes:
-    return files("logitless.server.ui").joinpath(name).read_bytes()
+def assets() -> dict[str, bytes]:
+    """The page's files by name, as `vendor/marked.js`."""
+
+    def walk(folder: Traversable, within: str) -> Iterator[tuple[str, bytes]]:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from walk(entry, f"{within}{entry.name}/")
+            elif Path(entry.name).suffix in _TYPES:
+                yield within + entry.name, entry.read_bytes()
+
+    return dict(walk(files("logitless.server.ui").joinpath("web"), ""))
 
 
-def _file(name: str, content_type: str) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        return web.Response(body=_bytes(name), content_type=content_type, charset="utf-8", headers=_HEADERS)
+@cache
+def version() -> str:
+    """A digest of all files."""
+    digest = hashlib.sha256()
+    for name, body in assets().items():
+        digest.update(f"{name} {len(body)}\n".encode() + body)
+    return digest.hexdigest()[:16]
 
-    return handle
+
+@cache
+def _body(name: str) -> bytes:
+    """A file as it is served: the page refers to the other files by their version."""
+    body = assets()[name]
+    return body.replace(b'"ui/', f'"ui/{version()}/'.encode()) if name == _INDEX else body
+
+
+@cache
+def _compressed(name: str) -> bytes:
+    return gzip.compress(_body(name), 9, mtime=0)
+
+
+def _file(request: web.Request, name: str, caching: str) -> web.Response:
+    """200 with the file, or 304 for a client that has this version of it."""
+    etag = f'"{version()}"'
+    headers = {**_HEADERS, "Cache-Control": caching, "ETag": etag, "Vary": "Accept-Encoding"}
+    if any(etag in (tag.strip(), tag.strip()[2:]) for tag in request.headers.get("If-None-Match", "").split(",")):
+        return web.Response(status=304, headers=headers)
+    kind = _TYPES[Path(name).suffix]
+    charset = "utf-8" if kind.startswith("text/") else None
+    body = _body(name)
+    if charset and "gzip" in request.headers.get("Accept-Encoding", ""):
+        body, headers["Content-Encoding"] = _compressed(name), "gzip"
+    return web.Response(body=body, content_type=kind, charset=charset, headers=headers)
+
+
+async def _index(request: web.Request) -> web.Response:
+    return _file(request, _INDEX, _AGAIN)
+
+
+async def _asset(request: web.Request) -> web.Response:
+    """A file by name; one of another version is asked for again."""
+    name = request.match_info["name"]
+    if name not in assets():
+        raise web.HTTPNotFound
+    return _file(request, name, _KEPT if request.match_info["version"] == version() else _AGAIN)
 
 
 async def _service_worker(request: web.Request) -> web.Response:
@@ -62,7 +103,8 @@ async def _service_worker(request: web.Request) -> web.Response:
 
 async def _manifest(request: web.Request) -> web.Response:
     """The page's name."""
-    return web.json_response({"name": "logitless", "start_url": "./"}, content_type="application/manifest+json")
+    told = {"name": "logitless", "start_url": "./", "display": "standalone"}
+    return web.json_response(told, content_type="application/manifest+json")
 
 
 async def _version(request: web.Request) -> web.Response:
@@ -77,7 +119,7 @@ def add_pages(app: web.Application, config: ServerConfig) -> None:
         root = Path(config.static).resolve()
 
         async def file(request: web.Request) -> web.StreamResponse:
-            path = _inside(root, request.match_info["file"] or "index.html")
+            path = _inside(root, request.match_info["file"] or _INDEX)
             if path is None:
                 raise web.HTTPNotFound
             return web.FileResponse(path)
@@ -86,6 +128,7 @@ def add_pages(app: web.Application, config: ServerConfig) -> None:
     elif config.ui:
         for path, handler in PAGE.items():
             app.router.add_get(prefix + path, handler)
+        app.router.add_get(prefix + "/ui/{version}/{name:.+}", _asset, name=OPEN_TO_ALL)
 
 
 def _inside(root: Path, name: str) -> Path | None:
@@ -98,7 +141,8 @@ def _inside(root: Path, name: str) -> Path | None:
 
 
 PAGE: dict[str, Handler] = {
-    **{path: _file(*named) for path, named in _FILES.items()},
+    "/": _index,
+    "/index.html": _index,
     "/sw.js": _service_worker,
     "/manifest.webmanifest": _manifest,
     "/_app/version.json": _version,

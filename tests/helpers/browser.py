@@ -10,7 +10,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,7 @@ class Tab:
         assert "exceptionDetails" not in reply, reply
         return reply["result"].get("value")
 
-    async def until(self, condition: str, seconds: float = 30) -> None:
+    async def until(self, condition: str, seconds: float = 15) -> None:
         """Wait, frame by frame, until an expression in the page is true."""
         loop = f"new Promise(r => {{ const f = () => ({condition}) ? r(true) : setTimeout(f, 20); f(); }})"
         try:
@@ -98,6 +100,13 @@ class Tab:
         """Type into the focused element."""
         await self.call("Input.insertText", text=text)
 
+    async def fill(self, selector: str, text: str) -> None:
+        """Put a text into a field, as typing or choosing does."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        await self.until(found)
+        events = "for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind, {bubbles: true}))"
+        await self.run(f"(box => {{ box.value = {json.dumps(text)}; {events}; }})({found})")
+
     async def point(self, selector: str, *, click: bool = False) -> None:
         """Move the pointer onto an element; click it if asked."""
         found = f"document.querySelector({json.dumps(selector)})"
@@ -124,39 +133,54 @@ class Tab:
         path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
 
 
-@contextlib.asynccontextmanager
-async def tab(program: str, folder: Path) -> AsyncIterator[Tab]:
-    """A browser with one empty page. `folder`: a new profile folder."""
-    own = tempfile.TemporaryDirectory()  # a short path, because it holds a socket
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *_FLAGS,
-        f"--user-data-dir={folder}",
-        "about:blank",
-        env=os.environ | {"TMPDIR": own.name},  # the browser leaves folders there when it is killed
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stderr is not None
-        port = None
-        async for line in process.stderr:
-            if found := re.search(rb"DevTools listening on ws://127.0.0.1:(\d+)/", line):
-                port = int(found.group(1))
+class Browser:
+    """A running browser. Each tab has a profile of its own, which is lost with it."""
+
+    def __init__(self, program: str) -> None:
+        self._own = tempfile.TemporaryDirectory()  # a short path, because it holds a socket
+        self._process = subprocess.Popen(
+            [program, *_FLAGS, f"--user-data-dir={self._own.name}/profile", "about:blank"],
+            env=os.environ | {"TMPDIR": self._own.name},  # the browser leaves folders there when it is killed
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if found := re.search(rb"DevTools listening on (ws://127.0.0.1:\d+/\S+)", line):
+                self._address = found.group(1).decode()
                 break
-        assert port, "the browser did not start"
-        drain = asyncio.create_task(process.stderr.read())
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as reply:
-                address = next(page for page in await reply.json() if page["type"] == "page")["webSocketDebuggerUrl"]
-            async with session.ws_connect(address, max_msg_size=0) as socket:
-                made = Tab(socket)
-                listening = asyncio.create_task(made.listen())
-                yield made
-                listening.cancel()
-        drain.cancel()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        own.cleanup()
+        else:
+            raise RuntimeError("the browser did not start")
+        self._drain = threading.Thread(target=self._process.stderr.read, daemon=True)
+        self._drain.start()
+
+    def stop(self) -> None:
+        """End the browser."""
+        self._process.terminate()
+        self._process.wait()
+        self._drain.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        self._own.cleanup()
+
+    @contextlib.asynccontextmanager
+    async def tab(self) -> AsyncIterator[Tab]:
+        """A new empty page."""
+        async with aiohttp.ClientSession() as session, _connected(session, self._address) as whole:
+            profile = (await whole.call("Target.createBrowserContext"))["browserContextId"]
+            made = await whole.call("Target.createTarget", url="about:blank", browserContextId=profile)
+            address = re.sub(r"/devtools/.*", f"/devtools/page/{made['targetId']}", self._address)
+            async with _connected(session, address) as page:
+                yield page
+            await whole.call("Target.disposeBrowserContext", browserContextId=profile)
+
+
+@contextlib.asynccontextmanager
+async def _connected(session: aiohttp.ClientSession, address: str) -> AsyncIterator[Tab]:
+    async with session.ws_connect(address, max_msg_size=0) as socket:
+        made = Tab(socket)
+        listening = asyncio.create_task(made.listen())
+        try:
+            yield made
+        finally:
+            listening.cancel()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.browser import Tab, executable, tab
+from tests.helpers.browser import Browser, Tab
 from tests.helpers.paths import MODELS
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
 
@@ -26,15 +25,11 @@ def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-async def page(request: pytest.FixtureRequest, server: Any, tmp_path: Path) -> AsyncIterator[Tab]:
-    program = executable()
-    if program is None:
-        told = "no Chromium is installed (scripts/install --browser)"
-        pytest.fail(told) if request.config.getoption("--require-browser") else pytest.skip(told)
-    async with tab(program, tmp_path) as made:
+async def page(browser: Browser, server: Any) -> AsyncIterator[Tab]:
+    async with browser.tab() as made:
         await made.open(server.url + "/")
         await made.run("globalThis.$ = id => document.getElementById(id); 0")
-        await made.until("!$('attach').hidden")
+        await made.until("$('attach')?.title.startsWith('Attach images')")
         yield made
         assert made.said == []
 
@@ -50,28 +45,28 @@ async def paste(page: Tab, seed: int) -> None:
     )
 
 
-async def test_images_are_pasted_sent_and_kept(page: Tab, tmp_path: Path) -> None:
+async def test_images_are_pasted_sent_and_kept(page: Tab) -> None:
     for seed in (1, 2, 3):
         await paste(page, seed)
-        await page.until(f"document.querySelectorAll('#images img').length === {seed}")
-    await page.point("#images span:nth-child(2) button", click=True)
-    await page.until("document.querySelectorAll('#images img').length === 2")
+        await page.until(f"document.querySelectorAll('#attached img').length === {seed}")
+    await page.point("#attached span:nth-child(2) button", click=True)
+    await page.until("document.querySelectorAll('#attached img').length === 2")
     await page.look(390, 844)
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
-    await page.run("document.querySelector('[name=max_tokens]').value = 8")
-    await page.point("#text", click=True)
+    await page.point("#settings", click=True)
+    await page.fill("[name=max_tokens]", "8")
+    await page.run("document.querySelector('.drawer .icon-button').click(); $('text').focus()")
     await page.write("What is this?")
-    await page.key("Enter", 13, modifiers=2)
-    await page.until("$('stop').disabled && document.querySelector('.answer')?.textContent")
+    await page.key("Enter", 13)
+    await page.until("!$('stop') && document.querySelector('.answer')?.textContent")
     assert await page.run("document.querySelectorAll('article.user img').length") == 2
-    assert await page.run("document.querySelectorAll('#images img').length") == 0
+    assert await page.run("document.querySelectorAll('#attached img').length") == 0
     await page.run(
         "globalThis.old = fetch; fetch = (url, o) => (o?.body && (globalThis.sent = o.body), old(url, o)); 0"
     )
-    await page.point("#text", click=True)
+    await page.run("$('text').focus()")
     await page.write("And now?")
-    await page.key("Enter", 13, modifiers=2)
-    await page.until("document.querySelectorAll('.answer').length === 2 && $('stop').disabled")
+    await page.key("Enter", 13)
+    await page.until("document.querySelectorAll('.answer').length === 2 && !$('stop')")
     kinds = await page.run("JSON.parse(sent).messages[0].content.map(part => part.type)")
     assert kinds == ["image_url", "image_url", "text"]  # the first message still has its images
-    await page.picture(tmp_path / "page.png")

@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.helpers.browser import executable, tab
+from tests.helpers.browser import Browser
 
 KEY = "sesame"
 PROMPT = "Once upon a time"
@@ -243,29 +243,28 @@ def test_a_child_that_is_killed_is_told_and_started_again(router: Any, client: o
 
 
 async def test_the_page_tells_how_models_are_and_loads_them(
-    router: Any, client: openai.OpenAI, request: pytest.FixtureRequest, tmp_path: Path
+    router: Any, client: openai.OpenAI, browser: Browser
 ) -> None:
-    program = executable()
-    if program is None:
-        told = "no Chromium is installed (scripts/install --browser)"
-        pytest.fail(told) if request.config.getoption("--require-browser") else pytest.skip(told)
     here, other = ("b", "a") if status(client, "b")["value"] == "loaded" else ("a", "b")
     say(client, here)
-    async with tab(program, tmp_path) as page:
+    async with browser.tab() as page:
+        await page.look(1280, 800)
         await page.open(router.url + "/")
         await page.run(f"sessionStorage.setItem('logitless-key', '{KEY}'); true")
         await page.open(router.url + "/")
-        await page.until("document.querySelector('#slots tbody')?.rows.length > 0")
         await page.run("globalThis.$ = id => document.getElementById(id); 0")
-        assert await page.run("$('model').selectedOptions[0].text") == f"{here} (loaded)"
+        await page.until(f"$('model')?.selectedOptions[0]?.text === '{here} (loaded)'")
         await page.run(f"$('model').value = '{other}'; $('model').dispatchEvent(new Event('change'))")
-        await page.until(f"$('absent').textContent === '{other} is not loaded; a message to it loads it.'")
-        await page.run("document.querySelector('[name=max_tokens]').value = 4; $('text').value = 'x'")
-        await page.point("#send", click=True)
-        await page.until("$('speed').textContent.includes('tokens/s') && $('absent').hidden && !$('slots').hidden")
-        assert await page.run("$('model').selectedOptions[0].text") == f"{other} (loaded)"
+        await page.until(f"$('absent')?.textContent === '{other} is not loaded; a message to it loads it.'")
+        await page.run("$('text').focus()")
+        await page.write("x")
+        await page.key("Enter", 13)
+        await page.until("document.querySelector('.answer')?.textContent && !$('absent')")
+        await page.key("Escape", 27)
+        await page.until("!$('stop')")
+        await page.until(f"$('model').selectedOptions[0].text === '{other} (loaded)'")
         await page.point("#load", click=True)
-        await page.until("$('load').textContent === 'Load' && !$('absent').hidden")
+        await page.until("$('load').textContent === 'Load' && $('absent')")
 
 
 def test_loading_by_hand_and_a_router_that_is_killed(router: Any, client: openai.OpenAI) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from logitless.engine.async_engine import AsyncEngine
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
+from logitless.server.middleware import OPEN_TO_ALL
 from logitless.server.openapi.document import OPERATIONS, body_of, document
 from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema, event_schema
 from logitless.server.ui.page import PAGE
@@ -30,7 +31,7 @@ def routes() -> set[tuple[str, str]]:
     return {
         (route.method.lower(), route.resource.canonical.replace("{id:.+}", "{id}"))
         for route in app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
+        if route.resource is not None and route.method != "HEAD" and route.name != OPEN_TO_ALL
     }
 
 

@@ -47,6 +47,14 @@ export async function post(path, body) {
   return (await request(path, {method: "POST", headers, body: JSON.stringify(body)})).json();
 }
 
+/** Send a file as OpenAI's clients do; returns the server's description of it. */
+export async function upload(file, purpose) {
+  const form = new FormData();
+  form.append("purpose", purpose);
+  form.append("file", file, file.name);
+  return (await request("v1/files", {method: "POST", body: form})).json();
+}
+
 export async function text(path) {
   return (await request(path)).text();
 }
