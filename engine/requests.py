@@ -102,6 +102,7 @@ class Token:
     """One sampled token.
 
     `text`: what may be shown now; "" while a character or a stop string is incomplete.
+    `prompt_probs`: with the first token, if they are asked for; as in Finished.
     """
 
     id: int
@@ -109,6 +110,7 @@ class Token:
     prob: TokenProb | None = None
     timings: Timings | None = None
     id_slot: int = -1
+    prompt_probs: tuple[TokenProb | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

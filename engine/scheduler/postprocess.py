@@ -185,7 +185,7 @@ class OutputProcessor:
         is_stop = id in request.sampling.stop_token_ids
         is_end = is_stop or (id in self._eog_ids and not request.ignore_eos)
         text, word_found = ("", None) if is_end and not request.shows_end else seq.stop_filter.push(id)
-        run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
+        run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id, _of_prompt(seq))))
         if is_end:
             return Stop("eos", token=id if is_stop else None)
         return self._stop(seq, text, word_found, now)
@@ -196,7 +196,7 @@ class OutputProcessor:
         seq.sampler.force(id)
         seq.tokens.append(id)
         text, word_found = seq.stop_filter.push(id)
-        run.events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id)))
+        run.events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id, _of_prompt(seq))))
         return self._stop(seq, text, word_found, run.now)
 
     def _stop(self, seq: Sequence, text: str, word_found: str | None, now: float) -> Stop | None:
@@ -267,6 +267,11 @@ def finished(seq: Sequence, stop: Stop) -> Finished:
         ),
         prompt_probs=() if seq.request.prompt_logprobs is None else tuple(seq.prompt_probs),
     )
+
+
+def _of_prompt(seq: Sequence) -> tuple[TokenProb | None, ...]:
+    """The prompt's probabilities, which the first token tells, if they are asked for."""
+    return tuple(seq.prompt_probs) if seq.request.prompt_logprobs is not None and seq.n_generated == 1 else ()
 
 
 def _pre_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:

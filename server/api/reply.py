@@ -10,7 +10,7 @@ from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
-from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
+from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token, TokenProb
 from logitless.engine.sampling.params import SamplerParams
 from logitless.server.api.context import error_object, sse
 from logitless.server.api.probabilities import Shown, by_id
@@ -36,8 +36,8 @@ class Result:
     """Result of one generation so far."""
 
     __slots__ = (
-        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tokens", "untold",
-        "untold_ids", "wrapping",
+        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "prompt_probs", "request", "tokens",
+        "untold", "untold_ids", "wrapping",
     )  # fmt: skip
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
@@ -45,6 +45,7 @@ class Result:
         self.number = index  # of the job's requests
         self.request = request
         self.prefix = prefix  # echo
+        self.prompt_probs: tuple[TokenProb | None, ...] = ()  # streams: of a prefix's tokens
         self.tokens: list[Token] = []  # not kept for streams
         self.held: list[Token] = []  # streams: told with the text that they are in
         self.untold = ""  # that text, as far as it has come

@@ -155,8 +155,6 @@ class RequestParser:
         if request.n_probs == 0:
             top = None
         echo, suffix = request.echo, request.suffix
-        if echo and top is not None and request.stream:
-            bad_request("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
         prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
         room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
         tokens = [room.take(Prompt(self.tokens(p, add_special=special, most=most))).ids for p in prompts]

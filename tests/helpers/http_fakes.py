@@ -218,7 +218,8 @@ class FakeScheduler:
         self.stats.bytes_read += 4
         if id == EOS:
             text = self.tokenizer.piece(id).decode() if request.special else ""
-            return [*events, Token(id, text, self._prob(request, id)), self._finish(s, "eos")]
+            last = Token(id, text, self._prob(request, id), prompt_probs=self._of_prompt(s))
+            return [*events, last, self._finish(s, "eos")]
         s.raw += self.tokenizer.piece(id, special=request.special)
         text = getincrementaldecoder("utf-8")("replace").decode(s.raw)
         for stop in request.stop:
@@ -228,7 +229,7 @@ class FakeScheduler:
         held = max((n for stop in request.stop for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
         fresh, s.n_sent = text[s.n_sent : len(text) - held], len(text) - held
         timings = Timings(0, n_prompt, 2.0, s.n_generated, 1.0)
-        events.append(Token(id, fresh, self._prob(request, id), timings, s.slot.id))
+        events.append(Token(id, fresh, self._prob(request, id), timings, s.slot.id, self._of_prompt(s)))
         if s.n_generated == request.n_predict or n_prompt + s.n_generated >= self.n_ctx:
             events.append(self._finish(s, "limit", text=text))
         return events
@@ -236,8 +237,7 @@ class FakeScheduler:
     def _finish(self, s: FakeSequence, stop_type: str, word: str = "", text: str = "") -> Finished:
         self.running.remove(s)
         s.done = True
-        n_prompt, k = len(s.request.prompt), s.request.prompt_logprobs
-        probs = [self._top(id, k) for id in s.request.prompt[1:]] if k is not None else []
+        n_prompt = len(s.request.prompt)
         return Finished(
             stop_type,
             word,
@@ -248,8 +248,14 @@ class FakeScheduler:
             id_slot=s.slot.id,
             seed=42,
             timings=Timings(0, n_prompt, 2.0, s.n_generated, 4.0),
-            prompt_probs=(None, *probs) if k is not None else (),
+            prompt_probs=self._of_prompt(s, always=True),
         )
+
+    def _of_prompt(self, s: FakeSequence, always: bool = False) -> tuple[TokenProb | None, ...]:
+        k = s.request.prompt_logprobs
+        if k is None or not (always or s.n_generated == 1):
+            return ()
+        return (None, *(self._top(id, k) for id in s.request.prompt[1:]))
 
     def _prob(self, request: CompletionRequest, id: int) -> TokenProb | None:
         if not request.sampling.n_probs:

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
@@ -62,6 +63,13 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
     reply = server.post("/v1/completions", {"prompt": text["tokens"], "max_tokens": 0, "echo": True, "logprobs": 0})
     expected = reply["choices"][0]["logprobs"]["token_logprobs"]
     np.testing.assert_allclose(text["token_logprobs"][1:], expected[1:], atol=1e-4)
+    body = {"prompt": text["tokens"], "max_tokens": 2, "echo": True, "logprobs": 0, "temperature": 0}
+    (whole,) = server.post("/v1/completions", body)["choices"]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        parts = [chunk.choices[0] for chunk in client.completions.create(model="m", **body, stream=True)]
+    streamed = [value for part in parts if part.logprobs for value in part.logprobs.token_logprobs]
+    assert streamed == whole["logprobs"]["token_logprobs"]
+    assert "".join(part.text for part in parts) == whole["text"]
     assert math.isclose(text["loss"], -sum(text["token_logprobs"][1:]) / text["n_counted"], rel_tol=1e-5)
 
 

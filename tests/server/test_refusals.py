@@ -156,9 +156,6 @@ async def test_openai_s_own_fields(server: Running):
     ):
         await refused(server, "/v1/completions", {"prompt": "a", name: value}, named=f"'{name}'")
     await refused(server, "/v1/completions", {"prompt": "a", "best_of": 2, "stream": True}, named="'best_of'")
-    await refused(
-        server, "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, named="'echo'"
-    )
     await refused(server, "/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "'suffix'")
     status, _ = await server.post("/v1/completions", {"prompt": "say:a", "logprobs": False, "suffix": ""})
     assert status == 200

@@ -92,6 +92,7 @@ class OpenAIReply(Reply):
                 return b""
             before, after = result.wrapping
             return b"%b%b%b" % (before, encode_json(token.text), after)
+        result.prompt_probs = token.prompt_probs
         opening = self._open(result)
         if self.options.top is not None:
             result.held.append(token)
@@ -107,10 +108,12 @@ class OpenAIReply(Reply):
         return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
-        return self._open(result) + self.chunk([self.delta(result, None, None)], **progress_fields(progress))
+        waits = result.prefix and self.options.top is not None  # for the prompt's probabilities
+        opening = b"" if waits else self._open(result)
+        return opening + self.chunk([self.delta(result, None, None)], **progress_fields(progress))
 
     def finish(self, result: Result, finished: Finished) -> bytes:
-        result.finished = finished
+        result.finished, result.prompt_probs = finished, finished.prompt_probs
         text = self._open(result)
         result.untold += finished.text
         tokens = self._begun(result) if finished.stop_type == "word" else self.without_end(result.held, result)
@@ -199,9 +202,8 @@ class CompletionReply(OpenAIReply):
             probs = self._probs(result)
             logprobs = self.logprobs(result, probs)
             if result.prefix:
-                legacy = self._new_legacy(result)
-                prompt = legacy.of_prompt(result.request.prompt, result.finished.prompt_probs, result.prefix)
-                pairs = zip(astuple(prompt), astuple(legacy.of(probs)), strict=True)
+                prompt = self._of_prefix(result, result.finished.prompt_probs)
+                pairs = zip(astuple(prompt), astuple(logprobs), strict=True)
                 logprobs = TextLogprobs(*(first + rest for first, rest in pairs))
         return TextChoice(
             text=result.prefix + result.content,
@@ -224,12 +226,16 @@ class CompletionReply(OpenAIReply):
         return legacy.of(probs)
 
     def opening(self, result: Result) -> bytes:
-        """The prompt's ids come in the first chunk."""
-        if not self.options.token_ids:
-            return super().opening(result)
+        """The prompt's text, probabilities and ids come in the first chunk, as far as they are asked for."""
         first = self.delta(result, result.prefix, None)
-        first.prompt_token_ids = list(result.request.prompt)
-        return self.chunk([first])
+        if result.prefix and self.options.top is not None:
+            first.logprobs = self._of_prefix(result, result.prompt_probs)
+        if self.options.token_ids:
+            first.prompt_token_ids = list(result.request.prompt)
+        return self.chunk([first]) if result.prefix or self.options.token_ids else b""
+
+    def _of_prefix(self, result: Result, probs: Sequence[TokenProb | None]) -> TextLogprobs:
+        return self._new_legacy(result).of_prompt(result.request.prompt, probs, result.prefix)
 
     def last_extra(self, result: Result) -> dict[str, Any]:
         extra = super().last_extra(result)

@@ -94,6 +94,23 @@ async def test_echo_scores_the_prompt():
         assert [c["choices"][0]["text"] for c in chunks[:-1]] == ["hello", "a", ""]
 
 
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 0}, {"prompt": ["hé", "say:ab"]}, {"return_progress": True}])
+async def test_a_stream_with_echo_and_logprobs_adds_up_to_the_whole(more: dict[str, Any]):
+    async with running() as server:
+        body: dict[str, Any] = {"prompt": "hello é", "echo": True, "logprobs": 2, "max_tokens": 3, **more}
+        _, reply = await server.post("/v1/completions", body)
+        chunks = [c for c in await events(server, "/v1/completions", body) if c]
+        for whole in reply["choices"]:
+            deltas = [d for c in chunks for d in c["choices"] if d["index"] == whole["index"]]
+            assert "".join(d["text"] for d in deltas) == whole["text"]
+            told = [d["logprobs"] for d in deltas if d["logprobs"]]
+            for key, values in whole["logprobs"].items():
+                assert [value for part in told for value in part[key]] == values, key
+            assert told[0]["token_logprobs"][0] is None
+            texts = [d["text"] for d in deltas if d["text"]]
+            assert whole["text"].startswith(texts[0])
+
+
 async def test_best_of():
     async with running() as server:
         reply = await server.openai.completions.create(model="m", prompt="say:a", n=1, best_of=3)
