@@ -6,7 +6,7 @@
 >>> answer.finish_reason
 'length'
 
-`LLM` and `AsyncLLM` run a model, `serve` puts it behind HTTP, `Trainer` fine-tunes it, and
+`LLM` and `AsyncLLM` run a model, `serve` and `asgi_app` put it behind HTTP, `Trainer` fine-tunes it, and
 `logitless.graph` is the tensor graph below. Importing this package loads none of them before use.
 """
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from logitless.outputs import ToolCall as ToolCall
     from logitless.params import SamplingParams as SamplingParams
     from logitless.serving import Server as Server
+    from logitless.serving import asgi_app as asgi_app
     from logitless.serving import serve as serve
     from logitless.trainer import Trainer as Trainer
 
@@ -50,7 +51,7 @@ _HOMES = {
         *("Ranking", "Score", "TokenLogprob", "ToolCall"),
     ),
     "params": ("SamplingParams",),
-    "serving": ("Server", "serve"),
+    "serving": ("Server", "asgi_app", "serve"),
     "trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from logitless.async_llm import AsyncLLM
 from logitless.errors import OptionError
 from logitless.llm import LLM
-from logitless.server.app import listening
+from logitless.server.app import listening, make_app
+from logitless.server.asgi import ASGIApp
 from logitless.server.config import ServerConfig
 
 
@@ -31,16 +33,37 @@ def serve(llm: LLM, *, host: str = "127.0.0.1", port: int = 8080, **settings: An
     return Server(llm, host, port, settings)
 
 
+def asgi_app(llm: AsyncLLM, **settings: Any) -> ASGIApp:
+    """The HTTP server as an ASGI application, for uvicorn, hypercorn, Starlette or Ray Serve.
+
+    The host starts the model with its lifespan, or by its first request, and closes it at its end; it
+    listens, and terminates TLS. `settings` are those of `serve`. One process of a host has one model:
+    several workers load it several times.
+
+    >>> from logitless import AsyncLLM, asgi_app
+    >>> app = asgi_app(AsyncLLM(parallel=4), api_keys=("secret",))  # uvicorn module:app
+
+    OptionError: a setting is wrong.
+    """
+    if not isinstance(llm, AsyncLLM):
+        raise OptionError("asgi_app: wants an AsyncLLM; an LLM runs on a thread of its own")
+    return ASGIApp(make_app(llm.service, _config(llm, settings)), llm.start, llm.close)
+
+
+def _config(llm: AsyncLLM, settings: dict[str, Any]) -> ServerConfig:
+    try:
+        return replace(llm.config, **settings)
+    except TypeError as error:
+        raise OptionError(f"serve: {str(error).partition('() ')[2]}") from None
+
+
 class Server:
     """A model's HTTP server. Closing it leaves the model open."""
 
     def __init__(self, llm: LLM, host: str, port: int, settings: dict[str, Any]) -> None:
         self._llm = llm
         self._stack = AsyncExitStack()
-        try:
-            config = replace(llm.async_llm.config, host=host, port=port, **settings)
-        except TypeError as error:
-            raise OptionError(f"serve: {str(error).partition('() ')[2]}") from None
+        config = _config(llm.async_llm, {**settings, "host": host, "port": port})
         self.host, self.port = host, llm._run(self._start(config))
 
     @property

@@ -7,6 +7,7 @@ answered with the alphabet.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -18,7 +19,6 @@ from string import ascii_lowercase
 from typing import Any, ClassVar, TypeVar
 
 import aiohttp
-from aiohttp import web
 from openai import AsyncOpenAI
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
@@ -32,8 +32,10 @@ from logitless.models.chat.tool_calls import GENERIC
 from logitless.server.app import make_app
 from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.config import ServerConfig
+from tests.helpers.asgi_hosts import hosted
 
 T = TypeVar("T")
+HTTP_HOST = os.environ.get("LOGITLESS_TEST_HTTP_HOST", "aiohttp")  # for the tests of servers that name none
 N_CTX = 512
 BOS, EOS, HELLO = 256, 257, 258
 
@@ -316,9 +318,10 @@ async def running(
     sleep: Any = None,
     adapters: Any = None,
     vision: Any = None,
+    http_host: str = "",
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Start a server; stop it at the end."""
+    """Start a server; stop it at the end. `http_host`: one of HOSTS, which are aiohttp and ASGI's."""
     config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = AsyncEngine()
@@ -331,15 +334,10 @@ async def running(
     service.start(lambda: served)
     await service.loaded()
     app = make_app(service, config)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     key = config.api_keys[0] if config.api_keys else "none"
     try:
-        async with aiohttp.ClientSession() as http:
-            routes = [(r.method, r.resource.canonical) for r in runner.app.router.routes() if r.resource]
+        async with hosted(app, http_host or HTTP_HOST) as url, aiohttp.ClientSession() as http:
+            routes = [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]
             server = Running(url, scheduler, service, http, app[BODIES], key, tuple(routes))
             yield server
             if "openai" in server.__dict__:
@@ -348,4 +346,3 @@ async def running(
         if isinstance(scheduler, FakeScheduler) and scheduler.gate is not None:
             scheduler.gate.release(1000)
         await service.stop(2.0)
-        await runner.cleanup()
