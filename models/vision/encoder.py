@@ -31,7 +31,7 @@ from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.vision.heads import NORM_EPS, extra_rows, normed, project, project_feeds
 from logitless.models.vision.params import VisionParams
-from logitless.models.vision.patches import filtered_shares, flat_patches, patch_places, resized_places
+from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
 from logitless.models.vision.weights import load_vision_weights
 from logitless.models.weights.weights import Weights, vector
@@ -132,6 +132,8 @@ class VisionEncoder:
             feeds |= {f"patch.share.{i}": np.tile(shares[i].astype(np.float32), n)[:, None] for i in range(4)}
         elif p.projector.positions is Positions.FILTERED_TABLE:
             feeds["patch.shares"] = np.tile(filtered_shares(places, grid, self._side), (n, 1))
+        elif p.projector.positions is Positions.CUBIC_TABLE:
+            feeds["patch.shares"] = np.tile(cubic_shares(places, grid, self._side), (n, 1))
         elif p.projector.positions is Positions.SUMMED_TABLES:
             of_rows = self.w["v.position_embd"].shape[0] // 2
             feeds["patch.ids.x"] = np.tile(places[:, 1].astype(np.int32), n)
@@ -153,7 +155,7 @@ class VisionEncoder:
     def _side(self) -> int:
         """Side of the square grid that the position table is made for."""
         shape = self.w["v.position_embd"].shape
-        return math.isqrt(shape[self.p.projector.positions is Positions.FILTERED_TABLE])
+        return math.isqrt(shape[self.p.projector.positions in (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE)])
 
     def _window_feeds(self, places: Array, n: int) -> dict[str, Array]:
         """Inputs of layers that attend within windows: patches window by window, each filled up to
@@ -193,11 +195,12 @@ class VisionEncoder:
         if (bias := w.bias("v.patch_embd")) is not None:
             y = add(y, bias)
         y = normed(p, w, "v.patch_norm.2", y, NORM_EPS)
+        y = normed(p, w, "v.norm_embd", y)
         if self.has_class:
             y = self._with_class(y, feed("patch.kind", (total,), "i32"))
         if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
             y = add(y, self._resized_positions(total))
-        elif p.projector.positions is Positions.FILTERED_TABLE:
+        elif p.projector.positions in (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE):
             table = w["v.position_embd"]  # (n_embd, places)
             y = add(y, linear(feed("patch.shares", (total, table.shape[1])), table))
         elif p.projector.positions is Positions.SUMMED_TABLES:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from logitless.graph.ops.attention.encoder_attention import mean_rows
-from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, sub
+from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu, sub
 from logitless.graph.ops.norm import layer_norm, rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import transpose
@@ -98,6 +98,14 @@ def _convolutions(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
     return rms_norm(w.linear("mm.model.fc", x), w["mm.post_norm"], eps=p.eps)
 
 
+def _gated_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    x = w.linear("mm.model.fc", w.linear("mm.patch_merger", _elements_first(p, x)))
+    bias = w.bias("mm.post_norm")
+    bias = const(0.0) if bias is None else bias
+    x = gelu(layer_norm(x, w["mm.post_norm"], bias, eps=NORM_EPS))
+    return w.linear("mm.down", mul(silu(w.linear("mm.gate", x)), w.linear("mm.up", x)))
+
+
 def extra_rows(p: VisionParams, w: Weights) -> Tensor:
     """Rows (n, n_embd_text) that are not of patches: the end of a line, then the begin and the end
     of an image, where the projector has those."""
@@ -126,6 +134,7 @@ _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.NORM_MERGE_MLP: _norm_merge_mlp,
     Head.MERGE_NORM_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS)),
     Head.CONVOLUTIONS: _convolutions,
+    Head.GATED_MERGER: _gated_merger,
     Head.MERGER: lambda p, w, x: _mlp(p, w, _merged(p, x)),
     Head.PATCH_MERGER: _patch_merger,
 }

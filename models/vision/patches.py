@@ -40,6 +40,23 @@ def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
     return joint.astype(np.float32)
 
 
+def cubic_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
+    """Shares (n, side²) f32 of a position table's rows in patches of another grid: bicubic (Keys,
+    1981, a = −0.75), centres on centres, edges repeated (torch's interpolate)."""
+    axes = []
+    for axis, n in enumerate(grid):
+        at = (np.arange(n) + 0.5) * (side / n) - 0.5
+        shares = np.zeros((n, side))
+        taps = np.floor(at).astype(np.int64)[:, None] + np.arange(-1, 3)
+        away = np.abs(at[:, None] - taps)
+        near = (1.25 * away - 2.25) * away**2 + 1
+        far = ((-0.75 * away + 3.75) * away - 6) * away + 3
+        np.add.at(shares, (np.arange(n)[:, None], np.clip(taps, 0, side - 1)), np.where(away <= 1, near, far))
+        axes.append(shares[places[:, axis]])
+    joint: Array = (axes[0][:, :, None] * axes[1][:, None, :]).reshape(len(places), side * side)
+    return joint.astype(np.float32)
+
+
 def resized_places(
     places: Array, grid: tuple[int, int], side: int, *, enlarged: bool = False
 ) -> tuple[list[Array], list[Array]]:

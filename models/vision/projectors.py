@@ -35,6 +35,7 @@ class Positions(Enum):
     TABLE = auto()  # a learned vector each
     RESIZED_TABLE = auto()  # a learned grid, interpolated to the tile's, corners on corners
     FILTERED_TABLE = auto()  # the same, centres on centres, with anti-aliasing
+    CUBIC_TABLE = auto()  # the same, bicubic, without anti-aliasing (GLM 4V)
     ENLARGED_TABLE = auto()  # the same without anti-aliasing, to a grid that is 0.1 patches larger (HunyuanVL)
     SUMMED_TABLES = auto()  # the sum of a vector of the column and one of the row (Gemma 4)
     NONE = auto()
@@ -64,6 +65,7 @@ class Head(Enum):
     NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL, PaddleOCR)
     MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
     CONVOLUTIONS = auto()  # RMS norm, merged patches, mm.0, GELU, mm.2, ends of lines, matrix, RMS norm (HunyuanVL)
+    GATED_MERGER = auto()  # merged patches, two matrices, layer norm, GELU, SwiGLU (GLM 4V)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
 
@@ -207,6 +209,19 @@ PROJECTORS: dict[str, Projector] = {
         pixel_limits=True,
         positions=Positions.FILTERED_TABLE,
         rope=PatchRope.SECTIONS,
+    ),
+    "glm4v": Projector(
+        Head.GATED_MERGER,
+        Sizing.DYNAMIC,
+        "<|begin_of_image|>",
+        "<|end_of_image|>",
+        merge=2,
+        merge_key="spatial_merge_size",
+        tokens=(8, 4096),
+        positions=Positions.CUBIC_TABLE,
+        rope=PatchRope.SECTIONS,
+        rms_norm=True,
+        two_patch_weights=True,
     ),
     "hunyuanvl": Projector(
         Head.CONVOLUTIONS,

@@ -124,15 +124,16 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     if p.projector.positions is not Positions.NONE:
         n = _places(gguf, p)
         name = "v.position_embd.weight"
+        products = (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE)
         if p.projector.positions is Positions.SUMMED_TABLES:
             yield name, TensorSlice(name, (2 * n, p.n_embd), in_file=(2, n, p.n_embd))
-        elif p.projector.positions is Positions.FILTERED_TABLE:  # a factor of a product
+        elif p.projector.positions in products:  # a factor of a product
             yield name, TensorSlice(name, (p.n_embd, n), transposed=True, n_experts=1, in_file=(n, p.n_embd))
         else:
             yield name, TensorSlice(name, (n, p.n_embd))
     for i, n in enumerate((3 * size**2, p.n_embd, p.n_embd) if p.projector.whole_patches else (), 1):
         yield from _norm(f"v.patch_norm.{i}", n, required=True)
-    for name in ("v.pre_ln", "v.post_ln"):
+    for name in ("v.norm_embd", "v.pre_ln", "v.post_ln"):
         yield from _norm(name, p.n_embd)
     for i in range(p.n_layer):
         yield from _layer(gguf, p, f"v.blk.{i}.")
@@ -184,6 +185,15 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         return
     if head in (Head.LDP, Head.LDP_V2):
         yield from _ldp(gguf, p, n_text)
+        return
+    if head is Head.GATED_MERGER:
+        n_hidden = _rows(gguf, "mm.up.weight")
+        yield from _convolution("mm.patch_merger", n_text, p.n_embd, p.merge)
+        yield from _matrix("mm.model.fc", n_text, n_text)
+        yield from _norm("mm.post_norm", n_text, required=True)
+        yield from _matrix("mm.gate", n_hidden, n_text)
+        yield from _matrix("mm.up", n_hidden, n_text)
+        yield from _matrix("mm.down", n_text, n_hidden)
         return
     if head is Head.CONVOLUTIONS:
         yield from _convolutions(gguf, p, n_text)

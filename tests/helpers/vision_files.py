@@ -133,6 +133,19 @@ def _hunyuanvl(fill: Fill, n: int) -> None:
         fill(f"mm.image_{name}", N_TEXT, std=1.0)
 
 
+def _glm4v(fill: Fill, n: int) -> None:
+    fill("v.patch_embd.weight.1", n, 3, 4, 4, std=0.15)
+    for name in ("v.norm_embd", "v.post_ln"):
+        fill(f"{name}.weight", n, mean=1.0)
+    fill("mm.patch_merger.weight", N_TEXT, n, 2, 2, std=0.1)
+    fill("mm.patch_merger.bias", N_TEXT)
+    fill("mm.model.fc.weight", N_TEXT, N_TEXT)
+    fill("mm.post_norm.weight", N_TEXT, mean=1.0)
+    fill("mm.post_norm.bias", N_TEXT)
+    for name, n_out, n_in in (("gate", 96, N_TEXT), ("up", 96, N_TEXT), ("down", N_TEXT, 96)):
+        fill(f"mm.{name}.weight", n_out, n_in)
+
+
 def _gemma4uv(fill: Fill, n: int) -> None:
     fill("mm.input_projection.weight", N_TEXT, n)
     for i, size in enumerate((3 * 12**2, n, n), 1):
@@ -240,6 +253,17 @@ SPECS: dict[str, VisionSpec] = {
         image=32,
         positions=64,
         text="paddleocr",
+        text_keys=SECTIONS,
+    ),
+    "glm4v": VisionSpec(
+        "glm4v",
+        _glm4v,
+        {"clip.use_silu": True},
+        image=32,
+        positions=64,
+        bare=True,
+        gelu=False,
+        text="glm4",
         text_keys=SECTIONS,
     ),
     "hunyuanvl": VisionSpec(
@@ -359,7 +383,9 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path) -> Path:
         keys["attention.sliding_window"] = 40  # some of a second image is behind it
     if spec.text == "qwen3vl":
         keys["n_deepstack_layers"] = 1
-    size = {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3} if spec.text == "gemma4" else {}
+    size = {"gemma4": {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3}, "glm4": {"fused": True}}.get(
+        spec.text, {}
+    )
     write(
         path,
         Spec(
