@@ -5,7 +5,7 @@ reports jobs; the server of a job's model does the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -31,12 +31,12 @@ class RouterJobs:
             raise no_folder()
         return self._store
 
-    def check(self, path: Path, filename: str) -> None:
+    def check(self, path: Path, filename: str, goes_on: Callable[[], None]) -> None:
         """TrainingError names a line that is no record. The model's server checks the text when a job begins."""
         from logitless.training.data.sources import rows_of
 
         for _ in rows_of(path, filename, filename):
-            pass
+            goes_on()
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel or pause a job; its server notices between two steps."""

@@ -150,14 +150,15 @@ class FineTuningWorker:
             self._prepared = error
         self.wake()
 
-    def check(self, path: Path, filename: str) -> None:
-        """Check a training file. Raises TrainingError that names the wrong line."""
+    def check(self, path: Path, filename: str, goes_on: Callable[[], None] = lambda: None) -> None:
+        """Check a training file. Raises TrainingError that names the wrong line; `goes_on` is called
+        often and may raise."""
         from logitless.training.data.sources import rows_of
         from logitless.training.data.tokenize_rows import row_texts
 
         for record in rows_of(path, filename, filename):
             answered = [record.answered(answer) for answer in record.answers]
-            for _ in row_texts(answered or [record], self._template, filename):
+            for _ in row_texts(answered or [record], self._template, filename, goes_on):
                 pass
 
     def delete_model(self, model: TunedModel) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.tokenizer import Tokenizer
+from logitless.training.data.answer_spans import spans_of_answers
 from logitless.training.data.dataset_rows import Answer, DatasetRow
 from logitless.training.errors import TrainingError
 
 I32 = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 Part = tuple[str, bool]  # text, and is it learned?
-# of one row, times its answers: a conversation is rendered anew up to each answer
+FEW = 16  # answers of a row that is rendered up to each of them
+# of one row, times its answers, where its conversation must be rendered up to each answer
 MAX_RENDERED, MAX_CHARACTERS = 1 << 20, 1 << 28  # messages, characters
 
 
@@ -55,17 +58,22 @@ def answer_of(
 
 
 def row_texts(
-    records: Iterable[DatasetRow], template: ChatTemplate | None, name: str = ""
+    records: Iterable[DatasetRow],
+    template: ChatTemplate | None,
+    name: str = "",
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[DatasetRow, Sequence[Part]]]:
-    """Texts of each example, without tokenizing; errors as `examples_of`."""
+    """Texts of each example, without tokenizing; errors as `examples_of`. `check` is called before
+    each rendering and may raise."""
     for record in records:
+        check()
         if record.answers:
             raise TrainingError(
                 f"{name}: line {record.line}: is {record.format}; supervised learning has no use for it: choose a "
                 "method of preference, such as dpo"
             )
         chat = record.messages and (template is not None or not record.parts)
-        turns = _turns(record, template, f"{name}: line {record.line}") if chat else [record.parts]
+        turns = _turns(record, template, f"{name}: line {record.line}", check) if chat else [record.parts]
         for parts in turns:
             yield record, parts
 
@@ -126,24 +134,35 @@ def _starts(text: bytes, pieces: Sequence[bytes]) -> list[int] | None:
     return starts
 
 
-def _turns(record: DatasetRow, template: ChatTemplate | None, where: str) -> list[list[Part]]:
+def _turns(
+    record: DatasetRow, template: ChatTemplate | None, where: str, check: Callable[[], None]
+) -> list[list[Part]]:
     if template is None:
         raise TrainingError(f"{where}: the model has no chat template")
     messages = [{k: v for k, v in m.items() if k != "weight"} for m in record.messages]
     tools = list(record.tools) or None
 
-    def render(n: int, *, prompt: bool) -> str:
+    def written(messages: list[dict[str, Any]], prompt: bool) -> str:
+        check()
         try:
-            return template.render(messages[:n], add_generation_prompt=prompt, tools=tools)
+            return template.render(messages, add_generation_prompt=prompt, tools=tools)
         except ChatTemplateError as error:
             raise TrainingError(f"{where}: {' '.join(str(error).split())}") from None
 
+    def render(n: int, *, prompt: bool) -> str:
+        return written(messages[:n], prompt)
+
     learned = [i for i, m in enumerate(record.messages) if m["role"] == "assistant" and m.get("weight") != 0]
+    whole = render(learned[-1] + 1, prompt=False)
+    spans = spans_of_answers(messages, learned, whole, written) if len(learned) > FEW else None
+    if spans is not None:
+        starts = [0, *(end for _, end in spans)]
+        pieces = zip(starts, spans, strict=False)
+        return [[p for at, (a, b) in pieces for p in ((whole[at:a], False), (whole[a:b], True))]]
     if len(learned) * len(messages) > MAX_RENDERED:
         raise TrainingError(
             f"{where}: {len(messages)} messages with {len(learned)} answers are too many for one row: cut it"
         )
-    whole = render(learned[-1] + 1, prompt=False)
     if len(learned) * len(whole) > MAX_CHARACTERS:
         raise TrainingError(
             f"{where}: {len(whole)} characters with {len(learned)} answers are too many for one row: cut it"

@@ -16,14 +16,14 @@ from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
 from logitless.models.gguf.atomic_write import open_private
-from logitless.server.api.context import json_response
+from logitless.server.api.context import client_of, json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
 from logitless.server.protocol.answers.fine_tuning import Deleted, File, Page
 from logitless.server.protocol.media.sources import PURPOSES
-from logitless.server.workers import to_thread
+from logitless.server.workers import check, compute, to_thread
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
@@ -50,7 +50,8 @@ async def upload(request: web.Request) -> web.Response:
             raise InvalidRequest("field 'file': is required")
         name = filename
         owner = request[CLIENT].owner
-        return json_response(shown(await to_thread(lambda: _keep(desk, path, name, purpose, owner)), File))
+        row = await compute(lambda: _keep(desk, path, name, purpose, owner), client_of(request))
+        return json_response(shown(row, File))
 
 
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
@@ -105,7 +106,7 @@ def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") 
 
     try:
         if purpose == FINE_TUNE:
-            desk.check(path, filename)
+            desk.check(path, filename, check)
         return desk.store.keep_file(path, filename, purpose, owner)
     except TrainingError as error:
         raise InvalidRequest(f"field 'file': {error}") from None

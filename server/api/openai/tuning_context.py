@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +22,8 @@ class Desk(Protocol):
     @property
     def store(self) -> Store: ...
 
-    def check(self, path: Path, filename: str) -> None:
-        """TrainingError names the line of a file that cannot be trained on."""
+    def check(self, path: Path, filename: str, goes_on: Callable[[], None]) -> None:
+        """TrainingError names the line of a file that cannot be trained on. `goes_on` is called often and may raise."""
 
     def delete_model(self, model: TunedModel) -> None:
         """InvalidRequest: the model is still needed."""

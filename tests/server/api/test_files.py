@@ -8,7 +8,7 @@ import resource
 import signal
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -101,6 +101,30 @@ async def test_a_compressed_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 assert reply.status == status, await reply.text()
                 assert (await reply.json())["error"]["code"] == status
         assert len(list(folder.iterdir())) == n_kept
+
+
+def test_the_check_of_a_file_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        loop, begun, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        def check(self: RouterJobs, path: Path, filename: str, goes_on: Callable[[], None]) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            try:
+                while True:
+                    goes_on()
+            finally:
+                loop.call_soon_threadsafe(ended.set)
+
+        monkeypatch.setattr(RouterJobs, "check", check)
+        async with serving(tmp_path) as (session, url, folder):
+            task = asyncio.create_task(session.post(url, data=form(lines(10))))
+            async with asyncio.timeout(20):
+                await begun.wait()
+                task.cancel()
+                await ended.wait()
+            assert list(folder.iterdir()) == []
+
+    asyncio.run(run())
 
 
 def test_a_client_that_leaves_and_a_bad_line_leave_nothing_behind(tmp_path: Path) -> None:

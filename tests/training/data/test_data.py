@@ -14,6 +14,7 @@ from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.tokenizer import Tokenizer
+from logitless.training.data import tokenize_rows
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.load import DataOptions, Reader, load_dataset, text_dataset
 from logitless.training.data.packing import PackedExamples, SampleOptions, StridedSamples, TextSamples, find_samples
@@ -327,14 +328,91 @@ def conversation(n: int, text: str = "hi") -> DatasetRow:
     ("row", "problem"),
     [
         (conversation(100_000), "d: line 1: 100000 messages with 50000 answers are too many for one row"),
-        (conversation(1000, "x" * 2000), "d: line 1: 2002000 characters with 500 answers are too many for one row"),
+        (conversation(1000, "x" * 2000), "d: line 1: 2002001 characters with 500 answers are too many for one row"),
     ],
 )
-def test_a_row_with_too_many_answers_is_refused_before_they_are_rendered(row: DatasetRow, problem: str) -> None:
-    template = CountingTemplate()
+def test_a_row_with_too_many_answers_is_refused_where_each_must_be_rendered(row: DatasetRow, problem: str) -> None:
+    """By a template that rewrites earlier turns."""
+    template = CountingTemplate(".")
     with pytest.raises(TrainingError, match=problem):
         list(row_texts([row], template, "d"))  # type: ignore[arg-type]
-    assert template.n_messages <= 1000
+    assert template.n_messages <= 20 * len(row.messages)
+
+
+def test_a_row_of_many_messages_is_rendered_a_few_times() -> None:
+    """The number of renderings does not grow with the messages: the 100,000 of one row are learned."""
+    template = CountingTemplate()
+    ((_, parts),) = row_texts([conversation(100_000)], template, "d")  # type: ignore[arg-type]
+    assert parts == [part for _ in range(50_000) for part in (("[hi][", False), ("hi]", True))]
+    assert template.n_messages <= 12 * 100_000
+
+
+TURNS = (
+    "{% for m in messages %}<|{{ m.role }}|>\n@<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+CALLS = "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+LAST_THINKS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+WRITERS = {
+    **{
+        name: TURNS.replace("@", text)
+        for name, text in {
+            "plain": "{{ m.content }}",
+            "trims": "{{ m.content | trim }}",
+            "changes": "{{ m.content | upper }}",
+            "calls": CALLS,
+            "thoughts": "{{ m.content.split('</think>')[-1] }}",
+            "counts": "{{ m.content | length }}",
+        }.items()
+    },
+    "rewrites": LAST_THINKS,
+}
+
+
+@pytest.mark.parametrize("source", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("kind", ["plain", "blanks", "calls", "no weight", "two in a row", "begins"])
+def test_long_rows_are_learned_as_short_ones(monkeypatch: pytest.MonkeyPatch, source: str, kind: str) -> None:
+    """The exact search is the oracle, which renders the conversation up to each answer."""
+    said = [
+        {"role": "user", "content": f"q{i // 2}"} if i % 2 == 0 else {"role": "assistant", "content": f"<b>{i}"}
+        for i in range(60)
+    ]
+    for i in range(1, 60, 2):
+        if kind == "blanks":
+            said[i]["content"] = f" \n{i} x </think> {i}\n\n"[i % 3 :]
+        if kind == "calls" and i % 5 == 0:
+            said[i] |= {"tool_calls": [{"function": {"name": "f", "arguments": {"a": i}}}]}
+        if kind == "no weight" and i % 5 == 0:
+            said[i] |= {"weight": 0}
+    if kind == "two in a row":
+        said.insert(5, said[5])
+    if kind == "begins":
+        said = said[1:]
+    row, template = DatasetRow(1, messages=tuple(said)), ChatTemplate(source, bos_token="", eos_token="")
+    texts = [parts for _, parts in row_texts([row], template, "d")]
+    monkeypatch.setattr(tokenize_rows, "FEW", 10_000)
+    exact = [parts for _, parts in row_texts([row], template, "d")]
+    assert [[p for p in parts if p[0]] for parts in texts] == [[p for p in parts if p[0]] for parts in exact]
+
+
+def test_rendering_ends_where_nobody_waits() -> None:
+    n_left = 30
+
+    def goes_on() -> None:
+        nonlocal n_left
+        n_left -= 1
+        if not n_left:
+            raise TimeoutError
+
+    template = CountingTemplate(".")
+    with pytest.raises(TimeoutError):
+        list(row_texts([conversation(500)], template, "d", goes_on))  # type: ignore[arg-type]
+    assert template.n_messages < 30 * 500
 
 
 def test_a_long_conversation_is_learned() -> None:
