@@ -117,7 +117,7 @@ def _thumbnail(image: Image, p: VisionParams) -> Pieces:
     """A dynamic tile; of an image with more than twice the pixels that it may have, a grid of
     squares over the padded image before it, each behind its marker (LFM2-VL)."""
     size = THUMBNAIL_TILE
-    width, height = (max(p.unit, round_half_up(n / p.unit) * p.unit) for n in image.size)
+    width, height = (max(p.unit, round(n / p.unit) * p.unit) for n in image.size)  # half to even
     if width * height > 2 * p.tokens[1] * p.unit**2:
         columns, rows = nearest_grid(image.width, image.height, size, THUMBNAIL_TILES)
         large = _fitted(image, columns * size, rows * size, p)

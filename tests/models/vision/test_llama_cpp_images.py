@@ -81,17 +81,17 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
 
 
 def test_a_large_image_is_padded_before_it_is_cut(shared_data: Path, tmp_path: Path) -> None:
-    """LFM2-VL: four tiles with bars above and below, and a thumbnail without."""
+    """LFM2-VL: four tiles with bars above and below, and a thumbnail without; an image whose sides are rounded down
+    from 10.5 and up from 12.5 units is not large."""
     spec = replace(SPECS["lfm2"], patch=32, image=256, positions=64)
     tokens = ["<|img_thumbnail|>", *(f"<|img_row_{y}_col_{x}|>" for y in (1, 2) for x in (1, 2))]
     model = with_tokens(shared_data / "models" / "stories260K.gguf", tmp_path / "t.gguf", tokens)
-    projector, image = (
-        write_projector(tmp_path / "p.gguf", spec),
-        png(picture(12, 9).resize((840, 630), Resampling.NEAREST)),
-    )
-    asked = [("h<image>g", [base64.b64encode(image).decode()])]
-    (((n_tokens, tops),),) = theirs([(str(model), str(projector), asked)], most=64)
+    projector = write_projector(tmp_path / "p.gguf", spec)
+    images = [png(picture(12, 9).resize(size, Resampling.NEAREST)) for size in ((840, 630), (672, 800))]
+    asked = [("h<image>g", [base64.b64encode(image).decode()]) for image in images]
+    (answers,) = theirs([(str(model), str(projector), asked)], most=64)
     with Runs(model, projector, image_tokens=(0, 64)) as runs:
-        n, got = runs.first("h<image>g", [image])
-    assert n == n_tokens
-    assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.04)
+        for image, (n_tokens, tops) in zip(images, answers, strict=True):
+            n, got = runs.first("h<image>g", [image])
+            assert n == n_tokens
+            assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.04)
