@@ -42,7 +42,6 @@ _GET: dict[str, Handler] = {
     "/v1/health": info.health,
     "/models": info.models,
     "/v1/models": info.models,
-    "/api/tags": info.models,
     "/v1/models/{id:.+}": info.model,
     "/props": info.props,
     "/slots": slots.slots,
@@ -56,8 +55,6 @@ _POST: dict[str, Handler] = {
     "/completion": generate.native_completion,
     "/completions": generate.native_completion,
     "/v1/completions": generate.openai_completion,
-    "/api/chat": generate.chat_completion,
-    "/api/show": info.show,
     "/chat/completions": generate.chat_completion,
     "/v1/chat/completions": generate.chat_completion,
     "/v1/chat/completions/control": generate.control,
@@ -98,6 +95,21 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", "/v1/responses/{id}", "openai.responses.response"),
     ("DELETE", "/v1/responses/{id}", "openai.responses.forget"),
     ("GET", "/v1/responses/{id}/input_items", "openai.responses.input_items"),
+    ("GET", "/api/tags", "ollama.models.tags"),
+    ("GET", "/api/ps", "ollama.models.ps"),
+    ("GET", "/api/version", "ollama.models.version"),
+    ("POST", "/api/show", "ollama.models.show"),
+    ("POST", "/api/generate", "ollama.generate.generate"),
+    ("POST", "/api/chat", "ollama.generate.chat"),
+    ("POST", "/api/embed", "ollama.generate.embed"),
+    ("POST", "/api/embeddings", "ollama.generate.embeddings"),
+    ("POST", "/api/pull", "ollama.models.only_in_router"),
+    ("POST", "/api/copy", "ollama.models.only_in_router"),
+    ("POST", "/api/create", "ollama.models.only_in_router"),
+    ("DELETE", "/api/delete", "ollama.models.only_in_router"),
+    ("HEAD", "/api/blobs/{id}", "ollama.models.only_in_router"),
+    ("POST", "/api/blobs/{id}", "ollama.models.only_in_router"),
+    ("POST", "/api/push", "ollama.models.push"),
     ("POST", "/v1/score", "score.score"),
     ("DELETE", "/v1/models/{id:.+}", "openai.fine_tuning.delete_model"),
     ("GET", "/v1/files", "openai.files.files"),
@@ -114,7 +126,9 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", f"{_JOBS}/{{id}}/events", "openai.fine_tuning.events"),
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "openai.fine_tuning.checkpoints"),
 )
-PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})  # no key is asked for
+PUBLIC = frozenset(  # no key is asked for
+    {"/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version", *PAGE}
+)
 
 
 def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
@@ -150,7 +164,11 @@ def description(config: ServerConfig, keys: Keys) -> web.Response:
     from logitless.server.openapi.document import document  # its tables are made when someone asks
 
     prefix = config.api_prefix.rstrip("/")
-    told = ((method.lower(), prefix + re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in endpoints())
+    told = (
+        (method.lower(), prefix + re.sub(r"{(\w+):[^}]*}", r"{\1}", path))
+        for method, path in endpoints()
+        if method != "HEAD"
+    )
     return json_response(document(BUILD_INFO, told, keys=bool(keys)))
 
 

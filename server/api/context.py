@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -186,14 +187,37 @@ def anthropics_error(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": {**told, "type": _ANTHROPICS.get(error.type, error.type)}}
 
 
+def ollamas_error(error: RequestError) -> dict[str, Any]:
+    """The error as Ollama's API shows it."""
+    return {"error": error.message}
+
+
+_OLLAMAS = re.compile(
+    r"/api/(?:generate|chat|embed|embeddings|tags|ps|show|version|pull|push|delete|copy|create|blobs/[^/]*)"
+)
+
+
+def is_ollamas(request: web.BaseRequest) -> bool:
+    """True if the client is one of Ollama's API."""
+    path = canonical(request.path)
+    at = path.rfind("/api/")
+    return at >= 0 and _OLLAMAS.fullmatch(path, at) is not None
+
+
 def is_anthropics(request: web.BaseRequest) -> bool:
     """True if the client is one of Anthropic's API."""
     return "anthropic-version" in request.headers or "/v1/messages" in canonical(request.path)
 
 
+def _shape(request: web.BaseRequest) -> Callable[[RequestError], dict[str, Any]]:
+    if is_anthropics(request):
+        return anthropics_error
+    return ollamas_error if is_ollamas(request) else error_object
+
+
 def error_response(error: RequestError, request: web.BaseRequest | None = None) -> web.Response:
     """A refusal of a request, in the shape that its client reads."""
-    shape = anthropics_error if request is not None and is_anthropics(request) else error_object
+    shape = error_object if request is None else _shape(request)
     response = json_response(shape(error), error.code)
     if error.code == 501:  # clients of OpenAI and Anthropic repeat every other 5xx
         response.headers["x-should-retry"] = "false"

@@ -37,7 +37,8 @@ from logitless.server.workers import compute
 
 log = logging.getLogger("logitless.http")
 CONVERSATION = "X-Conversation-Id"
-_SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+EVENTS = "text/event-stream"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # of streams
 
 
 async def native_completion(request: web.Request) -> web.StreamResponse:
@@ -92,12 +93,14 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots. Only a stream
     whose request has X-Conversation-Id goes on, to be found again (logitless.server.api.llamacpp.resume)."""
     _ = context.writer
-    if job.options.stream and CONVERSATION in request.headers:
+    is_events = reply.content_type == EVENTS
+    if job.options.stream and CONVERSATION in request.headers and is_events:
         return await _resumable(request, context, job, reply)
     if job.options.stream:
         async with await _submit(request, context, job) as stream:
             told = _told(context, client_key(request), stream, reply)
-            return await send(request, context, told, reply.options.sse_ping_interval)
+            ping_interval = reply.options.sse_ping_interval if is_events else -1
+            return await send(request, context, told, ping_interval, reply.content_type)
     await collect(request, context, job, reply)
     if reply.is_large:
         return await compute(lambda: json_response(reply.whole()), client_of(request))
@@ -161,10 +164,14 @@ async def _told(context: Context, key: str, stream: Stream, reply: Reply) -> Asy
 
 
 async def send(
-    request: web.Request, context: Context, data: AsyncGenerator[bytes, None], ping_interval: int
+    request: web.Request,
+    context: Context,
+    data: AsyncGenerator[bytes, None],
+    ping_interval: int,
+    content_type: str = EVENTS,
 ) -> web.StreamResponse:
-    """Send a stream of server-sent events as it comes."""
-    response = web.StreamResponse(headers=_SSE_HEADERS)
+    """Send a stream as it comes."""
+    response = web.StreamResponse(headers={"Content-Type": content_type, **_HEADERS})
     async with aclosing(data):
         await response.prepare(request)
         writer = _Writer(response)

@@ -15,7 +15,7 @@ from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
 from logitless.server.protocol.answers.llamacpp import DefaultSettings, Done, Modalities, Props
-from logitless.server.protocol.dialects import anthropic, ollama
+from logitless.server.protocol.dialects import anthropic
 
 
 async def health(request: web.Request) -> web.Response:
@@ -35,20 +35,34 @@ async def models(request: web.Request) -> web.Response:
 def models_response(request: web.Request, models: Iterable[dict[str, Any]]) -> web.Response:
     """A list of models, in the shape that the client reads."""
     anthropics = is_anthropics(request)
-    return json_response(anthropic.listed(models, request.query) if anthropics else ollama.listed(models))
+    return json_response(anthropic.listed(models, request.query) if anthropics else _listed(models))
+
+
+def _listed(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's list, with llama-server's `models` beside it."""
+    data = list(models)
+    return {"models": [_item(each["id"]) for each in data], "object": "list", "data": data}
+
+
+def _item(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "type": "model",
+        "capabilities": ["completion"],
+        **dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), ""),
+        "tags": [""],
+        "details": {
+            **dict.fromkeys(("parent_model", "family", "parameter_size", "quantization_level"), ""),
+            "format": "gguf",
+            "families": [""],
+        },
+    }
 
 
 def model_response(request: web.Request, model: dict[str, Any]) -> web.Response:
     """One model, in the shape that the client reads."""
     return json_response(anthropic.model_info(model) if is_anthropics(request) else model)
-
-
-async def show(request: web.Request) -> web.Response:
-    """POST /api/show."""
-    context = request.app[CONTEXT]
-    await context.parsed(request, lambda body: body)
-    served = context.served
-    return json_response(ollama.shown(served.template.source if served.template else "", served.info.n_ctx))
 
 
 async def model(request: web.Request) -> web.Response:

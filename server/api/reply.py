@@ -64,6 +64,7 @@ class Result:
 class Reply:
     """One HTTP reply: the job's results, in the order of its prompts."""
 
+    content_type = "text/event-stream"  # of a stream
     id_prefix = ""
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:

@@ -11,12 +11,23 @@ from logitless.server.api.generate import ControlBody
 from logitless.server.api.llamacpp.resume import LookupBody
 from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
 from logitless.server.api.llamacpp.text import DetokenizeBody, TokenizeBody
-from logitless.server.openapi.requests import ERROR, EXAMPLES, FILE, FREE, QUERIES, Schema, body_schema
+from logitless.server.openapi.requests import ERROR, EXAMPLES, FILE, FREE, OLLAMA_ERROR, QUERIES, Schema, body_schema
 from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema, event_schema
 from logitless.server.protocol.chat.chat import ChatGeneration
 from logitless.server.protocol.chat.messages import Chat
 from logitless.server.protocol.completions import Completion, OpenAICompletion
 from logitless.server.protocol.dialects.anthropic import MessagesBody
+from logitless.server.protocol.dialects.ollama import ChatBody as OllamaChatBody
+from logitless.server.protocol.dialects.ollama import (
+    CopyBody,
+    CreateBody,
+    EmbedBody,
+    EmbeddingsBody,
+    GenerateBody,
+    Named,
+    PullBody,
+    ShowBody,
+)
 from logitless.server.protocol.dialects.responses import ResponsesBody
 from logitless.server.protocol.embeddings import EmbeddingBody, RerankBody
 from logitless.server.protocol.fine_tuning import JobBody
@@ -28,6 +39,7 @@ from logitless.server.protocol.verify import Verify
 Body = Schema | tuple[type[Struct], ...] | list[type[Struct]]  # all of their fields, or those of one
 Operation = tuple[str, str, tuple[str, ...], str, str, Body | None, bool]
 CHAT = (Chat, ChatGeneration)
+OLLAMA = "Ollama"  # its streams are lines of JSON, and on unless a request says no
 _FAILURES = {
     "400": "A field is wrong; the message names it.",
     "401": "The API key is missing or wrong.",
@@ -46,8 +58,7 @@ _CONTENT_TYPES = {"/metrics": "text/plain", "/v1/files/{id}/content": "applicati
 # (method, path, aliases, tag, what it does, request's schema or None, whether the answer may be a stream)
 OPERATIONS: tuple[Operation, ...] = (
     ("get", "/health", ("/v1/health",), "server", "Whether the model is loaded", None, False),
-    ("get", "/v1/models", ("/models", "/api/tags"), "server", "The models: one", None, False),
-    ("post", "/api/show", (), "server", "The model's chat template and context, as Ollama tells them", FREE, False),
+    ("get", "/v1/models", ("/models",), "server", "The models: one", None, False),
     ("get", "/v1/models/{id}", (), "server", "One model", None, False),
     ("delete", "/v1/models/{id}", (), "training", "Delete a fine-tuned model", None, False),
     ("get", "/props", (), "server", "Properties and default settings", None, False),
@@ -70,7 +81,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("post", "/apply-template", (), "native", "The prompt that a chat becomes", CHAT, False),
     ("post", "/v1/completions", (), "OpenAI", "Continue a text", (OpenAICompletion,), True),
     ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", (Verify,), False),
-    ("post", "/v1/chat/completions", ("/chat/completions", "/api/chat"), "OpenAI", "Answer in a chat", CHAT, True),
+    ("post", "/v1/chat/completions", ("/chat/completions",), "OpenAI", "Answer in a chat", CHAT, True),
     (
         "post",
         "/v1/chat/completions/input_tokens",
@@ -123,6 +134,20 @@ OPERATIONS: tuple[Operation, ...] = (
         (ChatGeneration, MessagesBody),
         False,
     ),
+    ("post", "/api/generate", (), OLLAMA, "Answer a prompt, or continue a text", (GenerateBody,), True),
+    ("post", "/api/chat", (), OLLAMA, "Answer in a conversation", (OllamaChatBody,), True),
+    ("post", "/api/embed", (), OLLAMA, "Vectors of texts, of length 1", (EmbedBody,), False),
+    ("post", "/api/embeddings", (), OLLAMA, "One text's vector", (EmbeddingsBody,), False),
+    ("get", "/api/tags", (), OLLAMA, "The models", None, False),
+    ("get", "/api/ps", (), OLLAMA, "The models that are loaded", None, False),
+    ("post", "/api/show", (), OLLAMA, "A model's metadata, chat template and capabilities", (ShowBody,), False),
+    ("get", "/api/version", (), OLLAMA, "The version of Ollama whose API this is", None, False),
+    ("post", "/api/pull", (), OLLAMA, "Download a model (a router's)", (PullBody,), True),
+    ("post", "/api/push", (), OLLAMA, "Refused: nothing is uploaded from here", (PullBody,), False),
+    ("post", "/api/copy", (), OLLAMA, "Give a model a further name (a router's)", (CopyBody,), False),
+    ("post", "/api/create", (), OLLAMA, "Make a model of files or of another (a router's)", (CreateBody,), True),
+    ("post", "/api/blobs/{id}", (), OLLAMA, "Upload a file for /api/create (a router's)", None, False),
+    ("delete", "/api/delete", (), OLLAMA, "Delete a model (a router's)", (Named,), False),
     ("post", "/v1/score", (), "training", "Likelihoods of texts", (ScoreBody,), False),
     ("get", "/v1/files", (), "training", "The uploaded files", None, False),
     ("post", "/v1/files", (), "training", "Upload a file", FILE, False),
@@ -145,7 +170,7 @@ def document(version: str, routes: Iterable[tuple[str, str]], *, keys: bool = Fa
     API key."""
     known = {(row[0], name): row for row in OPERATIONS for name in (row[1], *row[2])}
     paths: dict[str, Schema] = {}
-    schemas = {"Error": ERROR}
+    schemas = {"Error": ERROR, "OllamaError": OLLAMA_ERROR}
     for method, path in sorted(routes):
         ends = [name for m, name in known if m == method and path.endswith(name)]  # behind --api-prefix
         row = known[method, max(ends, key=len)] if ends else _unknown(method, path)
@@ -189,13 +214,14 @@ def _operation(
     body: Body | None,
     streams: bool,
 ) -> Schema:
-    failure = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = "OllamaError" if tag == OLLAMA else "Error"
+    failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     operation: Schema = {
         "operationId": f"{method}{path.translate(str.maketrans('/-.{}', '_____'))}",
         "tags": [tag],
         "summary": summary,
         "responses": {
-            **_success(method, name, streams, schemas),
+            **_success(method, name, streams, schemas, lines=tag == OLLAMA),
             **{code: {"description": text, "content": failure} for code, text in _FAILURES.items()},
         },
     }
@@ -220,7 +246,7 @@ def _operation(
     return operation
 
 
-def _success(method: str, name: str, streams: bool, schemas: dict[str, Schema]) -> Schema:
+def _success(method: str, name: str, streams: bool, schemas: dict[str, Schema], *, lines: bool) -> Schema:
     if method == "delete" and name.startswith("/v1/stream"):
         return {"204": {"description": "It has ended, or there was none."}}
     content: Schema = {}
@@ -228,7 +254,9 @@ def _success(method: str, name: str, streams: bool, schemas: dict[str, Schema]) 
         schema, components = answer_schema(REPLIES.get((method, name), {}))
         content[_CONTENT_TYPES.get(name, "application/json")] = {"schema": schema}
         schemas |= components
-    if streams:
+    if streams and lines:
+        content["application/x-ndjson"] = {"schema": {"type": "string"}}
+    elif streams:
         schema, components = event_schema(EVENTS.get(name))
         content["text/event-stream"] = {"schema": schema}
         schemas |= components

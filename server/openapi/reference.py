@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, params_of
-from logitless.server.openapi.document import OPERATIONS, Body
+from logitless.server.openapi.document import OLLAMA, OPERATIONS, Body
 from logitless.server.openapi.requests import Schema, body_schema
 from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema
 from logitless.server.protocol.generation import Generation
@@ -32,18 +32,18 @@ def markdown() -> str:
             if aliases:
                 parts.append("Also " + ", ".join(f"`{name}`" for name in aliases) + ".\n")
             parts += _fields(body)
-            parts.append(_answer(method, path, streams, objects))
+            parts.append(_answer(method, path, streams, objects, lines=of == OLLAMA))
     parts += [f"## {_SHARED}\n", _table([Generation], ()), "## Objects of answers\n"]
     return "\n".join([*parts, *(_object(name, schema) for name, schema in sorted(objects.items()))])
 
 
-def _answer(method: str, path: str, streams: bool, objects: dict[str, Schema]) -> str:
+def _answer(method: str, path: str, streams: bool, objects: dict[str, Schema], *, lines: bool) -> str:
     """The types of an endpoint's answer and of its stream's events; `objects` gets those that they refer to."""
     schema, components = answer_schema(REPLIES.get((method, path), {}))
     told = f"Answer: {_linked(schema)}." if schema else ""
     if streams:
-        told += " With `stream`, server-sent events"
-        if path in EVENTS:
+        told += " Unless `stream` is false, one a line" if lines else " With `stream`, server-sent events"
+        if path in EVENTS and not lines:
             events, more = answer_schema(EVENTS[path])
             components |= more
             told += f": {_linked(events)}"

@@ -24,6 +24,7 @@ ERROR: Schema = {
     },
     "required": ["error"],
 }
+OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 FREE: Schema = {"type": "object"}
 FILE: Schema = {
     "type": "object",
@@ -105,6 +106,11 @@ EXAMPLES: dict[tuple[str, str], Any] = {
     ("post", "/rerank"): {"query": "tea", "documents": ["green tea", "a horse"], "top_n": 1},
     ("post", "/v1/messages"): {"messages": _SAID, "max_tokens": 8},
     ("post", "/v1/messages/count_tokens"): {"messages": _SAID},
+    ("post", "/api/generate"): {"model": "shakespeare", "prompt": "Once upon a time", "options": {"num_predict": 8}},
+    ("post", "/api/chat"): {"model": "shakespeare", "messages": _SAID, "options": {"num_predict": 8}},
+    ("post", "/api/embed"): {"model": "shakespeare", "input": ["one text", "another"]},
+    ("post", "/api/embeddings"): {"model": "shakespeare", "prompt": "a text"},
+    ("post", "/api/show"): {"model": "shakespeare"},
     ("post", "/v1/score"): {"input": ["a text to score"]},
     ("post", "/v1/fine_tuning/jobs"): {"model": "a-model", "training_file": "file-1"},
 }

@@ -30,6 +30,14 @@ from logitless.server.protocol.answers.llamacpp import (
     TokenIds,
     TokenPieces,
 )
+from logitless.server.protocol.answers.ollama import (
+    ListedModels,
+    OllamaAnswer,
+    OllamaVector,
+    OllamaVectors,
+    OllamaVersion,
+    ShownModel,
+)
 from logitless.server.protocol.answers.openai import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 from logitless.server.protocol.answers.vectors import Embeddings, NativeEmbedding, Ranking, Scores, TeiRankedDocument
 
@@ -106,7 +114,6 @@ EVENTS: dict[str, Any] = {  # the data of a stream's events
 REPLIES: dict[tuple[str, str], Any] = {
     ("get", "/health"): _always(status=_one("ok")),
     ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL), models=_array(OBJECT)),
-    ("post", "/api/show"): _always(template=STRING, model_info=OBJECT, details=OBJECT),
     ("get", "/v1/models/{id}"): _MODEL,
     ("delete", "/v1/models/{id}"): Deleted,
     ("get", "/props"): Props,
@@ -137,6 +144,14 @@ REPLIES: dict[tuple[str, str], Any] = {
     ("post", "/rerank"): [Ranking, list[TeiRankedDocument]],
     ("post", "/v1/messages"): Message,
     ("post", "/v1/messages/count_tokens"): CountedTokens,
+    ("post", "/api/generate"): OllamaAnswer,
+    ("post", "/api/chat"): OllamaAnswer,
+    ("post", "/api/embed"): OllamaVectors,
+    ("post", "/api/embeddings"): OllamaVector,
+    ("get", "/api/tags"): ListedModels,
+    ("get", "/api/ps"): ListedModels,
+    ("post", "/api/show"): ShownModel,
+    ("get", "/api/version"): OllamaVersion,
     ("post", "/v1/score"): Scores,
     ("get", "/v1/files"): Page[File],
     ("post", "/v1/files"): File,

@@ -22,10 +22,13 @@ def test_answers_are_as_described(server: Any) -> None:
     assert len(found.statuses) > 45
     for method, *paths in (  # one of those that are the same
         ("POST", "/completion", "/completions"),
-        ("POST", "/v1/chat/completions", "/chat/completions", "/api/chat"),
+        ("POST", "/v1/chat/completions", "/chat/completions"),
         ("POST", "/v1/responses", "/responses"),
         ("POST", "/v1/messages"),
         ("POST", "/api/show"),
+        ("POST", "/api/generate"),
+        ("POST", "/api/chat"),
+        ("POST", "/api/embed"),
         ("GET", "/props"),
     ):
         assert answered & {f"{method} {path}" for path in paths}, found.statuses

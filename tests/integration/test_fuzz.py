@@ -103,7 +103,20 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "text": [{"format": {"type": "text"}}],
     "thinking": [{"type": "enabled"}],
     "metadata": [{"a": "b"}],
-    "model": ["x"],
+    "model": ["shakespeare", "shakespeare:latest"],
+    "options": [
+        {"num_predict": 2},
+        {"num_ctx": 9, "num_predict": 2},
+        {"temperature": 0, "stop": ["a"], "num_predict": 1},
+    ],
+    "images": [["aGk="], []],
+    "think": [True, False, "low"],
+    "format": ["json", {"type": "integer"}, ""],
+    "keep_alive": [0, -1, "5m", "-1m", 1.5],
+    "template": ["{{ .Prompt }}", "{{ if .System }}{{ .System }}{{ end }}", "{{ .X }}"],
+    "context": [[1, 2], [], [10**9]],
+    "raw": [True, False],
+    "truncate": [True, False],
     "user": ["me"],
     "filename": ["a.bin", "../a", "/etc/passwd", "a\0b"],
     "training_file": ["file-1"],
@@ -135,6 +148,7 @@ POSTS = sorted(
     {path.replace("{id}", "0") for path in _POST} | {p.replace("{id}", "x") for m, p, _ in _RARE if m == "POST"}
 )
 NEEDED = (
+    "model",
     "prompt",
     "messages",
     "input",

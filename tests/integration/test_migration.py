@@ -120,13 +120,12 @@ BODIES: dict[str, dict[str, Any] | list[Any]] = {
     "/lora-adapters": [],
     "/slots/0?action=save": {"filename": "a.bin"},
     "/slots/0?action=restore": {"filename": "a.bin"},
-    "/api/show": {"model": "fake"},
+    "/api/show": {"model": "shakespeare"},
     "/props": {},
 }
 ALIASES = {
     "/completions": "/completion",
     "/chat/completions": "/v1/chat/completions",
-    "/api/chat": "/v1/chat/completions",
     "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
     "/responses": "/v1/responses",
     "/responses/input_tokens": "/v1/responses/input_tokens",
@@ -315,5 +314,5 @@ def test_metrics_are_the_same(client: Client) -> None:
 
 def test_the_counterparts_of_ollama_are_flags() -> None:
     for _, here in rows("Coming from Ollama"):
-        for name in words(here):
+        for name in words(here) if "--" in here else ():
             assert BY_NAME[name].status != LATER

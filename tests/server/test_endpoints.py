@@ -81,23 +81,9 @@ async def test_a_model_that_does_not_load_tells_why():
     await service.stop()
 
 
-async def test_what_clients_of_ollama_find():
-    """llama-server has these so that such clients find the model and can talk to it."""
-    async with running(alias="first") as server:
-        status, body = await server.post("/api/show", {"model": "first"})
-        assert status == 200
-        assert body["model_info"] == {"llama.context_length": N_CTX}
-        assert body["template"] == (await server.get("/props"))[1]["chat_template"]
-        assert body["capabilities"] == ["completion"]
-        said = {"model": "first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "seed": 1}
-        status, chat = await server.post("/api/chat", said)
-        assert status == 200
-        assert chat["object"] == "chat.completion"
-
-
 async def test_models():
     async with running(alias="first", aliases=("first", "second"), tags=("small",)) as server:
-        for path in ("/models", "/v1/models", "/api/tags"):
+        for path in ("/models", "/v1/models"):
             status, body = await server.get(path)
             assert status == 200
             assert body["object"] == "list"

@@ -47,18 +47,10 @@ _LARGE = 1 << 14  # numbers of a reply whose writing would hold up the streams o
 async def openai_embeddings(request: web.Request) -> web.Response:
     """POST /v1/embeddings."""
     context = request.app[CONTEXT]
-    embedder, pooling = _embedder(context)
-    if pooling == "none":
-        if context.config.pooling:
-            raise InvalidRequest(
-                "pooling type 'none' gives a vector for each token, which this endpoint cannot tell: start the "
-                "server with another --pooling, or use /embedding"
-            )
-        pooling = embedder.for_texts
-        _log_pooling(pooling)
+    embedder, pooling = embedder_for_texts(context)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
-    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora, job.images)
+    vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.images)
     n_tokens = sum(map(len, job.texts))
     model = job.model or context.config.model
 
@@ -77,7 +69,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     embedder, pooling = _embedder(context)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
-    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora, job.images)
+    vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.images)
 
     def reply() -> web.Response:
         return json_response([NativeEmbedding(i, _rows(v, job)) for i, v in enumerate(vectors)])
@@ -92,7 +84,7 @@ async def rerank(request: web.Request) -> web.Response:
     rank_or_refuse(embedder, pooling == "rank")
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_rerank(body, parser, embedder))
-    scores = [float(v[0]) for v in await _vectors(context, embedder, job.pairs, "rank", job.lora)]
+    scores = [float(v[0]) for v in await vectors_of(context, embedder, job.pairs, "rank", job.lora)]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
     n_tokens = sum(map(len, job.pairs))
     if job.tei:
@@ -104,6 +96,20 @@ async def rerank(request: web.Request) -> web.Response:
     return json_response(Ranking(model=job.model or context.config.model, usage=usage, results=results))
 
 
+def embedder_for_texts(context: Context) -> tuple[Embedder, str]:
+    """The same where a text has one vector."""
+    embedder, pooling = _embedder(context)
+    if pooling == "none":
+        if context.config.pooling:
+            raise InvalidRequest(
+                "pooling type 'none' gives a vector for each token, which this endpoint cannot tell: start the "
+                "server with another --pooling, or use /embedding"
+            )
+        pooling = embedder.for_texts
+        _log_pooling(pooling)
+    return embedder, pooling
+
+
 def _embedder(context: Context) -> tuple[Embedder, str]:
     """The loaded model's, and how vectors of tokens become one here."""
     embedder = context.served.embedder
@@ -112,7 +118,7 @@ def _embedder(context: Context) -> tuple[Embedder, str]:
     return embedder, context.config.pooling or embedder.default
 
 
-async def _vectors(
+async def vectors_of(
     context: Context,
     embedder: Embedder,
     texts: Sequence[Sequence[int]],

@@ -1,0 +1,119 @@
+"""Ollama's endpoints that compute: /api/generate, /api/chat, /api/embed and /api/embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.errors import InvalidRequest
+from logitless.server.api.context import CONTEXT, Context, client_of, json_response
+from logitless.server.api.generate import run
+from logitless.server.api.ollama.answers import OllamaReply, nanoseconds, said
+from logitless.server.api.ollama.models import model_of
+from logitless.server.api.openai.embeddings import embedder_for_texts, vectors_of
+from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.ollama import OllamaAnswer, OllamaVector, OllamaVectors
+from logitless.server.protocol.dialects.ollama import (
+    Asked,
+    EmbedBody,
+    EmbeddingsBody,
+    embed_texts,
+    options_of,
+    parse_generate,
+    parse_ollama_chat,
+)
+from logitless.server.protocol.dialects.ollama_names import seconds, timestamp
+from logitless.server.protocol.embeddings import normalized
+from logitless.server.protocol.fields import bad_request, read
+from logitless.server.protocol.lora import parse_lora
+from logitless.server.workers import compute
+
+Parse = Callable[..., Asked]
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """POST /api/generate."""
+    return await _generated(request, parse_generate, chat=False)
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    """POST /api/chat."""
+    return await _generated(request, parse_ollama_chat, chat=True)
+
+
+async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    parser, template, find = context.parser_for(request), context.served.template, partial(model_of, context)
+    asked = await context.parsed(request, lambda body: parse(body, parser, template, find))
+    if asked.job is None:
+        return _loaded(context, asked, chat=chat)
+    reply = OllamaReply(asked.job, asked.model, context.served, context.config, chat=chat)
+    return await run(request, context, asked.job, reply)
+
+
+def _loaded(context: Context, asked: Asked, *, chat: bool) -> web.Response:
+    """The answer to an empty prompt. A router unloads a model; a server of one model keeps it."""
+    unloads = asked.keep == 0
+    if unloads and not context.config.behind_router:
+        raise InvalidRequest("field 'keep_alive': a server of one model does not unload it; a router does")
+    reason = "unload" if unloads else "load"
+    return json_response(OllamaAnswer(asked.model, timestamp(), **said(chat), done=True, done_reason=reason))
+
+
+async def embed(request: web.Request) -> web.Response:
+    """POST /api/embed: vectors of length 1."""
+    began = time.monotonic()
+
+    def texts(body: dict[str, Any]) -> tuple[EmbedBody, str | list[str]]:
+        asked = read(EmbedBody, body)
+        return asked, asked.input if isinstance(asked.input, str) else list(asked.input)
+
+    asked, n_tokens, found = await _vectors(request, texts, "input", 2)
+    told = nanoseconds((time.monotonic() - began) * 1e3)
+    count = n_tokens if found else UNSET
+    return json_response(OllamaVectors(asked.model, found, told, 0, count))
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """POST /api/embeddings: one vector, as the model makes it."""
+
+    def text(body: dict[str, Any]) -> tuple[EmbeddingsBody, str]:
+        asked = read(EmbeddingsBody, body)
+        return asked, asked.prompt
+
+    _, _, found = await _vectors(request, text, "prompt", -1)
+    return json_response(OllamaVector(found[0] if found else []))
+
+
+async def _vectors(
+    request: web.Request, texts: Callable[[dict[str, Any]], Any], name: str, norm: int
+) -> tuple[Any, int, list[list[float]]]:
+    """(body, tokens, a vector for each text); none for an empty text, which asks to load the model."""
+    context = request.app[CONTEXT]
+    embedder, pooling = embedder_for_texts(context)
+    parser = context.parser_for(request)
+
+    def parse(body: dict[str, Any]) -> Any:
+        asked, given = texts(body)
+        ours = model_of(context, asked.model)
+        if asked.keep_alive is not None:
+            seconds("keep_alive", asked.keep_alive)
+        options_of(asked)
+        dimensions = getattr(asked, "dimensions", None)
+        if dimensions is not None and dimensions > embedder.n_embd:
+            bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
+        ids = embed_texts(given, name, parser, embedder.n_ctx, asked.truncate) if given else []
+        return asked, ids, parse_lora(ours, None, parser.adapters), dimensions
+
+    asked, ids, lora, dimensions = await context.parsed(request, parse)
+    made = await vectors_of(context, embedder, ids, pooling, lora)
+
+    def shown() -> list[list[float]]:
+        return [normalized(vector[:dimensions], norm).tolist() for vector in made]
+
+    large = sum(vector.size for vector in made) > 1 << 14
+    return asked, sum(map(len, ids)), await compute(shown, client_of(request)) if large else shown()

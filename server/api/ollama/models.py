@@ -1,0 +1,131 @@
+"""Ollama's endpoints about models, on a server of one: /api/tags, /api/ps, /api/show, /api/version."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.errors import NotFound, NotSupported
+from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.ollama.model_file import ModelFile, model_file, shown_size, whole_info
+from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.ollama import ListedModel, ListedModels, ModelDetails, OllamaVersion, ShownModel
+from logitless.server.protocol.dialects.ollama import ShowBody
+from logitless.server.protocol.dialects.ollama_names import candidates, tagged
+from logitless.server.protocol.fields import read
+from logitless.server.workers import to_thread
+
+VERSION = "0.13.0"  # of Ollama, whose API this is: some clients ask for a least one
+FOREVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
+
+
+def listed(name: str, file: ModelFile, **more: Any) -> ListedModel:
+    """The item of a model by its name here and its file."""
+    return ListedModel(tagged(name), tagged(name), file.modified_at, file.size, file.digest, file.details, **more)
+
+
+def shown(name: str, file: ModelFile, info: dict[str, Any], parameters: str = "") -> ShownModel:
+    """The answer of /api/show of a model: its name, its file, its metadata."""
+    license = info.get("general.license")
+    return ShownModel(
+        f"FROM {PurePath(name).name}\n",
+        parameters,
+        file.template,
+        file.details,
+        info,
+        list(file.capabilities),
+        file.modified_at,
+        license if isinstance(license, str) else UNSET,
+    )
+
+
+def model_of(context: Context, name: str) -> str:
+    """Our name of a client's model. NotFound: this server does not have it. Behind a router it has."""
+    adapters, known = context.served.adapters, context.config.names
+    for candidate in candidates(name):
+        if candidate in known or (adapters is not None and adapters.find(candidate) is not None):
+            return candidate
+    if context.config.behind_router:
+        return context.config.model
+    raise NotFound(f"model '{name[:200]}' not found")
+
+
+async def tags(request: web.Request) -> web.Response:
+    """GET /api/tags: the model, and its finetunes that have names."""
+    context = request.app[CONTEXT]
+    file = await _file(context)
+    names = [context.config.model]
+    if context.served.adapters is not None:
+        names += [e.name for e in context.served.adapters.entries if e.name and not e.removed and e.listed]
+    return json_response(ListedModels([listed(name, file, capabilities=list(file.capabilities)) for name in names]))
+
+
+async def ps(request: web.Request) -> web.Response:
+    """GET /api/ps: the model, unless it sleeps."""
+    context = request.app[CONTEXT]
+    if context.service.asleep:
+        return json_response(ListedModels([]))
+    file, n_ctx = await _file(context), context.served.info.n_ctx
+    return json_response(
+        ListedModels(
+            [listed(context.config.model, file, expires_at=FOREVER, size_vram=0, context_length=n_ctx)],
+        )
+    )
+
+
+async def show(request: web.Request) -> web.Response:
+    """POST /api/show."""
+    context = request.app[CONTEXT]
+    asked = await context.parsed(request, lambda body: read(ShowBody, body))
+    name, path = model_of(context, asked.model), context.config.model_path
+    file = await _file(context)
+    info = await to_thread(lambda: whole_info(path)) if asked.verbose else file.info
+    return json_response(shown(name, file, info, _parameters(context.config)))
+
+
+async def version(request: web.Request) -> web.Response:
+    """GET /api/version."""
+    return json_response(OllamaVersion(VERSION))
+
+
+async def only_in_router(request: web.Request) -> web.StreamResponse:
+    """Changes of the models of a machine."""
+    raise NotSupported(
+        f"{request.method} {request.path}: this server has one model; "
+        "a router (logitless serve without -m) downloads, copies, creates and deletes models"
+    )
+
+
+async def push(request: web.Request) -> web.StreamResponse:
+    """POST /api/push."""
+    raise NotSupported("POST /api/push: models are not uploaded to a registry from here")
+
+
+async def _file(context: Context) -> ModelFile:
+    """The loaded model: what its file says, with what only the loaded one knows."""
+    served, path = context.served, context.config.model_path
+    file = await to_thread(lambda: model_file(path))
+    info, template = served.info, served.template
+    can = ["completion"] if info.generates else []
+    if template is not None and info.generates:
+        can += ["tools"] if template.caps.get("supports_tools") else []
+        can += ["thinking"] if template.reasoning is not None else []
+    can += ["insert"] if served.tokenizer.fim_mid_id is not None else []
+    can += ["vision"] if served.vision is not None else []
+    can += ["embedding"] if not info.generates else []
+    details = file.details
+    if not details.parameter_size:
+        details = ModelDetails(parameter_size=shown_size(info.n_params), quantization_level=info.ftype)
+    source = template.source if template is not None else ""
+    known = file.info or {"general.parameter_count": info.n_params}
+    return ModelFile(file.size or info.nbytes, file.modified, file.digest, details, known, source, tuple(can))
+
+
+def _parameters(config: ServerConfig) -> str:
+    """The server's defaults of sampling, one a line."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n")
+    lines = [f"{name:<30} {getattr(config.defaults, name):g}" for name in names]
+    return "\n".join([*lines, *(f'{"stop":<30} "{text}"' for text in config.reverse_prompts)])
