@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,6 +81,49 @@ async def test_an_answer_that_is_stopped_and_the_server_now(page: Tab) -> None:
     await page.until("document.querySelector('.cut')?.textContent.includes('Stopped.')")
     await page.until("!document.querySelector('#slots tr.running')")
     await page.until("document.querySelector('.drawer polyline').getAttribute('points')")
+
+
+DATA = """(text => {
+    const all = new DataTransfer(), box = document.querySelector('#data-file');
+    all.items.add(new File([text], 'bears.jsonl'));
+    box.files = all.files;
+    box.dispatchEvent(new Event('change', {bubbles: true})); })"""
+
+
+async def test_a_finetune_from_its_data_to_its_answers(page: Tab) -> None:
+    await page.run("all('.views button')[2].click()")
+    await page.until("document.querySelector('#data-file')")
+    await page.run(f"{DATA}('[1]')")
+    await page.until("all('.checks .bad').length === 1 && document.querySelector('#start').disabled")
+    rows = "".join(json.dumps({"text": f"Exit number {i}, pursued by a bear."}) + "\n" for i in range(8))
+    await page.run(f"{DATA}({json.dumps(rows)})")
+    await page.until("document.querySelector('.checks .good') && $('start') && !$('start').disabled")
+    await page.until("document.querySelector('[name=n_epochs]').placeholder === '12'")  # 100 examples are seen
+    await page.fill("[name=n_epochs]", "2")
+    await page.fill("[name=batch_size]", "2")
+    await page.fill("#suffix", "bears")
+    await page.run("$('start').click()")
+    await page.until("document.querySelector('.badge.succeeded')", 60)
+    await page.until("document.querySelector('.job h4').textContent.startsWith('ft:shakespeare:bears:')")
+    points = await page.run("document.querySelector('.job polyline').getAttribute('points').split(' ').length")
+    assert points >= 2
+    assert "Loss" in await page.run("document.querySelector('.job svg').getAttribute('aria-label')")
+    await page.run("document.querySelector('.samples form').requestSubmit()")
+    await page.until("all('.sample p').length >= 2 && all('.sample p').every(p => p.textContent.length > 5)")
+    button = "all('.job button').find(b => b.textContent === '{}').click()"
+    await page.run(button.format("Compare with its base"))
+    await page.until("document.querySelector('.compare') && $('text')")
+    await page.run("$('text').focus()")
+    await page.write("Exit")
+    await page.key("Enter", 13)
+    await page.until("all('.talk .answer').length === 2 && all('.talk .answer').every(a => a.textContent)")
+    await page.key("Escape", 27)
+    await page.until("all('.talk .cut').length === 2 && !$('stop')")
+    assert await page.run("all('.side-choice select')[1].value.startsWith('ft:')")
+    await page.run("all('.views button')[2].click()")
+    await page.until("document.querySelector('.job')")
+    await page.run(button.format("Try it"))
+    await page.until("$('model').value.startsWith('ft:shakespeare:bears:') && $('mode')")
 
 
 async def test_refusals_are_told(page: Tab) -> None:

@@ -50,12 +50,8 @@ const KEYS = [["Enter", "send the message"], ["Shift+Enter", "begin a line"], ["
 
 /** A view that is loaded when it is first shown. */
 class Later extends Component {
-  load({from, name}) {
-    import(from).then(module => this.setState({View: module[name]}), error => this.setState({told: error.message}));
-  }
-
   componentDidMount() {
-    this.load(this.props);
+    this.props.load().then(View => this.setState({View}), error => this.setState({told: error.message}));
   }
 
   render(_, {View, told}) {
@@ -63,7 +59,11 @@ class Later extends Component {
   }
 }
 
-const VIEWS = {chat: () => html`<${Chat} />`};
+const VIEWS = {
+  chat: () => html`<${Chat} />`,
+  compare: () => html`<${Later} key="compare" load=${() => import("./compare.js").then(module => module.Compare)} />`,
+  tune: () => html`<${Later} key="tune" load=${() => import("./tune.js").then(module => module.Tune)} />`,
+};
 
 function Keys({close}) {
   return html`<${Dialog} title="Keys" close=${close}><dl class="keys">${KEYS.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl><//>`;

@@ -26,7 +26,8 @@ function sampled(settings, adapters) {
   if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean);
   if (settings.schema?.on) body.response_format = {type: "json_schema", json_schema: {name: "answer", schema: settings.schema.value}};
   if (adapters.some(one => one.id in settings.lora))
-    body.lora = adapters.map(one => ({id: one.id, scale: settings.lora[one.id] ?? one.scale}));
+    body.lora = adapters.filter(one => one.id in settings.lora || one.scale) // what is not listed is off, or the model's name
+      .map(one => ({id: one.id, scale: settings.lora[one.id] ?? one.scale}));
   return body;
 }
 

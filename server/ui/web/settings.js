@@ -96,7 +96,8 @@ function Tools({settings, caps}) {
   </details>`;
 }
 
-export function Adapters({settings, adapters}) {
+function Adapters({settings, adapters: all}) {
+  const adapters = all.filter(one => !one.model?.includes("@")); // no checkpoints
   if (!adapters.length) return null;
   const move = (id, value) => setSettings({lora: {...settings.lora, [id]: value}});
   return html`<details class="card" open><summary><h3>Adapters</h3></summary>

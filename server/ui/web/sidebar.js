@@ -49,7 +49,7 @@ function Entry({conversation, excerpt, isCurrent}) {
   </li>`;
 }
 
-const VIEWS = []; // [name, icon, text]
+const VIEWS = [["chat", "chat", "Chat"], ["compare", "columns", "Compare"], ["tune", "tune", "Fine-tuning"]];
 
 export function Sidebar() {
   const conversations = useStore(state => state.conversations), id = useStore(state => state.current);
@@ -63,9 +63,9 @@ export function Sidebar() {
   return html`<nav class=${`side ${side ? "open" : ""}`} aria-label="Conversations">
     <div class="row top"><h1>logitless</h1>
       <${IconButton} icon="close" label="Close the list" class="narrow" onClick=${() => set({side: false})} /></div>
-    ${VIEWS.length > 0 && html`<ul class="views">
+    <ul class="views">
       ${VIEWS.map(([name, icon, text]) => html`<li><button type="button" aria-current=${view === name ? "page" : null} onClick=${() => set({view: name, side: false})}><${Icon} name=${icon} />${text}</button></li>`)}
-    </ul>`}
+    </ul>
     <button type="button" class="button new" id="new" onClick=${startNew}><${Icon} name="plus" />New conversation</button>
     <label class="search"><span class="unseen">Search in conversations</span><${Icon} name="search" />
       <input id="search" type="search" placeholder="Search" value=${query} onInput=${event => setQuery(event.target.value)} /></label>
