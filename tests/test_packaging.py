@@ -179,7 +179,7 @@ def test_the_wheel_has_one_name_and_nothing_unneeded(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     version = next(name for name in tops if name.endswith(".dist-info"))
     assert tops == {"logitless", version}
-    allowed = {".py", ".typed", ".spv", ".json", ".gguf", ".html", ".css", ".js"}
+    allowed = {".py", ".typed", ".spv", ".json", ".gguf", ".html", ".css", ".js", ".woff2", ".txt"}
     others = [n for n in names if not n.startswith(version) and Path(n).suffix not in allowed]
     assert not others
     assert not [n for n in names if {"tests", "scripts", "docs"} & {*n.split("/")}]
