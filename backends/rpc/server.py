@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from logitless.backends.errors import DeviceError
-from logitless.backends.rpc.indices import Bounds, Region, bounds_of
+from logitless.backends.rpc.indices import NOT_LENT, SAME, Bounds, Ranges, Region, bounds_of, holds, parts_of
 from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
 from logitless.backends.self_test import self_test_kinds
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import OPS
+from logitless.graph.op import OPS, writes_of
 from logitless.graph.order import rebuild, toposort
 from logitless.graph.tensor import Tensor, const, variable
 from logitless.graph.testing.conformance import register_all
@@ -178,7 +178,7 @@ class Client:
         self.link, self.backend, self._budget = link, backend, budget
         self._memory: dict[int, ClientBuffer] = {}
         self._programs: dict[int, tuple[Program, list[Region]]] = {}
-        self._graphs: dict[int, tuple[list[Tensor], dict[Tensor, Bounds]]] = {}
+        self._graphs: dict[int, tuple[list[Tensor], dict[Tensor, Ranges]]] = {}
         self._indices: dict[int, dict[tuple[int, int, Bounds], Region]] = {}  # by the memory's id
         self._written: set[int] = set()  # memory of feeds to which a program writes
         self._n_graphs = 0
@@ -300,7 +300,8 @@ class Client:
     # --- graphs -----------------------------------------------------------------------------------
 
     def _supports(self, header: Header) -> Answer:
-        return {"supported": self.backend.supports(decode(header["graph"])[-1])}, None
+        t = decode(header["graph"])[-1]
+        return {"supported": t.op not in NOT_LENT and self.backend.supports(t)}, None
 
     def _self_test(self, header: Header) -> Answer:
         kinds = {(str(op), tuple(map(str, dtypes))) for op, dtypes in header["kinds"]}
@@ -308,6 +309,8 @@ class Client:
 
     def _fuse(self, header: Header) -> Answer:
         nodes_sent = decode(header["graph"])
+        if lacking := next((t.op for t in nodes_sent if t.op in NOT_LENT), ""):
+            raise ValueError(f"{lacking} is not lent")
         replacement = rebuild(nodes_sent, lambda t, node: t if t.is_leaf else self.backend.rewrite(node))
         results = [replacement[nodes_sent[i]] for i in header["results"]]
         results = list(self.backend.fuse(results, lambda t: not t.is_leaf))
@@ -325,6 +328,7 @@ class Client:
     def _compile(self, header: Header) -> Answer:
         (order, bounds), nodes, locations = self._graphs[header["graph"]], [], dict[Tensor, Location]()
         regions: list[Region] = []
+        written: list[tuple[int, int, int, Tensor]] = []  # memory, start, end, result: of the nodes so far
         for n, to, sources in header["nodes"]:
             t = order[_index(n, order)]
             if t.is_leaf:
@@ -332,11 +336,20 @@ class Client:
             for s, at in ((t, to), *zip(t.src, sources, strict=True)):
                 weight = s if s.op == "variable" and s.attrs["constant"] else None
                 locations[s] = self._location(at, 0 if weight is not None else s.nbytes, weight)
-                if s in bounds:
-                    key = int(at[1]), s.nbytes, bounds[s]
-                    known = self._indices.setdefault(at[0], {})
-                    regions.append(known.setdefault(key, Region(at[0], *key)))
-            self._written.add(to[0])
+                for start, size, of in parts_of(s, bounds) if s is not t else ():
+                    first = int(at[1]) + start
+                    over = (w for m, a, b, w in reversed(written) if m == at[0] and a < first + size and first < b)
+                    writer = next(over, None)
+                    if writer is not None and not holds(writer, s):
+                        raise ValueError(f"the indices that {t.op} takes are overwritten by {writer.op}")
+                    if writer is None:  # they are what the client has put there
+                        key = first, size, of
+                        known = self._indices.setdefault(at[0], {})
+                        regions.append(known.setdefault(key, Region(at[0], *key)))
+            if t.op not in SAME:
+                changed = [(to, t), *((sources[i], t.src[i]) for i in writes_of(t))]
+                written += [(at[0], int(at[1]), int(at[1]) + of.nbytes, t) for at, of in changed]
+                self._written.update(at[0] for at, _ in changed)
             nodes.append(t)
         self.backend.prepare(nodes)
         if len(self._programs) >= MAX_PROGRAMS:

@@ -26,6 +26,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.rpc import server as rpc
 from logitless.backends.rpc.backend import RemoteBackend
+from logitless.backends.rpc.indices import bounds_of, holds, parts_of
 from logitless.backends.rpc.protocol import MAGIC, encode, version
 from logitless.cli import main
 from logitless.cli.flags.tls import context
@@ -34,9 +35,21 @@ from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Location
 from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.paged_attention import attention, store_k
 from logitless.graph.ops.elementwise import silu
 from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear_attention import causal_conv
+from logitless.graph.ops.moe import (
+    expert_gather,
+    expert_linear,
+    expert_order,
+    expert_rows,
+    expert_scatter,
+    top_experts,
+)
+from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.tensor import feed, variable
 from logitless.graph.testing.conformance import OK, problems, run
 from logitless.server.auth import Keys
@@ -122,7 +135,15 @@ def test_rpc_device_is_self_tested_on_the_server(lend: Callable[..., Lender]) ->
     backend.close()
 
 
-@pytest.mark.parametrize("op", ["linear_parts", "attention", "store_k", "slice_rows", "adamw_step"])
+WITH_INDICES = [
+    "get_rows", "add_rows", "add_rows_to", "expert_gather", "expert_scatter", "expert_weights", "expert_rows",
+    "expert_sum", "expert_linear", "expert_matmul", "expert_products", "causal_conv", "causal_conv_update",
+    "linear_attention", "linear_attention_update", "cross_entropy", "cross_entropy_back", "log_probs", "sample",
+    "causal_attention", "full_attention",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["linear_parts", "attention", "store_k", "slice_rows", "adamw_step", *WITH_INDICES])
 def test_ops_on_the_server_match_the_reference(op: str, lend: Callable[..., Lender]) -> None:
     """The cases of conformance, with guarded memory on the server."""
     backend = RemoteBackend(lend().name)
@@ -351,6 +372,83 @@ def test_indices_beyond_the_cache_end_their_client_alone(
     assert re.search(rf"the index {value} is not between -1 and \d+$", told)
     good.close()
     bad.close()
+
+
+E, T = 4, 3
+BEYOND: dict[str, tuple[Callable[[Callable[..., Any]], Any], dict[str, Any], list[int]]] = {
+    "experts": (
+        lambda f: expert_gather(f("x", (T, E)), f("i", (T, 2), "i32")), {"i": [[0, 1], [2, 3], [3, 0]]}, [E, -1]
+    ),
+    "rows of experts": (
+        lambda f: expert_scatter(f("x", (T, 2)), f("i", (T, 2), "i32"), n=E), {"i": [[0, 1], [2, 3], [3, 0]]}, [E, -1]
+    ),
+    "order": (
+        lambda f: expert_linear(f("x", (E, 32)), f("w", (2 * 8, 32)), f("i", (3, E), "i32"), n=2),
+        {"i": [[0, 1, 2, 3], [0, 1, 2, 3], [0, 0, 1, 1]]},
+        [E, -1],
+    ),
+    "sorted ids": (lambda f: expert_rows(f("x", (T, 8)), expert_order(f("i", (T, 2), "i32"), n=E)), {"i": [[0, 1]] * 3},
+                   [E, -1, 2**31 - 1]),
+    "part of ids": (
+        lambda f: get_rows(f("x", (E, 8)), reshape(slice_rows(f("i", (3, 2), "i32"), start=0, stop=2), shape=(4,))),
+        {"i": [[0, 1]] * 3},
+        [E, -1],
+    ),
+    "states": (
+        lambda f: causal_conv(f("x", (T, 8)), f("w", (8, 1, 3)), f("s", (2, 2, 8)), f("i", (T,), "i32")),
+        {"i": [0, -1, 1]},
+        [2, -2],
+    ),
+    "targets": (lambda f: cross_entropy(f("x", (T, 8)), f("i", (T,), "i32")), {"i": [0, 7, -100]}, [8, 2**31 - 1]),
+    "packed texts": (
+        lambda f: causal_attention(
+            f("q", (4, 1, 8)), f("k", (4, 1, 8)), f("v", (4, 1, 8)), f("i", (4,), "i32"), length=4, scale=1.0
+        ),
+        {"i": [0, 0, 0, 0]},
+        [4, -1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_indices_of_other_ops_are_checked(
+    kind: str, lend: Callable[..., Lender], caplog: pytest.LogCaptureFixture
+) -> None:
+    build, values, beyond = BEYOND[kind]
+    lender, feeds = lend(NumpyBackend, nbytes=MIB), {}
+    backend = RemoteBackend(lender.name)
+
+    def fed(name: str, shape: tuple[int, ...], dtype: str = "f32") -> Any:
+        feeds[name] = np.ones(shape, np.float32) if name not in values else np.array(values[name], np.int32)
+        return feed(name, shape, dtype)
+
+    y = build(fed)
+    session = Session([backend])
+    assert np.isfinite(np.asarray(session.compute([y], feeds)[0])).all()
+    (name,) = values
+    for index in beyond:
+        feeds[name].reshape(-1)[1] = index
+        lost = RemoteBackend(lender.name)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "logitless.rpc"):
+            with pytest.raises(DeviceLost):
+                Session([lost]).compute([y], feeds)
+            closed(lender)
+        assert f"the index {index} is not between" in caplog.text
+        lost.close()
+    backend.close()
+
+
+def test_indices_that_a_program_overwrites_are_refused() -> None:
+    """A client says where results lie: its experts' ids may not be what another node has written there."""
+    ids = top_experts(feed("x", (T, E)), n=2)
+    assert holds(ids, ids)
+    assert holds(reshape(ids, shape=(2, T)), ids)
+    assert not holds(feed("x", (T, 2)), ids)
+    assert not holds(top_experts(feed("x", (T, E + 1)), n=2), ids)
+    assert parts_of(ids, {}) == [(0, T * 2 * 4, (0, E))]
+    with pytest.raises(ValueError, match="the indices that expert_gather takes from top_experts may be out"):
+        bounds_of([ids, expert_gather(feed("y", (T, E - 1)), ids)])
 
 
 def closed(lender: Lender) -> None:
