@@ -1,6 +1,6 @@
 """Image preprocessing: an image of any size → tiles of the encoder, with the texts around them.
 
-Sizes follow llama.cpp (`tools/mtmd`), resampling is Pillow's.
+Sizes follow llama.cpp (`tools/mtmd`), in f32 as there; resampling is Pillow's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 Pieces = Iterator[str | Pixels]
+F32 = np.float32
 
 
 def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
@@ -47,15 +48,15 @@ def _dynamic(image: Image, p: VisionParams) -> Pieces:
 def dynamic_size(width: int, height: int, p: VisionParams) -> tuple[int, int]:
     """(width, height) of a tile: whole units, of about the image's aspect, within the limits of
     tokens (`smart_resize` of Qwen2-VL)."""
-    unit = p.unit
+    unit, sides = p.unit, (F32(width), F32(height))
     least, most = (n * unit * unit for n in p.tokens)
-    columns, rows = (max(unit, round_half_up(n / unit) * unit) for n in (width, height))
+    columns, rows = (max(unit, round_half_up(float(n / F32(unit))) * unit) for n in sides)
     if columns * rows > most:
-        factor = math.sqrt(width * height / most)
-        columns, rows = (max(unit, math.floor(n / factor / unit) * unit) for n in (width, height))
+        factor = np.sqrt(F32(width * height) / F32(most))
+        columns, rows = (max(unit, math.floor(n / factor / F32(unit)) * unit) for n in sides)
     elif columns * rows < least:
-        factor = math.sqrt(least / (width * height))
-        columns, rows = (math.ceil(n * factor / unit) * unit for n in (width, height))
+        factor = np.sqrt(F32(least) / F32(width * height))
+        columns, rows = (math.ceil(n * factor / F32(unit)) * unit for n in sides)
     return columns, rows
 
 
@@ -66,13 +67,11 @@ def round_half_up(x: float) -> int:
 def _tiles(image: Image, p: VisionParams) -> Pieces:
     """A grid of squares over the enlarged image, each behind its marker, then an overview (Idefics
     3, SmolVLM)."""
-    size, longest = p.image_size, p.longest_edge
-    factor = min(longest / image.width, longest / image.height)
-    columns, rows = (math.ceil(n * factor / size) for n in (image.width, image.height))
+    size, (width, height) = p.image_size, enlarged_size(*image.size, p.longest_edge)
+    columns, rows = -(-width // size), -(-height // size)
     fake = "<fake_token_around_image>"
     how = _filter(p.projector.resample)
-    enlarged = image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))), how)
-    large = np.asarray(enlarged.resize((columns * size, rows * size), how))
+    large = np.asarray(image.resize((width, height), how).resize((columns * size, rows * size), how))
     for y in range(rows):
         for x in range(columns):
             yield f"{fake}<row_{y + 1}_col_{x + 1}>"
@@ -82,6 +81,14 @@ def _tiles(image: Image, p: VisionParams) -> Pieces:
     yield f"\n\n{fake}<global-img>"
     yield np.asarray(image.resize((size, size), how))
     yield fake
+
+
+def enlarged_size(width: int, height: int, longest: int) -> tuple[int, int]:
+    """(width, height) whose longer side is `longest`, of about the image's aspect; the shorter side
+    is even (Idefics 3)."""
+    shorter = int(F32(longest) * F32(min(width, height)) / F32(max(width, height)))
+    shorter = max(1, shorter + shorter % 2)
+    return (longest, shorter) if width >= height else (shorter, longest)
 
 
 def _grid(image: Image, p: VisionParams) -> Pieces:
@@ -103,8 +110,8 @@ def best_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> tup
     grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
 
     def shown(grid: tuple[int, int]) -> tuple[int, int]:
-        factor = min(grid[0] * size / width, grid[1] * size / height)
-        n = min(int(width * factor) * int(height * factor), width * height)
+        factor = min(F32(grid[0] * size) / F32(width), F32(grid[1] * size) / F32(height))
+        n = min(int(F32(width) * factor) * int(F32(height) * factor), width * height)
         return n, n - grid[0] * grid[1] * size * size
 
     return max(grids, key=shown)
@@ -134,9 +141,9 @@ def nearest_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> 
     largest that the image fills by more than half."""
     least, most = tiles
     grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
-    best, nearest = (1, 1), math.inf
+    best, nearest = (1, 1), F32(math.inf)
     for x, y in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        away = abs(width / height - x / y)
+        away = abs(F32(width) / F32(height) - F32(x) / F32(y))
         if away < nearest or (away == nearest and width * height > 0.5 * size * size * x * y):
             best, nearest = (x, y), away
     return best
@@ -159,8 +166,8 @@ def _fitted(image: Image, width: int, height: int, p: VisionParams) -> Pixels:
     """The image scaled to fit into a size with its aspect, on a plain background."""
     if image.size == (width, height):
         return np.asarray(image)
-    factor = min(width / image.width, height / image.height)
-    inner = min(math.ceil(image.width * factor), width), min(math.ceil(image.height * factor), height)
+    factor = min(F32(width) / F32(image.width), F32(height) / F32(image.height))
+    inner = min(math.ceil(F32(image.width) * factor), width), min(math.ceil(F32(image.height) * factor), height)
     out = np.empty((height, width, 3), np.uint8)
     out[:] = p.projector.pad_color
     top, left = (height - inner[1]) // 2, (width - inner[0]) // 2

@@ -17,7 +17,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.vision import images
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
-from logitless.models.vision.preprocess import best_grid, dynamic_size, pieces_of
+from logitless.models.vision.preprocess import best_grid, dynamic_size, enlarged_size, pieces_of
 from tests.helpers.vision_files import SPECS, Fill, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
@@ -118,6 +118,9 @@ def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]
         assert 4 <= (width // p.unit) * (height // p.unit) <= 20 + 1000 // p.unit
     assert best_grid(300, 100, 100, (1, 6)) == (3, 1)
     assert best_grid(100, 100, 100, (1, 6)) == (1, 1)
+    assert best_grid(47, 48, 16, (1, 6)) == (2, 2)  # in f32 (2, 3) shows as much
+    for size, expected in (((46, 31), (48, 32)), ((30, 88), (16, 48)), ((110, 104), (48, 46)), ((200, 1), (48, 1))):
+        assert enlarged_size(*size, 48) == expected
 
 
 def test_a_position_table_that_no_tile_fits_is_refused_by_name(tmp_path: Path, shared_data: Path) -> None:

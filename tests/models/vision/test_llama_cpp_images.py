@@ -80,6 +80,22 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
         assert n_compared >= 6, name
 
 
+@pytest.mark.parametrize("name", ["idefics3", "internvl"])
+def test_tiles_of_odd_sizes_are_as_in_llama_cpp(name: str, shared_data: Path, tmp_path: Path) -> None:
+    """Shorter sides that become 32.4, 16.4 and 45.4 of 48 pixels; a grid that another fits as well in f64."""
+    model = write_text_model(tmp_path / "t.gguf", SPECS[name], shared_data / "models" / "stories260K.gguf")
+    projector = write_projector(tmp_path / "p.gguf", SPECS[name])
+    images = [png(picture(*size)) for size in ((46, 31), (88, 30), (104, 110), (47, 48))]
+    asked = [("h<image>g", [base64.b64encode(image).decode()]) for image in images]
+    (answers,) = theirs([(str(model), str(projector), asked)])
+    with Runs(model, projector) as runs:
+        for image, (n_tokens, tops) in zip(images, answers, strict=True):
+            n, got = runs.first("h<image>g", [image])
+            assert n == n_tokens
+            for id, value in [top for top in tops or () if top[1] is not None][:3]:
+                assert got[id] == pytest.approx(value, abs=0.04)
+
+
 def test_a_large_image_is_padded_before_it_is_cut(shared_data: Path, tmp_path: Path) -> None:
     """LFM2-VL: four tiles with bars above and below, and a thumbnail without; an image whose sides are rounded down
     from 10.5 and up from 12.5 units is not large."""
