@@ -119,7 +119,7 @@ def test_a_server_imports_neither_compilers_nor_what_writes_files() -> None:
         (["serve", "--temp", "hot"], 2, ["--temp"]),
         (["--spec-replace", "x"], 1, ["not supported yet: --spec-replace"]),
         (["serve", "--log-file", "/no/such/folder/x"], 1, ["--log-file /no/such/folder/x: No such file"]),
-        (["serve", "--media_path", "x"], 1, ["not supported yet: --media_path"]),
+        (["serve", "--spec_replace", "x"], 1, ["not supported yet: --spec_replace"]),
         (["serve", "-m", ""], 2, ["-m", "names no file"]),
         (["serve", "--api-key-file", ""], 2, ["--api-key-file", "names no file"]),
         (["serve", "--lora", ","], 2, ["--lora", "names no file"]),

@@ -56,7 +56,7 @@ def test_a_full_disk(tmp_path: Path):
     with pytest.raises(OSError, match="disk is full") as refused:
         store.change("jobs", "j", lambda row: {**row, "n": large})
     assert refused.value.errno == ENOSPC
-    desk: Any = SimpleNamespace(store=store, check=lambda path, filename: None)
+    desk: Any = SimpleNamespace(store=store, check=lambda path, filename, goes_on: None)
     with store.incoming() as part:
         part.write_bytes(b"text")
         with pytest.raises(DiskFull, match=r"^the file cannot be kept: database or disk is full$"):
