@@ -102,6 +102,8 @@ async def test_what_changes_the_server_needs_the_admin_key():
         changes = [("POST", "/v1/files"), ("DELETE", "/v1/files/f"), ("POST", job)]
         changes += [("POST", f"{job}/j/{what}") for what in ("cancel", "pause", "resume")]
         changes += [("POST", "/lora-adapters"), ("POST", "/slots/0?action=save"), ("POST", "/props")]
+        changes += [("POST", f"/api/{what}") for what in ("pull", "copy", "create", "blobs/sha256:0")]
+        changes += [("DELETE", "/api/delete")]
         for method, path in changes:
             assert [await status(key, method, path) for key in ("", "nobody", "user")] == [401, 401, 403], path
             assert await status("chief", method, path) not in (401, 403), path
