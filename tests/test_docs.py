@@ -94,6 +94,19 @@ def test_the_readme_is_short() -> None:
     assert len(text.split()) <= 1000
 
 
+def test_the_changelog_is_short() -> None:
+    """Its merge driver is union: a rebase may bring back lines that were condensed, and this test tells."""
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    headings = [line for line in lines if line.startswith("#")]
+    assert len(lines) <= 150
+    assert [heading for heading in headings if heading.startswith("## ")] == ["## Unreleased", "## 0.1.0"]
+    assert set(headings[1:]) <= {
+        "## Unreleased",
+        "## 0.1.0",
+        *(f"### {kind}" for kind in ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")),
+    }
+
+
 def test_the_glossary_has_at_most_60_terms_and_their_equivalents() -> None:
     rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)[1:]
     terms = [row.split(" | ") for row in rows]
