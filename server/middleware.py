@@ -21,9 +21,11 @@ from logitless.server.slashes import Slashes, canonical
 log = logging.getLogger("logitless.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# what is not read here needs the admin key, where there is one
-_ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models", "/v1/models/")
-_ADMIN += ("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/")
+# paths whose requests need the admin key, where there is one, unless they only read
+_ADMIN = (
+    *("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models", "/v1/models/"),
+    *("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/"),
+)
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 _METHODS = "GET, POST, DELETE, OPTIONS"  # of routes
 
