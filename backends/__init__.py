@@ -1,3 +1,1 @@
-"""Backends: how ops run on a device. CPU kernels, GPU kernels for OpenCL and Vulkan, remote
-devices.
-"""
+"""Backends: CPU kernels, GPU kernels for OpenCL and Vulkan, remote devices (RPC)."""

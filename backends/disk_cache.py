@@ -1,9 +1,8 @@
-"""Disk cache of all backends: kernels, pipelines, programs. Lost files are made again.
+"""Disk cache of all backends: kernels, pipelines, programs; a lost file is compiled again.
 
 The cache holds machine code, so a file counts only if it belongs to this user (or root), nobody
 else can write it, and its checksum covers its name and content. A cache that cannot be written
-falls back to a folder of this user in the system's temporary folder, with one line in the log.
-"""
+falls back to a folder of this user in the system's temporary folder, with one line in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices by name, and the few services of the CPU backend that need no open device."""
+"""Backend registry: devices by name, and services of the CPU backend that need no open device."""
 
 from __future__ import annotations
 

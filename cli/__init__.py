@@ -1,1 +1,1 @@
-"""The command line: `logitless serve | generate | bench | plan | devices | selftest | tokenize | synth`."""
+"""The command line `logitless`: commands, flags, model downloads, setup."""

@@ -1,4 +1,4 @@
-"""Output files of commands: checked before hours of work, not after."""
+"""Output files of commands, checked before hours of work instead of after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line on the terminal that the next one replaces."""
+"""Status line: a line on the terminal that the next one replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and events: what the scheduler takes from a client and what it gives back."""
+"""Requests and events: input of the scheduler from a client, and its output to the client."""
 
 from __future__ import annotations
 

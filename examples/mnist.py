@@ -1,5 +1,4 @@
-"""Handwritten digits from the IDX files: a fully connected network (784 → 500 → 10) and a
-convolutional one."""
+"""Handwritten digits (MNIST): a fully connected network (784 → 500 → 10) and a convolutional one."""
 
 from __future__ import annotations
 

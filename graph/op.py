@@ -1,4 +1,4 @@
-"""Ops: a declaration holds the numpy reference, shape rule, gradient rule and test cases of one.
+"""Op declarations: numpy reference, shape rule, gradient rule and test cases of one op.
 
     @op
     def silu(x): return x / (1 + np.exp(-x))            # reference, in any float type
@@ -7,8 +7,7 @@
     @silu.case
     def _(rng): return [rng.normal(size=(4, 6))], {}    # sources, attributes
 
-Without a shape rule the result has the broadcast shape and the dtype of the first source.
-"""
+Without a shape rule the result has the broadcast shape and the dtype of the first source."""
 
 from __future__ import annotations
 

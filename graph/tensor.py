@@ -1,4 +1,4 @@
-"""Tensors: nodes of a graph. A node says what is computed; it has neither numbers nor a device."""
+"""Tensor: a node of a graph, with op, sources, shape and dtype; it has neither numbers nor a device."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""Models: GGUF files, architectures, weights, LoRA adapters, tokenizers, grammars, chat
-templates."""
+"""Models: GGUF files, architectures, weights, LoRA adapters, tokenizers, grammars, chat templates."""

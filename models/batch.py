@@ -1,8 +1,7 @@
-"""Inputs of a forward pass beside the weights: token rows, and the memory that they attend to.
+"""Batch of a forward pass: token rows, and the KV cache or training windows that they attend to.
 
 A server's rows are a `Batch` of any sequences with the paged KV cache; a trainer's are whole
-`Sequences`, which are each other's memory; an encoder's are `Texts`.
-"""
+`Sequences`, which are each other's memory; an encoder's are `Texts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves of token slots in the KV cache: values unchanged, keys with RoPE of their new positions."""
+"""KV cache moves: values are copied, keys get RoPE of their new positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools on the device: KV pages of 16 tokens, found by page tables, and recurrent state rows."""
+"""KV pool on the device: pages of 16 tokens, found by page tables, and recurrent state rows."""
 
 from __future__ import annotations
 

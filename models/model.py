@@ -1,5 +1,4 @@
-"""A GGUF model on a session: hyper-parameters, weights, and functions from tokens to logits or
-vectors."""
+"""Model: hyper-parameters and weights of a GGUF file on a session; tokens → logits or vectors."""
 
 from __future__ import annotations
 

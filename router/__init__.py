@@ -1,1 +1,1 @@
-"""Router mode: one process that answers for many models, each served by a child process of its own."""
+"""Router: one process for many models, each served by a child process."""

@@ -1,7 +1,6 @@
-"""Streams with X-Conversation-Id that no server has yet: their models wait for a place, or load.
+"""Resumable streams of the router (X-Conversation-Id) whose model still loads or waits for memory.
 
-Such a request goes on without its client, here as in the server. It is found again by the client's key and its name.
-"""
+Such a request goes on without its client, here as in the server. It is found again by the client's key and its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Download states of the router: requested model, progress, result. Starts no process itself."""
+"""Download states of the router: requested model, progress, result."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The fleet: which models run, started on request, ended when others need their place. No processes, no HTTP.
+"""Fleet: picks the models that run, starts one on request, ends others to make room.
 
 At most `limit` models run at once. A request for a model that does not run waits. Models get places
 in the order of their first request, and take them from the least recently used model, which first
 finishes its running requests. So no request is lost, and no model keeps its place by a stream of
-requests.
-"""
+requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Files and fine-tuning jobs of a router: one store for all models. The router keeps files and
-reports jobs; the server of a job's model does the work.
-"""
+"""Files and fine-tuning jobs of a router: one store for all models.
+
+The router keeps files and reports jobs; the server of a job's model does the work."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Generated parts of the documentation: a hook of mkdocs that fills in what the code itself says.
+"""Generated parts of the documentation: a hook of mkdocs that fills in references from the code.
 
 A line `<!-- generated: NAME [ARGUMENT] -->` of a page is replaced by the output of the function that `GENERATORS` has
 under NAME: the command line's flags, the HTTP endpoints, the table of models, the modules of a package, or a file of
-the repository. Nothing generated is committed, so nothing can be out of date.
-"""
+the repository. Nothing generated is committed, so nothing can be out of date."""
 
 from __future__ import annotations
 

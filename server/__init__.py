@@ -1,6 +1,4 @@
-"""HTTP: the only place that knows aiohttp. `make_app` builds the application, `serve` runs it until
-a signal.
-"""
+"""HTTP server: the one package that imports aiohttp's server. `make_app` builds the application."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""ASGI application: the server's routes in an ASGI host (uvicorn, hypercorn, Starlette, Ray Serve), in its process
-and on its event loop. Routes, guards and handlers are those of the aiohttp application.
-"""
+"""ASGI application: the server's routes in an ASGI host (uvicorn, hypercorn, Starlette, Ray Serve).
+
+It runs in the host's process and on its event loop; routes, guards and handlers are the aiohttp
+application's."""
 
 from __future__ import annotations
 

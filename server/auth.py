@@ -1,4 +1,4 @@
-"""The API keys: those of the command line and those of a file, which is read again when it changes."""
+"""API keys: of the command line, and of a file that is read again when it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a request is from: the owner of what it makes, and what it may see."""
+"""Client of a request: the owner of its results, and its access to results of others."""
 
 from __future__ import annotations
 

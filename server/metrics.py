@@ -1,4 +1,4 @@
-"""GET /metrics: llama-server's names, and ours for what it does not tell."""
+"""GET /metrics: llama-server's metrics, and further ones."""
 
 from __future__ import annotations
 

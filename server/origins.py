@@ -1,9 +1,8 @@
-"""Browsers' requests to a server without keys: the host names and the web pages that it answers.
+"""Origin checks of a server without keys: host names and web pages that may send requests.
 
 Any page that a user visits can send requests to this machine, and can point a name of its own at
 127.0.0.1 (DNS rebinding). A key keeps such pages out; without keys the headers Host, Origin and
-Sec-Fetch-Site, which a page cannot forge, tell them from programs and from our own page.
-"""
+Sec-Fetch-Site, which a page cannot forge, tell them from programs and from our own page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths with double or trailing slashes reach the route of the path without them."""
+"""Path normalisation: double and trailing slashes lead to the route without them."""
 
 from __future__ import annotations
 

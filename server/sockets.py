@@ -1,6 +1,4 @@
-"""Listening sockets: IPv4, IPv6 and Unix addresses of `--host`, several of them separated by
-commas.
-"""
+"""Listening sockets: IPv4, IPv6 and Unix addresses of `--host`, separated by commas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents: what they name exists, and the commands that they show parse."""
+"""Documents: paths exist, commands parse, sizes are bounded, docstrings name their subject."""
 
 from __future__ import annotations
 
@@ -86,6 +86,53 @@ def test_docstrings_begin_with_their_subject(package: str) -> None:
                 if words[0] in openers:
                     found.append(f"{path.relative_to(ROOT)}: {' '.join(words[:8])}")
     assert found == []
+
+
+MODULES = sorted(path for folder in (*CODE, "examples", "scripts", "tests") for path in (ROOT / folder).rglob("*.py"))
+MODULES += sorted((ROOT / "logitless").glob("*.py"))
+
+
+def summary(path: Path) -> str:
+    """The first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def test_each_module_begins_with_a_sentence_that_names_its_subject() -> None:
+    """One line is enough: it is whole, and has no pronoun in the place of a noun."""
+    modules = [path for path in MODULES if path.name != "__init__.py" or path.read_bytes()]
+    vague = re.compile(r"\b(what|who|whom|whoever|whatever|somebody|nobody|those who|that which)\b", re.IGNORECASE)
+    lines = {name(path): summary(path) for path in modules}
+    assert {path: line for path, line in lines.items() if not line.endswith(".")} == {}
+    assert {path: line for path, line in lines.items() if vague.search(line)} == {}
+
+
+@pytest.mark.parametrize(
+    ("term", "rooms"),
+    [
+        ("prefill", "engine/scheduler/prefill_budget.py engine/scheduler/interleaved_prefill.py"),
+        ("chunked prefill", "engine/scheduler/prefill_budget.py"),
+        ("KV cache", "engine/kv_cache/__init__.py engine/kv_cache/manager.py"),
+        ("prefix cache", "engine/kv_cache/prefix_cache.py"),
+        ("preempt", "engine/scheduler/running_set.py engine/runner/preemptible_prefill.py"),
+        ("RoPE", "models/architectures/rope.py graph/ops/rope.py backends/cpu/kernels/rope.py backends/gpu/rope.py"),
+        ("attention scores", "graph/ops/attention/paged_attention.py"),
+        ("attention scores", "backends/cpu/kernels/attention/paged_attention.py"),
+        ("attention scores", "backends/gpu/attention/paged_attention.py"),
+        ("speculative decoding", "engine/speculation/__init__.py"),
+        ("draft", "engine/speculation/draft_state.py engine/speculation/draft_model.py"),
+        ("sampler chain", "graph/ops/sampling/samplers.py engine/sampling/sampler.py"),
+        ("sampler chain", "backends/cpu/kernels/sampling/samplers.py backends/gpu/sampling/__init__.py"),
+        ("grammar mask", "engine/sampling/grammar_mask.py"),
+        ("LoRA", "models/adapters/lora.py models/adapters/stacked_lora.py training/trainable.py"),
+        ("gradient checkpointing", "graph/gradient_checkpointing.py"),
+        ("optimizer step", "graph/ops/training/optimizer.py training/step.py"),
+        ("graph partition", "graph/execution/partition.py"),
+        ("memory planning", "graph/execution/memory.py"),
+    ],
+)
+def test_a_term_of_the_field_is_in_the_first_line_of_the_modules_that_define_it(term: str, rooms: str) -> None:
+    """`grep -rniI --include='*.py' TERM`: hits on line 1 are the modules to read."""
+    assert [room for room in rooms.split() if term.lower() not in summary(ROOT / room).lower()] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -1,4 +1,4 @@
-"""The architecture as rules: import directions, import cycles, package sizes, packaging."""
+"""Architecture rules: import directions, import cycles, package sizes, packaging."""
 
 from __future__ import annotations
 

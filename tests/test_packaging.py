@@ -1,4 +1,4 @@
-"""The package among others: hostile folders and distributions, and what a wheel has in it."""
+"""Packaging: hostile folders and distributions, and the contents of a wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python API: results, several requests at once, errors, and a host process left as it was."""
+"""Python API: results, concurrent requests, errors, and an unchanged host process."""
 
 from __future__ import annotations
 

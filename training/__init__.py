@@ -1,2 +1,1 @@
-"""Training: data, training step, LoRA and full finetunes, optimizer schedule, trainer,
-checkpoints."""
+"""Training: data, methods, training step, LoRA, optimizer, trainer, checkpoints."""

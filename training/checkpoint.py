@@ -1,9 +1,7 @@
-"""Training checkpoints as GGUF files with llama.cpp's keys: parameters, optimizer state, position
-in the data.
+"""Training checkpoints, GGUF files with llama.cpp's keys: parameters, optimizer state, data position.
 
 A run that is restored goes on to the same bytes. Version 0 files, which have no
-`training.epoch_count` and no optimizer version of their own, are still read.
-"""
+`training.epoch_count` and no optimizer version of their own, are still read."""
 
 from __future__ import annotations
 

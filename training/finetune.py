@@ -1,4 +1,4 @@
-"""Fine-tuning of a model file without a server or flags: data, method, callbacks, result."""
+"""Fine-tuning of a model file, headless: data, method, callbacks, result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Chunked loss of the LM head: logits, losses and gradients of some rows at a time, because all
-logits at once would be the largest tensor of a step.
-"""
+"""Chunked cross-entropy of the LM head: logits, losses and gradients of some rows at a time.
+
+All logits at once would be the largest tensor of a step."""
 
 from __future__ import annotations
 

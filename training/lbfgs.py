@@ -1,9 +1,7 @@
-"""L-BFGS (Nocedal, 1980) on the host for small problems, with a line search by backtracking to the
-Wolfe condition.
+"""L-BFGS (Nocedal, 1980) on the host, for small problems; line search by the Wolfe condition.
 
 Defaults are llama.cpp's: six corrections, 100 iterations, 20 steps of the line search, ftol 1e-4,
-Wolfe 0.9.
-"""
+Wolfe 0.9."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Scoring texts: log-probability of each token, loss, and norm of the loss's gradient.
+"""Scores of texts: log-probability of each token, loss, and norm of the loss's gradient.
 
-The numbers are those of a trainer's first evaluation, before anything has been learned.
-"""
+The numbers are those of a trainer's first evaluation, before anything has been learned."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""New models: hyper-parameters, a vocabulary from another GGUF file, weights initialised as for
-GPT-2."""
+"""New models: hyper-parameters, a vocabulary from another GGUF file, weights initialised as in GPT-2."""
 
 from __future__ import annotations
 

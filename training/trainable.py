@@ -1,4 +1,4 @@
-"""Trainable parameters of a run: all weights of a model, or LoRA adapters beside frozen weights."""
+"""Trainable parameters: all weights of a model, or LoRA adapters beside frozen weights."""
 
 from __future__ import annotations
 

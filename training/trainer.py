@@ -1,5 +1,4 @@
-"""The training loop: optimizer steps over shuffled windows, validation after each epoch, saving,
-stopping.
+"""Training loop: optimizer steps over shuffled windows, validation after each epoch, checkpoints.
 
 `Trainer.work` is a generator that makes one device run, or (`apart`) a part of one, at a time, so
 that whoever owns the device can do other things in between. `fit` runs it to the end."""

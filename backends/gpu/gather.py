@@ -1,4 +1,4 @@
-"""Gather: rows of a table by id, and the gradient of that."""
+"""Gather: rows of a table by id, and its gradient (scatter-add)."""
 
 from __future__ import annotations
 

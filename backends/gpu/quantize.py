@@ -1,8 +1,7 @@
-"""Activations quantised to 8 bits, one scale per 32 k, for integer products.
+"""Quantization of activations to int8, one scale per 32 k, for integer dot products.
 
 linear_int_dot.py and linear_coop_matrix.py read them from the scratch. A launch of their own makes
-them, or the norm or attention that made the activations.
-"""
+them, or the norm or attention that made the activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strided copies: transposed axes, blocks out of and into arrays, diagonals."""
+"""Strided copies: transposes, slices out of and into arrays, diagonals."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""OpenCL backend. Nothing here is imported before a device is requested."""
+"""OpenCL backend, imported only when one of its devices is requested."""

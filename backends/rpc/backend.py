@@ -1,4 +1,4 @@
-"""The client: a backend whose memory and programs are on a server."""
+"""RPC client: a backend whose memory and programs are on a server."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Indices in a client's memory (page tables, cells, rows, experts, states, targets): kernels trust
-them, so they are checked first.
+"""Index checks of the RPC server: page tables, rows, experts, states and targets, before kernels use them.
 
 A client says which nodes are compiled and where each result lies, so an index that an op computes
-is trusted only where that op wrote it last, in the same program.
-"""
+is trusted only where that op wrote it last, in the same program."""
 
 from __future__ import annotations
 

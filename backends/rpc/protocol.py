@@ -1,8 +1,7 @@
-"""The wire format: frames of a JSON header and raw bytes; graphs are lists of nodes.
+"""RPC wire format: frames of a JSON header and raw bytes; graphs are lists of nodes.
 
 A connection begins with MAGIC from the client. A frame is the lengths of both parts, the header and
-the bytes.
-"""
+the bytes."""
 
 from __future__ import annotations
 

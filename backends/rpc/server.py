@@ -1,7 +1,6 @@
-"""The server: each client has buffers and programs on a backend of its own.
+"""RPC server: each client has buffers and programs on a backend of its own.
 
-Messages are checked; nothing that a client sends is executed.
-"""
+Messages are checked; nothing that a client sends is executed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Vulkan backend: the kernels of backends/gpu as SPIR-V, one recorded command buffer per
-program.
-"""
+"""Vulkan backend: kernels of backends/gpu as SPIR-V, one recorded command buffer per program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Cooperative matrices: the sizes that a device supports for bytes, and the one that kernels
-use.
-"""
+"""Cooperative matrices: the int8 sizes that a device supports, and the one that kernels use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logitless devices`: devices that can compute here, and backends that are missing."""
+"""`logitless devices`: available devices, and missing backends with the reason."""
 
 from __future__ import annotations
 

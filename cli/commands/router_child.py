@@ -1,8 +1,8 @@
-"""Child of a router: `logitless` that ends when the router does. `python -m
-logitless.cli.commands.router_child serve ...`
+"""Child process of a router: a `logitless serve` that ends when the router does.
 
-Its standard input is a pipe of which the router has the other end. However the router ends, the system closes it.
-"""
+Started as `python -m logitless.cli.commands.router_child serve …`.
+
+Its standard input is a pipe of which the router has the other end. However the router ends, the system closes it."""
 
 from __future__ import annotations
 

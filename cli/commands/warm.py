@@ -1,4 +1,4 @@
-"""`logitless warm`: compile what a model needs into the kernel cache, for images of containers."""
+"""`logitless warm`: compile a model's kernels into the kernel cache, for images of containers."""
 
 from __future__ import annotations
 

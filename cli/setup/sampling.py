@@ -1,4 +1,4 @@
-"""Sampling flags: the sampling parameters of requests that say nothing about them."""
+"""Sampling flags: default sampling parameters of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by `finetune`, `train` and `example`: devices, the run, its saves, progress and summary."""
+"""Training run of `finetune` and `train`: devices, run, saves, progress and summary."""
 
 from __future__ import annotations
 

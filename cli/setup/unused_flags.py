@@ -1,4 +1,4 @@
-"""Flags of `finetune` and `train` that would count for nothing beside others: they are refused."""
+"""Refused combinations of flags: flags of `finetune` and `train` that have no effect beside others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
-"""KV cache manager: block pool, prefix cache, host offload, sliding windows, slot files.
+"""KV cache: manager, block pool, prefix cache, host offload, sliding windows, slot files.
 
-No tensors.
-"""
+No tensors."""

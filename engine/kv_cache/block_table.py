@@ -1,7 +1,6 @@
-"""Block table: the KV blocks of one sequence, and what the cache must remember of it.
+"""Block table: the KV blocks of one sequence, its cached prefix, window blocks and state rows.
 
-Only engine/kv_cache writes it. The batch builder and the drafters read it.
-"""
+Only engine/kv_cache writes it. The batch builder and the drafters read it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LoRA adapters that the options name: read, checked against the model, registered with the
-scheduler."""
+"""LoRA adapters of the options: read, checked against the model, registered with the scheduler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Context size that fits into memory: bytes of the KV cache, from a model's header, against the
-machine's."""
+"""Context size that fits into memory: KV cache bytes by the model's header, against free memory."""
 
 from __future__ import annotations
 

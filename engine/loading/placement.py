@@ -1,5 +1,4 @@
-"""Layer placement from the options: the devices to open, and which layers and tensors each one
-gets."""
+"""Layer placement from the options: the devices to open, and the layers and tensors of each."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Structured output: grammar state and token bitmasks, computed by worker threads.
+"""Grammar mask (structured output): grammar state and token bitmask of a row, from worker threads.
 
 Facts about lazy grammars: llama.cpp, `llama_grammar_accept_impl` (2026). Until a trigger matches,
 every token is allowed. The grammar's text starts at the trigger token, or at the first group of the
-trigger pattern.
-"""
+trigger pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampler of a sequence: its sampling rows, random numbers, penalties and grammar state."""
+"""Sampler of a sequence: the sampler chain's parameters, random numbers, penalties and grammar state."""
 
 from __future__ import annotations
 

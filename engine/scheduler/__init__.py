@@ -1,2 +1,1 @@
-"""Scheduler: admission, chunked prefill within a prefill budget, batch builder, output processor,
-preemption."""
+"""Scheduler: admission, prefill budget, batch builder, output processor, preemption."""

@@ -1,5 +1,4 @@
-"""Batch builder: the arrays of one batch (token ids, positions, slot mapping) from the plan of a
-step."""
+"""Batch builder: the arrays of one batch (token ids, positions, slot mapping) from a step's plan."""
 
 from __future__ import annotations
 

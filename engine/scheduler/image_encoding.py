@@ -1,5 +1,4 @@
-"""Image encoding: runs the vision encoder for prompts that begin, between the decode steps of
-streams."""
+"""Image encoding: runs the vision encoder for new prompts between decode steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Prefill budget: prompt tokens of a mixed batch (chunked prefill) that do not make decoding
-streams stutter."""
+"""Prefill budget: prompt tokens of a mixed batch (chunked prefill), sized by the time of decode steps."""
 
 from __future__ import annotations
 

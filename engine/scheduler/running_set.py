@@ -1,8 +1,7 @@
-"""Running set: the sequences that have a slot, in order of rank, and how they lose their KV blocks.
+"""Running set: sequences that have a slot, by rank; preempts the lowest when KV blocks run out.
 
 A sequence with a smaller rank goes on, whatever is scarce. A later one may be preempted: it loses
-nothing that cannot be computed again to the same bits.
-"""
+nothing that cannot be computed again to the same bits."""
 
 from __future__ import annotations
 

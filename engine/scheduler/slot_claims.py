@@ -1,8 +1,6 @@
-"""Deferred slot tasks: actions on busy slots that wait until their sequences have ended, as in
-llama-server.
+"""Deferred slot tasks: actions on a busy slot, run when its sequence has ended, as in llama-server.
 
-A claimed slot takes no new request, so a task waits for one generation and not for a queue of them.
-"""
+A claimed slot takes no new request, so a task waits for one generation and not for a queue of them."""
 
 from __future__ import annotations
 

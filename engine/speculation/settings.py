@@ -1,7 +1,6 @@
-"""Settings of speculative decoding.
+"""Settings of speculative decoding: kinds of drafters, draft lengths, limits.
 
-Names and defaults are llama-server's (its docs/speculative.md, 2026).
-"""
+Names and defaults are llama-server's (its docs/speculative.md, 2026)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Arena layout by liveness: measure a graph, allocate exactly that, reuse bytes after their last
-reader.
+"""Memory planning: tensors share one arena; the bytes of a tensor are reused after its last reader.
 
 The free-list rules are those of ggml's dynamic tensor allocator: best fit among all free blocks but
 the last, ties to the later block, the last block (the open end of the arena) as the last resort,
 neighbours merged on free. ggml's sources that only give a shape and its barriers for concurrent
-nodes have no counterpart here.
-"""
+nodes have no counterpart here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partition a graph: which backend runs which node, and the transfers between backends.
+"""Graph partition: assigns each node to a backend, and adds the transfers between backends.
 
 Backends are in order of preference and the last one is complete: a node runs on the first that
 supports it. Nodes that touch the same mutable variable (a KV cache) run on the first backend that
@@ -7,8 +7,7 @@ node that reads a variable runs where the hint for it says, and a node that read
 sources run; of several places, at the layer of the deepest source.
 
 The user's nodes are left as they are: where a source comes from another backend, or a backend
-rewrites or fuses nodes, new nodes take their place.
-"""
+rewrites or fuses nodes, new nodes take their place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A plan: one graph's programs and the locations of its feeds and results, without the graph
-itself.
-"""
+"""Plan: one graph's compiled programs and the locations of its feeds and results, without the graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A session: devices, the named variables that live on them, and plans kept by key.
+"""Session: devices, the named variables on them, and plans cached by key.
 
 A graph becomes a plan in four steps: build, partition (which device runs which node), lay out
-(offsets of results in device memory), compile.
-"""
+(offsets of results in device memory), compile."""
 
 from __future__ import annotations
 

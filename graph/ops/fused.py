@@ -1,4 +1,4 @@
-"""Fused ops: a backend's `fuse` puts one in the place of several nodes."""
+"""Fused ops: one node that a backend's `fuse` puts in the place of several."""
 
 from __future__ import annotations
 

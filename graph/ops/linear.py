@@ -1,4 +1,4 @@
-"""Matrix products. A weight has output rows first, as GGUF stores it: y = x · wᵀ."""
+"""Matrix products: y = x · wᵀ. A weight has its output rows first, as in GGUF."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Linear attention and SSM layers (Mamba 2, Gated DeltaNet, LFM 2): recurrent state and short
-convolution.
+"""Linear attention and SSM layers (Mamba 2, Gated DeltaNet, LFM 2): state and short convolution.
 
 Rows are tokens of any sequences, each sequence's in order and adjacent. A recurrent state is a row
 of `states`: begin[t] is the state that token t starts from, or -1 where it continues from the row
 before it. Each op has a form that writes states: end[t] is the row that gets the state after token
 t, or -1. No state is both read and written in one run, so earlier states can be continued from
-again.
-"""
+again."""
 
 from __future__ import annotations
 

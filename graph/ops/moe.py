@@ -1,5 +1,4 @@
-"""Mixture of experts (Shazeer et al., 2017): routing, and products of rows with their experts'
-weights.
+"""Mixture of experts (Shazeer et al., 2017): routing, and rows times the weights of their experts.
 
 A row that has k experts becomes k rows, and these are brought together by expert, so that an
 expert's weights are read once for all rows that it has. `order` (3, R), for R = T · k such rows,
@@ -7,8 +6,7 @@ says how:
     order[0]  which row (t · k + j: the j-th expert of row t) stands at each place
     order[1]  the place of each row
     order[2]  the expert at each place; never falling
-The experts' weights are one matrix (E · N, K), an expert's N rows after the other's.
-"""
+The experts' weights are one matrix (E · N, K), an expert's N rows after the other's."""
 
 from __future__ import annotations
 

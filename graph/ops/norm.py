@@ -1,4 +1,4 @@
-"""Normalisation by the root mean square (Zhang and Sennrich, 2019), and by mean and variance."""
+"""Normalisation: RMS norm (Zhang and Sennrich, 2019) and layer norm."""
 
 from __future__ import annotations
 

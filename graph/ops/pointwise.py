@@ -1,4 +1,4 @@
-"""More elementwise functions, for small networks and their losses; argmax and casts."""
+"""Elementwise ops of small networks and their losses; argmax and casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reshape, slice, pad and order: views of bytes and padding of rows."""
+"""Shape ops: reshape, slice and pad, as views of bytes where possible."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Conformance tests: each case of an op runs on a backend and on its float64 numpy reference.
+"""Conformance tests: each case of an op on a backend against its float64 numpy reference.
 
 Both get the same numbers. The backend's memory is filled with NaN beforehand and has guard bytes on
 both sides: an element that is not written, a write beside the result and a changed input are found.
-Cases with f32 matrices also run with their sources at odd offsets (rows of larger arrays).
-"""
+Cases with f32 matrices also run with their sources at odd offsets (rows of larger arrays)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance problems from a graph: its ops at the shapes that they have there."""
+"""Conformance cases from a graph: its ops with the shapes that they have there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LoRA adapters (Hu et al., 2021) in llama.cpp's GGUF format: W x becomes W x + scale · (alpha /
-r) · B (A x)."""
+"""LoRA adapter files (Hu et al., 2021) in llama.cpp's format: W x + scale · (alpha / r) · B (A x)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LoRA in the graph: adapters of matrices, the embedding and norms, with scales per row or for
-all."""
+"""LoRA in the graph: low-rank terms of matrices, embedding and norms, with scales per row or for all."""
 
 from __future__ import annotations
 

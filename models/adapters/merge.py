@@ -1,4 +1,4 @@
-"""Merge of LoRA adapters into a model file: W + scale · (alpha / r) · B A."""
+"""LoRA merge: adapters added to the weights of a model file, W + scale · (alpha / r) · B A."""
 
 from __future__ import annotations
 

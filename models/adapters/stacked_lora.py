@@ -1,11 +1,9 @@
-"""LoRA adapters of one model, stacked on the device (S-LoRA, Punica), so that one plan serves every
-mix.
+"""Stacked LoRA adapters (S-LoRA, Punica): all adapters of a model in one tensor, one plan for any mix.
 
 An adapter of rank r has r columns of the stack. A row of the batch has its adapters' scales in
 their columns and 0 elsewhere. Products are summed over the columns in order, and adding zeros
 changes no bit, so a row's result does not depend on the other adapters in the stack. It does
-depend on the order of its own, which is that of its mix.
-"""
+depend on the order of its own, which is that of its mix."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""Architectures: the decoder's layers (attention, RoPE, feed-forward, MoE, MLA, SSM) and their
-registry."""
+"""Architectures: the decoder's layers (attention, RoPE, FFN, MoE, MLA, SSM) and their registry."""

@@ -1,5 +1,4 @@
-"""Architecture traits: how models of one architecture differ from a plain pre-norm decoder, by part
-of the model."""
+"""Architecture traits: differences of an architecture from a plain pre-norm decoder, by part."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Grouped-query self-attention with RoPE, over any memory: one layer of any architecture.
+"""Self-attention layer: grouped-query attention with RoPE, over the KV cache or a training batch.
 
-A layer with KV sharing reads the keys and values of an earlier layer, which the memory has already.
-"""
+A layer with KV sharing reads the keys and values of an earlier layer, which the memory has already."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Bidirectional encoders with post-LN that make embeddings: BERT (Devlin et al., 2018) and its
-relatives.
+"""Encoder: bidirectional, post-norm embedding models, BERT (Devlin et al., 2018) and its relatives.
 
-Positions are learned, or RoPE (nomic-bert, which has GLU or, in every second layer, MoE).
-"""
+Positions are learned, or RoPE (nomic-bert, which has GLU or, in every second layer, MoE)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Gemma 3n: AltUp residual streams (Baykal et al., 2023), LAuReL (Menghani et al., 2024), and
-feed-forward blocks with Gaussian top-k gates.
+"""Gemma 3n: AltUp residual streams (Baykal et al., 2023), LAuReL, Gaussian top-k feed-forward.
 
-The streams are one tensor (T, A, n_embd); stream 0 runs through the layers.
-"""
+LAuReL is Menghani et al., 2024.
+
+The streams are one tensor (T, A, n_embd); stream 0 runs through the layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Layers with a recurrent state: short convolutions (LFM 2), gated delta rule (Qwen 3.5, Qwen 3
-Next), Mamba 2 (Granite 4 H, Nemotron H, Falcon H1)."""
+"""Linear attention layers: short convolution (LFM 2), gated delta rule (Qwen 3.5), Mamba 2.
+
+Gated delta rule: also Qwen 3 Next; Mamba 2: Granite 4 H, Nemotron H, Falcon H1."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Multi-head latent attention (MLA; DeepSeek-AI, 2024): the KV cache has one compressed row a
-token, from which all heads' keys and values derive.
+"""Multi-head latent attention (MLA; DeepSeek-AI, 2024): one compressed row a token in the KV cache.
+
+All heads' keys and values derive from that row.
 
 The weight-absorbed form computes no keys or values: each head's part of the key matrix multiplies
 the query, which then meets the compressed rows themselves, and its part of the value matrix
 multiplies their weighted sum. So there is one KV head, whose row is the RoPE part and then the
-compressed part; values are the same rows.
-"""
+compressed part; values are the same rows."""
 
 from __future__ import annotations
 

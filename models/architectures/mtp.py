@@ -1,5 +1,4 @@
-"""Multi-token prediction (DeepSeek-AI, 2024: V3, 2.2): a block after the last layer that drafts one
-token more.
+"""Multi-token prediction (MTP; DeepSeek-AI, 2024: V3, 2.2): a block after the last layer drafts a token.
 
 Its input is a token's embedding and the last hidden state of the token before. It has the parts of
 a layer, and a KV cache of its own in the model's pages. Its output goes to the LM head, the model's
@@ -8,8 +7,7 @@ or its own, and is the hidden state for the next draft token. Tensor names are G
 
 Every step writes the block's keys and values from the model's own hidden states (MTP prefill), so
 drafting can begin after any token. The keys and values of draft tokens are overwritten by the next
-step.
-"""
+step."""
 
 from __future__ import annotations
 

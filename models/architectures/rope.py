@@ -1,5 +1,4 @@
-"""RoPE frequencies: base, linear scaling, NTK, Llama 3 and LongRoPE factors, YaRN (Peng et al.,
-2023)."""
+"""RoPE frequencies: base, linear scaling, NTK, Llama 3 and LongRoPE factors, YaRN (Peng et al., 2023)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Jinja of chat templates: the filters and functions of Hugging Face's renderer, without access to
-Python."""
+"""Jinja environment of chat templates: Hugging Face's filters and functions, no access to Python."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files that are there whole or not at all: written beside their name, brought to the disk, then
-renamed."""
+"""Atomic writes: a file is written beside its name, synced to disk, then renamed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A GGUF model as one memory-mapped view: its metadata, its tensors' table, and their bytes.
+"""GGUF file as one memory-mapped view: metadata, tensor table, tensor bytes.
 
 Opening reads the header only and decodes no vocabulary. A split model (`...-00001-of-00004.gguf`)
 is opened by its first part and looks like one file. Files must not be truncated while they are
-mapped: the system then kills the reader.
-"""
+mapped: the system then kills the reader."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A GGUF file's keys and values; the arrays (vocabularies) stay in the file until somebody asks for
-them."""
+"""GGUF metadata: keys and values; arrays (vocabularies) are read from the file on first access."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""One GGUF file's header: metadata, tensor table, and every check that makes the rest of the
-program safe.
+"""GGUF header parser: metadata and tensor table, checked against the size of the file.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
 Nothing in the file is believed before it is checked against the file's size, so a corrupt file
-costs a `ModelFileError` and no memory.
-"""
+costs a `ModelFileError` and no memory."""
 
 from __future__ import annotations
 

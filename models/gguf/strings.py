@@ -1,12 +1,11 @@
-"""Finding where each string of a GGUF string array begins, fast.
+"""GGUF string arrays: offsets of all strings, found fast.
 
 Strings are length-prefixed, so the n-th is found only after the n-1 before it; a Python loop over
 the 400,000 strings of a 128k BPE vocabulary (tokens and merges) takes 100-160 ms. Nearly all
 lengths are below 256, so a prefix is nearly always one byte followed by seven zeros, which text
 hardly ever contains: numpy finds those places for a whole block at once (20 ms in all), and they
 are accepted only as far as they form a chain in which each string ends where the next begins. Where
-the chain breaks (a long or an empty string, a NUL in a string), an exact loop steps over the place.
-"""
+the chain breaks (a long or an empty string, a NUL in a string), an exact loop steps over the place."""
 
 from __future__ import annotations
 

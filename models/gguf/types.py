@@ -1,5 +1,4 @@
-"""GGUF's numbers and what they stand for. The `gguf` package has them too, but takes 0.1 s to
-import."""
+"""GGUF constants: value types, tensor types, keys; importing the `gguf` package takes 0.1 s."""
 
 from __future__ import annotations
 

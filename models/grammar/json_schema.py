@@ -1,10 +1,8 @@
-"""JSON schemas prepared for the grammar engine: valid references, closed objects, enforceable
-keywords.
+"""JSON schemas prepared for the grammar engine: valid references, closed objects, enforceable keywords.
 
 An object with `properties` is closed unless its schema opens it, as in llama.cpp. A keyword that no
 grammar can enforce (a pattern with look-around, a bound outside of 64 bits, an unknown `$schema`)
-is dropped and logged; under `strict` it stays, and compilation reports its place.
-"""
+is dropped and logged; under `strict` it stays, and compilation reports its place."""
 
 from __future__ import annotations
 

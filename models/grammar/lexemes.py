@@ -1,13 +1,11 @@
-"""Lexeme analysis: finds the parts of a grammar that a greedy lexer may take without changing its
-language.
+"""Lexeme analysis: parts of a grammar that a greedy lexer may take without changing the language.
 
 A part is a lexeme if
 1. it is deterministic: every character of a text leaves one position of the part's automaton
    (Glushkov 1961);
 2. no character that could extend a match of it may also follow it;
 3. no other lexeme begins with a character that it may begin with, so that lexemes never compete.
-Other parts are split, down to single characters, which are always exact.
-"""
+Other parts are split, down to single characters, which are always exact."""
 
 from __future__ import annotations
 

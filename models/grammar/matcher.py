@@ -1,5 +1,6 @@
-"""Grammars compiled for one vocabulary, and one generation's place in them; llguidance parses and
-makes the masks."""
+"""Grammar matcher: a grammar compiled for a vocabulary, its state in a generation, its token bitmask.
+
+llguidance parses and computes the masks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Regular expressions as syntax trees: Python's dialect, which Lark grammars use, with Rust's
-`(?<name>…)`, `\\x{…}`, `\\u{…}` and `\\z`.
+"""Regular expressions as syntax trees: Python's dialect with Rust's named groups and escapes.
+
+Rust's are `(?<name>…)`, `\\x{…}`, `\\u{…}` and `\\z`; Lark grammars use Python's.
 
 A search for a text is not meant: the whole text matches. `\\w` is letters and digits of any script
-by their blocks, `\\d` the digits 0 to 9.
-"""
+by their blocks, `\\d` the digits 0 to 9."""
 
 from __future__ import annotations
 

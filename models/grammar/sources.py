@@ -1,5 +1,4 @@
-"""Sources of grammars (GBNF, JSON schema, regex, Lark) as llguidance's Lark, and its errors as one
-line."""
+"""Grammar sources (GBNF, JSON schema, regex, Lark): translated to llguidance's Lark, errors as one line."""
 
 from __future__ import annotations
 

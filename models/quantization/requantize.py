@@ -1,5 +1,4 @@
-"""Requantization: block types of files that no kernel reads become others with the same numbers, or
-the nearest.
+"""Requantization: block types without kernels become types with the same or the nearest numbers.
 
 | file | graph | difference | |---|---|---| | Q3_K | Q6_K | none: scales of 16 numbers, and quants
 with fewer bits | | IQ1_M | Q6_K | none: quants are eighths from −9 to 9 | | TQ1_0, TQ2_0 | Q4_0 |
@@ -10,8 +9,7 @@ those of IQ4_NL | | IQ2_XXS, IQ3_XXS, IQ3_S | Q8_0 | the same rounding of scales
 numbers |
 
 For Q2_K that is the largest number that its scale and minimum allow. New scales are in f16, as a
-file's are: below 2^-14 rounding is an error of up to 2^-25.
-"""
+file's are: below 2^-14 rounding is an error of up to 2^-25."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Requantization of block types with linear quants: a file's blocks to blocks of a type that
-kernels read."""
+"""Requantization of block types with linear quants to types that kernels read."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Models with random weights, written as GGUF files: any size and type for benchmarks and tests,
-without a download.
+"""Synthetic models: GGUF files of any size and type with random weights, for benchmarks and tests.
 
 The files are complete Llama models with a working vocabulary, so they load in llama.cpp as well.
 Quantising a billion numbers would take minutes, so a large tensor is put together from a pool of a
-million quantised ones: each of its rows is a random sequence of blocks of the pool.
-"""
+million quantised ones: each of its rows is a random sequence of blocks of the pool."""
 
 from __future__ import annotations
 

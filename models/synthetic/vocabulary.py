@@ -1,10 +1,8 @@
-"""A made-up SentencePiece vocabulary of any size: every text round-trips through it, and random ids
-read as words.
+"""Synthetic SentencePiece vocabulary of any size: text round-trips, and random ids read as words.
 
 Three control tokens, 256 byte tokens and the printable ASCII characters make it complete; the rest
 are syllables and words, each preceded by all of its own prefixes, so that merging from the left
-reaches every piece.
-"""
+reaches every piece."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Byte-pair vocabularies (`tokenizer.ggml.model` = gpt2, gemma4), merged by the `tokenizers`
-package."""
+"""BPE tokenizer (`tokenizer.ggml.model` = gpt2, gemma4), merged by the `tokenizers` package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detokenisation of a stream: text as soon as its characters are complete."""
+"""Streaming detokenizer: emits text as soon as its characters are complete."""
 
 from __future__ import annotations
 

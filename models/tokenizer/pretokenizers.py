@@ -1,13 +1,11 @@
-"""The pre-tokenizers that `tokenizer.ggml.pre` names: how a text is cut into words before byte-pair
-merging.
+"""Pre-tokenizers (`tokenizer.ggml.pre`): split a text into words before byte-pair merging.
 
 The facts (names, expressions, which names ignore merges or add a BOS) are those of llama.cpp's
 `src/llama-vocab.cpp` and of the hand-written matchers in its `src/unicode.cpp`; where those
 simplify the original tokenizer.json (kimi-k2 and tiny_aya do not tell upper from lower case, for
 instance) the simplification is kept, because ids must equal llama.cpp's. Expressions are in
 Oniguruma's syntax. Each one in turn isolates its matches inside the pieces that the one before it
-left, and what lies between two matches is a piece too.
-"""
+left, and what lies between two matches is a piece too."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""SentencePiece vocabularies (`tokenizer.ggml.model` = llama): the best-scored pair merges first,
-with byte fallback.
+"""SentencePiece tokenizer (`tokenizer.ggml.model` = llama): best-scored pair first, byte fallback.
 
 Not the sentencepiece package, for three reasons. It refuses what GGUF files have: repeated or empty
 pieces, an incomplete set of byte tokens, no <unk>. It never merges into control, unknown or byte
 pieces, while llama.cpp merges into any token. And a cache of words beats it on text: the merges of
-a word do not depend on its neighbours where no token spans the gap.
-"""
+a word do not depend on its neighbours where no token spans the gap."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Unigram vocabularies (Kudo, 2018; `tokenizer.ggml.model` = t5): the likeliest pieces of a
-normalised text.
+"""Unigram tokenizer (Kudo, 2018; `tokenizer.ggml.model` = t5): the likeliest pieces of a text.
 
 Of T5, XLM-RoBERTa and the models for vectors that are made of it. Not the sentencepiece package,
 which wants its own file of the vocabulary, nor the one of tokenizers, whose normalisation differs
-from llama.cpp's on combined characters.
-"""
+from llama.cpp's on combined characters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The vocabulary of a GGUF file: tokens, scores, attributes and special ids, as llama.cpp's loader
-determines them."""
+"""Vocabulary of a GGUF file: tokens, scores, attributes and special ids, as in llama.cpp's loader."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""WordPiece vocabularies (`tokenizer.ggml.model` = bert): greedy longest match inside normalised
-words."""
+"""WordPiece tokenizer (`tokenizer.ggml.model` = bert): greedy longest match inside normalised words."""
 
 from __future__ import annotations
 

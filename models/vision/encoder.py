@@ -1,9 +1,7 @@
-"""Vision encoder (ViT, Dosovitskiy et al., 2020) and projector: patches of tiles → rows of the text
-model.
+"""Vision encoder (ViT, Dosovitskiy et al., 2020) and projector: patches → rows of the text model.
 
 Patches of one row of the result are neighbours, row by row: merging them is a reshape. Tiles of one
-size are a batch; they do not attend to each other.
-"""
+size are a batch; they do not attend to each other."""
 
 from __future__ import annotations
 

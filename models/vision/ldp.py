@@ -1,5 +1,4 @@
-"""MobileVLM's lightweight downsample projectors (Chu et al., 2023 and 2024): depthwise convolutions
-over the grid of patches."""
+"""MobileVLM projectors (LDP; Chu et al., 2023 and 2024): depthwise convolutions over patches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprint of a model, for cached keys and values that no other model may use."""
+"""Model fingerprint: a hash that ties cached KV blocks and slot files to one model."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Search for NaN and infinity in the bytes of a weight, at the speed of memory.
+"""Finite check: finds NaN and infinity in the bytes of a weight, at the speed of memory.
 
 Without their sign, the bits of such a number are at least those of infinity: the greatest bit
 patterns, taken as signed and as unsigned integers, tell. In quantised blocks only scales are
-floats.
-"""
+floats."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Placement of layers on devices: contiguous ranges of layers, the output counted as one more after
-the last.
+"""Layer placement: contiguous ranges of layers on devices, the output as one layer more.
 
 The rules are llama-server's (`-ngl`, `--tensor-split`, `--override-tensor`); the result is a
 `prefer` of `logitless.graph.execution.partition`: it names the device of each weight or cache, and
-the ops that read it follow.
-"""
+the ops that read it follow."""
 
 from __future__ import annotations
 

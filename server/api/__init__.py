@@ -1,1 +1,1 @@
-"""Handlers of the HTTP endpoints, and how results become replies."""
+"""HTTP handlers of all endpoints, and the conversion of results to replies."""

@@ -1,6 +1,4 @@
-"""An answer as a row of blocks: reasoning, text, calls. The Responses and the Messages API both
-tell it so.
-"""
+"""Answer blocks of the Responses and Messages APIs: reasoning, text and tool calls, in order."""
 
 from __future__ import annotations
 

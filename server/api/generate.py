@@ -1,6 +1,4 @@
-"""The endpoints that generate: submit the job, then one JSON reply or a stream of server-sent
-events.
-"""
+"""Generation endpoints: submit a request to the engine, then one JSON reply or server-sent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints that tell about the server: health, models, properties."""
+"""Information endpoints: health, models, properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens' probabilities in the three shapes that clients expect."""
+"""Token probabilities in the three shapes of the APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/score: log-probabilities and losses of given texts, as the trainer would measure them."""
+"""POST /v1/score: log-probabilities and losses of given texts, as in training."""
 
 from __future__ import annotations
 

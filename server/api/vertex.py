@@ -1,4 +1,4 @@
-"""Google Vertex AI's prediction route, which is there where Vertex has set AIP_MODE=PREDICTION."""
+"""Vertex AI's prediction route, present where Vertex sets AIP_MODE=PREDICTION."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Request bodies as JSON, in bounds: nesting, number of values, and time that nobody else can run.
+"""JSON bodies, bounded in nesting, number of values, and time on the event loop.
 
 Python's parser in C lets no other thread run before it has read the whole text: five million keys
 take seconds. It reads what takes it milliseconds. A text with more is counted first; its values
-are then read one by one by json's parser in Python, between which other threads run.
-"""
+are then read one by one by json's parser in Python, between which other threads run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request bodies: read within bounds of bytes and time, and of the memory that all of them share."""
+"""Body reader: bounded in bytes and time, within memory that all bodies share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Compressed request bodies (Content-Encoding: gzip, deflate): decompression, bounded in size.
+"""Body decompression (Content-Encoding: gzip, deflate), bounded in size.
 
 aiohttp by itself decompresses a body as it arrives: on the event loop, before the key is judged,
 and even if no handler reads it. Connections here keep bodies as they come (RAW_BODIES). A handler
-that reads a body, which it does after its key was judged, asks for the body's `content`.
-"""
+that reads a body, which it does after its key was judged, asks for the body's `content`."""
 
 from __future__ import annotations
 

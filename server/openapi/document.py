@@ -1,4 +1,4 @@
-"""The API's own description, OpenAPI 3.1, as `/openapi.json` serves it."""
+"""OpenAPI 3.1 document of the API, as `/openapi.json` serves it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The HTTP reference as Markdown: every endpoint with the fields of its body and of its answer, from
-the declarations.
-"""
+"""HTTP reference as Markdown: every endpoint with the fields of its body and answer."""
 
 from __future__ import annotations
 

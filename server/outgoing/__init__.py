@@ -1,1 +1,1 @@
-"""Requests of the server itself, to addresses that its clients name."""
+"""Outgoing requests of the server, to addresses that its clients name."""

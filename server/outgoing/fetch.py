@@ -1,9 +1,8 @@
-"""Fetching of addresses that clients name: public ones only, with bounds of bytes, time and redirects.
+"""Fetches of addresses that clients name: public ones, bounded in bytes, time and redirects.
 
 The check lies where a socket is made, for the address that it will connect to. So names that
 resolve to something else a moment later (DNS rebinding), redirects and odd spellings of an
-address gain nothing.
-"""
+address gain nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public addresses: those of the internet, not of this machine, its networks or a cloud's metadata."""
+"""Public addresses: not this machine, its networks or a cloud's metadata."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Body reader: parsed JSON to typed structs. Null means the default; a refusal is one line that names the
-field.
-"""
+"""Body reader: parsed JSON → typed structs. Null is the default; a refusal names the field in one line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The fields that constrain the output: `grammar`, `json_schema`, `response_format` and lazy
-grammars' triggers.
-"""
+"""Structured output fields: `grammar`, `json_schema`, `response_format`, triggers of lazy grammars."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""POST /infill: what comes before and after a gap → a prompt of the model's fill-in-the-middle
-tokens.
-"""
+"""POST /infill: prefix and suffix → a prompt of the model's fill-in-the-middle tokens."""
 
 from __future__ import annotations
 

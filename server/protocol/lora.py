@@ -1,6 +1,4 @@
-"""`lora: [{id, scale}]` of a request or of POST /lora-adapters, and a model's name that means an
-adapter.
-"""
+"""LoRA of a request (`lora: [{id, scale}]`, a fine-tuned model's name) and POST /lora-adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of score requests → token ids and which of them count. Every 400 names its field."""
+"""Score request bodies → token ids and the tokens that count. A 400 names its field."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The fields of speculation: kinds and limits (`speculative.*`), and drafts (`prediction`,
-`draft_tokens`).
-"""
+"""Speculative decoding fields: kinds, limits (`speculative.*`), drafts (`prediction`, `draft_tokens`)."""
 
 from __future__ import annotations
 

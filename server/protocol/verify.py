@@ -1,6 +1,4 @@
-"""POST /v1/verify: a draft made elsewhere → a request that ends with the first token that is not
-the draft's.
-"""
+"""POST /v1/verify: a client's draft → a request that ends with the first token that differs."""
 
 from __future__ import annotations
 

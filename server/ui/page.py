@@ -1,9 +1,7 @@
-"""The page for people at `/`: plain files that need nothing from elsewhere, and may talk to this
-server only.
+"""The web page at `/`: static files without external resources; it talks to this server only.
 
 The page's scripts, style sheets and fonts lie under `/ui/VERSION/`, where VERSION changes with any
-of them: a browser keeps them and asks again for the page alone, by its ETag.
-"""
+of them: a browser keeps them and asks again for the page alone, by its ETag."""
 
 from __future__ import annotations
 

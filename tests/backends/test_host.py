@@ -1,4 +1,4 @@
-"""The processor's name and features, asked of LLVM once a machine."""
+"""Host facts: the processor's name and features, asked of LLVM once per machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for weights: what lies in one slab does not overlap, and goes when nobody uses it."""
+"""Host memory for weights: allocations of one slab do not overlap, and unused slabs are freed."""
 
 import weakref
 

@@ -1,4 +1,4 @@
-"""--log-file."""
+"""Log file (--log-file): lines on the terminal and in the file, a full disk."""
 
 from __future__ import annotations
 

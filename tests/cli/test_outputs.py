@@ -1,4 +1,4 @@
-"""What a command may write."""
+"""Output files of commands: writable, and not the same as an input."""
 
 from __future__ import annotations
 

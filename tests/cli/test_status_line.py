@@ -1,4 +1,4 @@
-"""Lines that are replaced: what a terminal shows after them."""
+"""Status lines: the text on the terminal after a line was replaced."""
 
 from __future__ import annotations
 

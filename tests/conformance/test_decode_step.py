@@ -1,6 +1,4 @@
-"""A decode step is native from end to end, for every architecture: no op of it runs as its numpy
-reference.
-"""
+"""Decode steps are native for every architecture: no op runs as its numpy reference."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whole tiny models of every architecture on OpenCL and Vulkan: placed there from end to end, and
-right.
-"""
+"""Tiny models of every architecture, whole on OpenCL and Vulkan: placement and logits."""
 
 from __future__ import annotations
 

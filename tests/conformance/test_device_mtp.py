@@ -1,6 +1,4 @@
-"""Blocks that guess (models/architectures/mtp.py) on devices: all of it runs there, and guesses the
-model's own tokens.
-"""
+"""MTP heads on OpenCL and Vulkan: whole on the device, and drafts equal to the model's own tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Training on OpenCL and Vulkan: the CPU's losses, with parameters and moments that never leave the
-device.
-"""
+"""Training on OpenCL and Vulkan: the CPU's losses; parameters and moments stay on the device."""
 
 from __future__ import annotations
 

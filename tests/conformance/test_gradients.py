@@ -1,6 +1,4 @@
-"""Every gradient rule against central differences of the reference, in float64, on the cases of the
-registry.
-"""
+"""Gradient rules of all ops against central differences of the reference, in float64."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Products, whose tiles differ between instruction sets, on one that most machines of users have
-and CI's has not.
-"""
+"""Matmuls on a common instruction set that CI's processor does not select by itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Mixtures of experts on devices: kernels for every case, and a row's bits are its own whoever its
-neighbours are.
-"""
+"""Mixture of experts on devices: kernels for every case; a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every case of every op on every backend, from the registry: no op has a test of its own here."""
+"""Every case of every op on every backend, from the registry."""
 
 from __future__ import annotations
 

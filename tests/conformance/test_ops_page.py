@@ -1,4 +1,4 @@
-"""docs/ops.md says what the registries say."""
+"""Page of ops (docs/ops.md): equal to the registries."""
 
 from scripts import ops_page
 

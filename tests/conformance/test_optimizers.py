@@ -1,6 +1,4 @@
-"""Optimizer steps in the graph against closed forms, and results that do not depend on threads or
-batches.
-"""
+"""Optimizer steps in the graph against closed forms; results do not depend on threads or batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose layers are on several real devices writes llama.cpp's text, wherever they are."""
+"""Layers on several real devices: llama.cpp's text for every placement."""
 
 from __future__ import annotations
 

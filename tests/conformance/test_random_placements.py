@@ -1,6 +1,4 @@
-"""Every node on any of CPU, OpenCL and Vulkan, at random: the logits, gradients and ids of float64
-all the same.
-"""
+"""Random placements of nodes on CPU, OpenCL and Vulkan: logits, gradients and ids of float64."""
 
 from __future__ import annotations
 

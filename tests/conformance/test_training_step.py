@@ -1,6 +1,4 @@
-"""A whole training step: gradients of every architecture's weights and of adapters, and the
-optimizer in the plan.
-"""
+"""Training steps: gradients of every architecture's weights and of adapters, and the optimizer step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapters of a server: what a request gets does not depend on what others have asked for before it."""
+"""Adapters of a server: a request's result does not depend on adapters of earlier requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that has no room for a larger stack of adapters."""
+"""Adapter stack on a device without memory for a larger one."""
 
 from __future__ import annotations
 

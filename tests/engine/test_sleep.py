@@ -1,4 +1,4 @@
-"""A model that nobody needs: when it goes to sleep, what wakes it, and what a failure to wake does."""
+"""Sleep mode: an idle model is unloaded, a request wakes it, and failed wake-ups are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training's share of the device while requests run, whatever its runs take."""
+"""Time slicing: training's share of the device beside requests, for runs of any duration."""
 
 from __future__ import annotations
 

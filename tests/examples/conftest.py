@@ -1,3 +1,5 @@
+"""Fixtures of the examples' tests."""
+
 from __future__ import annotations
 
 from tests.training.conftest import session

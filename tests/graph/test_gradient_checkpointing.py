@@ -1,6 +1,4 @@
-"""Gradient checkpointing: the same bits from less memory, and a number of checkpoints that the
-formula gives.
-"""
+"""Gradient checkpointing: the same bits from less memory; the number of checkpoints by the formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public face of the graph: docstring examples, every device, errors of one line."""
+"""Public graph API: docstring examples, every device, errors of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors cannot be changed."""
+"""Tensors are immutable."""
 
 from __future__ import annotations
 

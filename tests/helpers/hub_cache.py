@@ -1,4 +1,4 @@
-"""A cache folder of huggingface-hub's layout, as its library writes it: blobs, snapshots of links, refs."""
+"""Hub cache folder in huggingface-hub's layout: blobs, snapshots of links, refs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Soak test: random clients against a server with scarce resources, which is killed now and then.
+"""Soak test: random clients against a server with scarce resources, killed now and then.
 
 It covers shared prefixes, cancels, disconnects, priorities, slots saved and restored, and cache
 reuse. It passes when every complete text equals that of the same request alone (except with cache
 reuse), no request starves, and pages, slots and memory are released. The kills come in the first
-half, so that one life is long.
-"""
+half, so that one life is long."""
 
 from __future__ import annotations
 

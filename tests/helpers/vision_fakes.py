@@ -1,4 +1,4 @@
-"""A reader of prompts with images that needs no model: an image becomes a word with its size."""
+"""Fake vision input without a model: an image becomes a word with its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, on a port of its own."""
+"""Fixtures: a real server in a process of its own, on a free port."""
 
 from __future__ import annotations
 

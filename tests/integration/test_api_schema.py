@@ -1,4 +1,4 @@
-"""Answers are what /openapi.json says they are: few requests of every operation; scripts/fuzz-api makes more."""
+"""Answers match /openapi.json: a few requests of every operation (scripts/fuzz-api makes more)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--cache-reuse and n_cache_reuse through the port, on a model: what is moved, and that nobody else notices."""
+"""Cache reuse (--cache-reuse, n_cache_reuse) on a real model: moved chunks, and unchanged other requests."""
 
 from __future__ import annotations
 

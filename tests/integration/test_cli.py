@@ -1,4 +1,4 @@
-"""The command line as a user meets it: each command in a process of its own, but for what only refuses."""
+"""Command line: each command in a process of its own; refusals within this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that run a model, each in a process of its own."""
+"""Commands that run a model, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's text and log-probabilities are the same bits whatever shares its batch."""
+"""Batch invariance: a request's text and log-probabilities are the same bits in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama-server's own tests expect of it with stories260K (facts, not their code), and what /metrics counts."""
+"""llama-server's own tests with stories260K (facts, not their code), and counters of /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context shift: keys that were turned are what they would be at their new places, and texts go on past the context."""
+"""Context shift: moved keys have the RoPE of their new positions; texts continue past the context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`serve` without a model, where none was downloaded: the demo that comes with the package."""
+"""Demo model: `serve` without a model and without downloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving on OpenCL and Vulkan: llama.cpp's recorded answers, and eight streams that do not see each other."""
+"""Serving on OpenCL and Vulkan: llama.cpp's recorded answers, and eight independent streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose own block guesses (--spec-type draft-mtp), through the port: the same texts, fewer steps."""
+"""MTP drafts (--spec-type draft-mtp) through the port: the same texts in fewer steps."""
 
 from __future__ import annotations
 

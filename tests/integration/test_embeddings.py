@@ -1,4 +1,4 @@
-"""Servers of a BERT and of a writing model, each in a process of its own, asked for vectors."""
+"""Embedding servers of a BERT and of a decoder, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LoRA job through the official client: it lowers the loss, survives a kill, and the base model does not change."""
+"""LoRA job through OpenAI's client: lower loss, survives a kill, leaves the base model unchanged."""
 
 from __future__ import annotations
 

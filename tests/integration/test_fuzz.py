@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an answer or a refusal: never a 500, never a traceback, and the server lives on."""
+"""Random requests: each gets an answer or a refusal, never a 500, and the server lives on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers of llama.cpp and of a float64 reference, asked for again through the real port."""
+"""Recorded answers of llama.cpp and of a float64 reference, repeated through the real port."""
 
 from __future__ import annotations
 

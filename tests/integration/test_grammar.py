@@ -1,4 +1,4 @@
-"""Constrained output through the real port: every way to ask for it, with company, drafts and lazy triggers."""
+"""Structured output through the real port: every field for it, in a batch, with drafts and lazy triggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""-hf and --model-url as a user types them, against a server on this machine in the place of the hub."""
+"""Hub flags (-hf, --model-url) of commands, against a local server in the place of the hub."""
 
 from __future__ import annotations
 

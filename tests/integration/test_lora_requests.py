@@ -1,4 +1,4 @@
-"""Adapters of requests through the real port: mixed in a batch, kept apart in the cache, set by /lora-adapters."""
+"""LoRA of requests through the real port: mixed in a batch, apart in the cache, set by /lora-adapters."""
 
 from __future__ import annotations
 

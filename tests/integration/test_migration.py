@@ -1,4 +1,4 @@
-"""The migration page: each row that says that something is as in llama-server, tried."""
+"""Migration page (docs/migration.md): each row that claims llama-server's behaviour, tried."""
 
 from __future__ import annotations
 

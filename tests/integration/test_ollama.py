@@ -1,4 +1,4 @@
-"""Ollama's API of a real server, as its clients use it: its own, LangChain's and LiteLLM's, and Open WebUI's calls."""
+"""Ollama's API of a real server: its own client, LangChain, LiteLLM, and Open WebUI's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache for a quarter of what 32 long requests need: all finish, with the text that each gets alone."""
+"""Oversubscribed KV cache: 32 long requests on a quarter of their blocks all get their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser with a real model: probabilities, the server's gauges, keys, fine-tuning jobs."""
+"""The web page at `/` in a real browser with a real model: probabilities, gauges, keys, jobs."""
 
 from __future__ import annotations
 

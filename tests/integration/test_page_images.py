@@ -1,4 +1,4 @@
-"""Images on the page: pasted, shown as thumbnails, taken away again, sent and kept in the conversation."""
+"""Images on the web page: pasted, shown as thumbnails, removed, sent, and kept in the conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that learn from preferences, through the official client."""
+"""Preference jobs (DPO and others) through OpenAI's client."""
 
 from __future__ import annotations
 

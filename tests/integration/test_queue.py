@@ -1,4 +1,4 @@
-"""What waits, through the port of a real server: limits, order, time limits, and leaving."""
+"""Waiting queue of a real server: limits, order, time limits, clients that leave."""
 
 from __future__ import annotations
 

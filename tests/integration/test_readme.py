@@ -1,4 +1,4 @@
-"""The code of the README and the guides does what it says, on the demo model."""
+"""README and guides: their code, run on the demo model."""
 
 from __future__ import annotations
 

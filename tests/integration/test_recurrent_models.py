@@ -1,4 +1,4 @@
-"""A model whose layers keep states, through the port: company, going on, files of slots, and what it cannot do."""
+"""Recurrent models through the port: batches, resumed prompts, slot files, refused features."""
 
 from __future__ import annotations
 

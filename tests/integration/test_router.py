@@ -1,4 +1,4 @@
-"""Router mode through the real port, with children that serve real models."""
+"""Router through the real port, with children that serve real models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/score against the trainer's first loss, the server's own log-probabilities, and finite differences' bounds."""
+"""/v1/score against the trainer's first loss, log-probabilities of the server, and finite differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys stay secret, files stay in their folder, lines of the log stay lines, and large requests stay outside."""
+"""Security of a real server: secret keys, confined files, log lines, large requests."""
 
 from __future__ import annotations
 

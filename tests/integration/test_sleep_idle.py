@@ -1,4 +1,4 @@
-"""--sleep-idle-seconds with a real model and a draft model: memory goes, and what was said comes back the same."""
+"""Sleep mode (--sleep-idle-seconds) with a real model and draft model: memory freed, same answers after."""
 
 from __future__ import annotations
 

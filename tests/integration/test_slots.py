@@ -1,4 +1,4 @@
-"""Slots survive the process: what one server saved, another goes on with, to the same bits."""
+"""Slot files across processes: a saved slot continues on another server with the same bits."""
 
 from __future__ import annotations
 

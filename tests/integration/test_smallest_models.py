@@ -1,4 +1,4 @@
-"""Every architecture at its smallest: one layer, head and slot, a vocabulary of one block, a context of one page."""
+"""Smallest models of every architecture: one layer, head and slot, a context of one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A minute's soak (scripts/soak runs half an hour): random clients, who think most of the time, and one kill -9."""
+"""Soak of a minute (scripts/soak runs half an hour): random clients and one kill -9."""
 
 from __future__ import annotations
 

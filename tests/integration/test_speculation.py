@@ -1,4 +1,4 @@
-"""Speculation through the real port: the same texts and probabilities in fewer steps, however it is asked for."""
+"""Speculative decoding through the real port: the same texts and probabilities in fewer steps."""
 
 from __future__ import annotations
 

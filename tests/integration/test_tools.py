@@ -1,4 +1,4 @@
-"""Tools with a real model, which knows nothing of them: what it must write is a call that fits."""
+"""Tools with a real model: grammar-constrained calls that fit their schemas."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Finetuned models beside their base: jobs on real models lower the loss on text that they have not seen, and what they
-publish answers by name, in the same batches as the base model, which keeps giving its recorded answers."""
+"""Fine-tuned models beside their base: lower loss on unseen text, and unchanged answers of the base.
+
+Jobs' models answer by their names, in the same batches as the base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's, SGLang's and TGI's fields that change the output, on the real engine: done, or refused by name."""
+"""vLLM's, SGLang's and TGI's fields on the real engine: supported, or refused by name."""
 
 from __future__ import annotations
 

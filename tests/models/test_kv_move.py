@@ -1,4 +1,4 @@
-"""Cells that are moved: layers without rotary embedding keep their keys, the others turn them."""
+"""KV cache moves: keys get RoPE of the new position, in layers with RoPE only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a router finds in a folder and in a file of presets, and what it says about wrong ones."""
+"""Router catalog: models of a folder and of a preset file, and errors of wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of a router whose model waits for a place: they go on without their client, and can be ended."""
+"""Resumable streams of a router whose model waits for memory: continued and ended without their client."""
 
 from __future__ import annotations
 

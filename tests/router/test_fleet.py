@@ -1,4 +1,4 @@
-"""Who runs and who has to go, with children that exist only here."""
+"""Fleet: started and evicted models, with fake child processes."""
 
 from __future__ import annotations
 

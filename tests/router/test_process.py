@@ -1,4 +1,4 @@
-"""When a child is ready, by what its log says."""
+"""Child process readiness, by the lines of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child of the router gets of a request, byte for byte."""
+"""Proxy: the bytes of a request that reach a child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router answers by itself: the same refusals as the server of one model, and the API's description."""
+"""Router endpoints of its own: the refusals of a server of one model, and the OpenAPI document."""
 
 from __future__ import annotations
 

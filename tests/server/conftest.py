@@ -1,4 +1,4 @@
-"""Fixtures that the tests of chats share."""
+"""Fixtures of the server tests."""
 
 from __future__ import annotations
 

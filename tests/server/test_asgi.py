@@ -1,7 +1,6 @@
-"""The server in ASGI hosts.
+"""ASGI application: the server's routes in ASGI hosts.
 
-`LOGITLESS_TEST_HTTP_HOST=uvicorn pytest tests/server` runs all tests of the server in such a host.
-"""
+`LOGITLESS_TEST_HTTP_HOST=uvicorn pytest tests/server` runs all tests of the server in such a host."""
 
 from __future__ import annotations
 

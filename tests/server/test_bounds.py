@@ -1,4 +1,4 @@
-"""Bounds of requests: refused before the work, one line that says why, and nobody else is held up."""
+"""Bounds of requests: refused before the work, in one line, while others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is not a generation: health, models, properties, slots, metrics, tokens, keys, CORS, the page."""
+"""Endpoints without generation: health, models, properties, slots, metrics, tokens, keys, CORS, page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first use of a request's struct: msgspec makes its decoder then, in one thread only."""
+"""First use of a request struct: msgspec builds its decoder in one thread only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of one server: each has its own cache, slots, slot files, files, jobs and running answers."""
+"""Isolation of API keys: cache, slots, slot files, files, jobs and running answers of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of requests: what is counted before it is read, and both parsers, which must agree."""
+"""JSON bodies: the count of values before parsing, and agreement of both parsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that is nested deeply: refused before anything that calls itself could run out of stack, in every endpoint."""
+"""Deeply nested JSON: refused in every endpoint before a stack overflow."""
 
 from __future__ import annotations
 

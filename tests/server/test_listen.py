@@ -1,4 +1,4 @@
-"""How the server listens: HTTPS, a shared port, a path in front, and the size of requests."""
+"""HTTP listener: HTTPS, a shared port, a path prefix, and body sizes."""
 
 from __future__ import annotations
 

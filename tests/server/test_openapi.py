@@ -1,4 +1,4 @@
-"""The OpenAPI document and the application say the same."""
+"""OpenAPI document: equal to the application's routes."""
 
 from __future__ import annotations
 

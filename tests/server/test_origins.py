@@ -1,4 +1,4 @@
-"""Pages of other sites, names that point here, forms, and paths with odd slashes."""
+"""Origin checks: pages of other sites, DNS rebinding, forms, and odd slashes in paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server must refuse: by one line that names the field, in the error shape, and never with a 500."""
+"""Refusals: one line that names the field, in the API's error shape, never a 500."""
 
 from __future__ import annotations
 

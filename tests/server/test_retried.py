@@ -1,4 +1,4 @@
-"""Refusals as OpenAI's and Anthropic's clients see them: what can never work is sent once."""
+"""Refusals in OpenAI's and Anthropic's clients: a permanent one is sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's thread and the server's life: starting, stopping, and what happens to those who are being served."""
+"""Engine thread and server lifetime: start, stop, and requests in flight at a stop."""
 
 from __future__ import annotations
 

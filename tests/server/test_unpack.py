@@ -1,4 +1,4 @@
-"""Request bodies that no handler reads, and compressed ones: refused, drained, unpacked in bounds."""
+"""Unread and compressed request bodies: refused, drained, decompressed in bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker threads: few, fair among clients, and not for clients that have left."""
+"""Worker threads: few, fair among clients, and freed when a client leaves."""
 
 from __future__ import annotations
 

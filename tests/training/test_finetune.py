@@ -1,4 +1,4 @@
-"""Fine-tuning without a server or flags."""
+"""Headless fine-tuning: without a server or flags."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Runs on Gemma 4, whose layers share keys and values and whose experts have gate and up in one
-tensor."""
+"""Training of Gemma 4: KV sharing, and experts with gate and up in one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules, stopping rules, results and progress, against their formulas and an injected clock."""
+"""Schedules, stopping rules, results and progress, by formulas and an injected clock."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Runs on a tiny model: what is trained and what is not, accumulation, checkpoints, resuming to the
-same bytes."""
+"""Trainer on a tiny model: trained parameters, accumulation, checkpoints, resuming to the same bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Places of a long conversation's answers in its text, by rendering the conversation a few times.
+"""Answer spans of a long conversation: places of its answers in the text, by few renderings.
 
 An exact search renders the conversation up to each answer, which is quadratic. Here the answers are
-marked, and what the template writes around an answer is read off a few of them.
-"""
+marked, and what the template writes around an answer is read off a few of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of a run: read, split into a training and a validation part, put in order."""
+"""Data of a run: read, split into training and validation, shuffled."""
 
 from __future__ import annotations
 

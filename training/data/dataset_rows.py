@@ -1,4 +1,4 @@
-"""Rows of training data, of whatever format."""
+"""Dataset rows: training examples of any format."""
 
 from __future__ import annotations
 

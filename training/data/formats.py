@@ -1,4 +1,4 @@
-"""Formats of rows, told apart by their fields: OpenAI's, trl's, Alpaca's, ShareGPT's."""
+"""Row formats, detected by their fields: OpenAI's, trl's, Alpaca's, ShareGPT's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Loading training data: a text or rows become datasets by the model's vocabulary, its chat template
-and the training method."""
+"""Training data loader: text or rows → datasets, by tokenizer, chat template and training method."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Order of samples or examples, shuffled anew each epoch, resumed exactly from three numbers and a
-state."""
+"""Sampler of training data: order of samples, shuffled each epoch, resumed exactly.
+
+Its state is three numbers and the random generator's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizing rows: token ids, each with a flag whether the model learns to predict it."""
+"""Tokenized rows: token ids, each with a flag whether it is a label (loss mask)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KTO: learning from answers that were judged one by one, good or bad."""
+"""KTO: preference optimization of single answers that are labelled good or bad."""
 
 from __future__ import annotations
 

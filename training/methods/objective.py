@@ -1,5 +1,4 @@
-"""A training method: rows of data become groups of token rows, and the log-probabilities of a batch
-become a loss, its slope by each of them, and metrics.
+"""Training method: rows → groups of token rows; their log-probabilities → loss, slopes and metrics.
 
 A step measures the log-probabilities first (a forward pass), asks the method, and then runs the
 gradient of Σ slope · log-probability, which is the gradient of the loss. So a method is a few lines

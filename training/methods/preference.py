@@ -1,5 +1,4 @@
-"""Preference methods on pairs: DPO, ORPO and SimPO raise the likelihood of the chosen answer over
-that of the rejected one.
+"""Preference methods (DPO, ORPO, SimPO): raise the chosen answer's likelihood over the rejected one's.
 
 In a pair, c and r are the log-probabilities of the two answers, and σ is the logistic function."""
 

@@ -1,4 +1,4 @@
-"""Loss curves as pictures: SVG, or PNG painted by Pillow."""
+"""Loss plots: SVG, or PNG painted by Pillow."""
 
 from __future__ import annotations
 

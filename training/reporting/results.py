@@ -1,5 +1,4 @@
-"""Loss and accuracy of an evaluation with the uncertainties of their means (llama.cpp's
-ggml_opt_result)."""
+"""Evaluation results: loss and accuracy with their uncertainties (llama.cpp's ggml_opt_result)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMS norm kernels, alone or fused with the quantisation of the result. A unit is a row."""
+"""RMS norm kernels, alone or fused with quantization of the result. A unit is a row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Recurrent layers: causal convolution and linear attention (graph/ops/linear_attention.py).
+"""Recurrent layer kernels: causal convolution, linear attention (graph/ops/linear_attention.py).
 
 `begin` (i32) is the state that row t starts from, −1 to continue from the row before. `end` is the
-state to write it to (address 0: none). A state outside 0…N−1 is never written.
-"""
+state to write it to (address 0: none). A state outside 0…N−1 is never written."""
 
 from __future__ import annotations
 

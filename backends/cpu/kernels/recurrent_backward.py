@@ -1,4 +1,4 @@
-"""Gradients of recurrent layers (graph/ops/linear_attention.py)."""
+"""Recurrent layer gradients (graph/ops/linear_attention.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoPE: the angles of a step, and their application to a token's heads."""
+"""RoPE kernels: the angles of a step, and their application to a token's heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices, transposes, masks, diagonals, f16 casts and argmax."""
+"""Slicing kernels: slices, transposes, masks, diagonals, f16 casts, argmax."""
 
 from __future__ import annotations
 

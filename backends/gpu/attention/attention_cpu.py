@@ -1,11 +1,9 @@
-"""Paged attention for OpenCL and Vulkan on a CPU, with an online softmax; paged_attention.py
-is for GPUs.
+"""Paged attention for OpenCL and Vulkan on a CPU, with an online softmax.
 
 Sixteen lanes are a query head of a token. They walk its KV pages in position order: a lane has a
 cell while attention scores are computed, and every 16th element of the head while values are
 summed. Scores cross lanes in local memory. RoPE is applied to queries as they are read where
-`half_n` (pairs of a head) is not 0.
-"""
+`half_n` (pairs of a head) is not 0."""
 
 from __future__ import annotations
 

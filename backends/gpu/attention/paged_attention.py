@@ -1,4 +1,4 @@
-"""Paged attention for GPUs: spans of 256 cells, in turn or in parallel (Flash-Decoding).
+"""Paged attention on GPUs: attention scores in spans of 256 cells, in turn or parallel (Flash-Decoding).
 
 A group of WG threads has the query heads (up to HEADS) of a token that share a key head. It takes
 256 cells at a time, a *span* that begins at a multiple of 256: a thread computes the attention
@@ -9,8 +9,7 @@ are joined in order, as in an online softmax (Milakov and Gimelshein, 2018).
 With few rows, a group has one span and leaves its result in the scratch, and a second launch joins
 them (Dao et al., 2023). Both ways join with the same operations in the same order, so the bits are
 the same whatever the batch and the context size. Loads come before their uses, 16 at a time: a step
-of one row waits for memory and for nothing else.
-"""
+of one row waits for memory and for nothing else."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Prelude of every kernel: macros that hide the differences of OpenCL C and GLSL, and math
-functions.
+"""Prelude of every GPU kernel: macros that unify OpenCL C and GLSL, and math functions.
 
 Exponential and logarithm are Cephes' single precision polynomials (Moshier); so are sine and
 cosine, after a reduction in three steps. Explicit multiply-adds make their bits independent of the
-device's library.
-"""
+device's library."""
 
 CL = r"""
 #pragma OPENCL FP_CONTRACT OFF

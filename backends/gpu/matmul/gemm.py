@@ -1,13 +1,11 @@
-"""Matrix products for training: `matmul`, `matmul_tn`, and `linear` of a weight that is not
-constant.
+"""GEMM for training: `matmul`, `matmul_tn`, and `linear` of a weight that is not constant.
 
 y[m, n] is the sum over k of a[m·am + k·ak] · b(k, n), one product after the other, whatever the
 number of rows; up to 8 rows have a kernel of their own. b is f32 with strides, or a packed weight
 whose rows are k: gradients pass back through the bytes that are served.
 
 OpenCL on a CPU copies 32 columns of b into local memory, 256 k at a time, and takes all rows of its
-part through them. On GPUs a group has 32 × 64 results, a thread 8 × 4 of them.
-"""
+part through them. On GPUs a group has 32 × 64 results, a thread 8 × 4 of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Constant matrices as the kernels read them: GGUF blocks in groups of 16 output rows, so that
-lanes are rows.
+"""Layout of packed weights on GPUs: GGUF blocks in groups of 16 output rows, so that lanes are rows.
 
 A weight (N rows out, K in) becomes sections, one after the other, each for all groups g, each
 starting at a multiple of 256 bytes. N is padded to whole groups with zeros; b counts blocks of 32 k
@@ -21,8 +20,7 @@ A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of wor
 its low half and step v + 4 in its high half. One high bit: bit 8t + step of the word. Two high
 bits: bits 8t + 2·(step mod 4) of word step div 4. Values are scale · (q − offset) + minimum, with
 the types' usual meaning. Places, which lie as nibbles do, are those of a type's codes
-(graph/dtype.py): values are scale · code. A scale of mxfp4 is 2^(e − 128).
-"""
+(graph/dtype.py): values are scale · code. A scale of mxfp4 is 2^(e − 128)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Mixture-of-experts products: each row times its own expert's packed weights
-(graph/ops/moe.py).
+"""Mixture-of-experts matmul on GPUs: each row times the packed weights of its expert (graph/ops/moe.py).
 
 Rows are sorted by expert. A group of threads has some outputs of MT consecutive rows and takes
 those of one expert together, so they read its weights once. Sums are those of `linear`, in its
 order: a row has the same bits alone and beside any others.
 
 A launch has one weight or two, whose results are concatenated (`expert_parts`). It reads x's rows
-in sorted order or, with `per_row`, as they are before `expert_rows` repeats each so many times.
-"""
+in sorted order or, with `per_row`, as they are before `expert_rows` repeats each so many times."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Device code that reads packed weights (layout.py): buffers of a type, its blocks and elements.
+"""Unpacking of weights on GPUs: device code that reads the blocks and elements of layout.py.
 
 Codebook quants are looked up four at a time, whose bytes are a word: a lookup of each would be a
 load, or several operations.
 
 In the code, `g` is the group of 16 rows, `b` the block of 32 k and `n_blocks` the number of blocks
-in a row.
-"""
+in a row."""
 
 from __future__ import annotations
 

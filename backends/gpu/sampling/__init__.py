@@ -1,1 +1,1 @@
-"""The sampler chain on GPUs: one work group a row, radix selection instead of sorting."""
+"""Sampler chain on GPUs: one work group a row, radix selection instead of sorting."""

@@ -1,4 +1,4 @@
-"""Code of the sampling kernel: a group of threads runs the sampler chain of a row.
+"""Sampling kernel's code on GPUs: a group of threads runs the sampler chain of a row.
 
 Candidates are a list of n in the order of their ids, in the group's scratch: KEY (an unsigned
 number in the order of the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest))
@@ -11,8 +11,7 @@ summed as integers in units of 2⁻³¹, so sums do not depend on the order of a
 
 A GPU waits here for memory, one access after the other. So neighbouring threads read neighbouring
 candidates, each thread has MANY loads in flight (`each`), and where few of many are needed, a lower
-bound of their keys is found first and leaves a short list (`BOUND`).
-"""
+bound of their keys is found first and leaves a short list (`BOUND`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution as a product of patches, and pooling: a thread an element, sums in a fixed order."""
+"""Convolution (im2col) and pooling: a thread an element, sums in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax and losses: a work group a row, 64 partial sums added in order on every device."""
+"""Softmax and losses: a work group a row, 64 partial sums in the same order on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer steps on variables, in place, and the norm of a set of gradients."""
+"""Optimizer step on variables, in place, and the norm of a set of gradients."""
 
 from __future__ import annotations
 

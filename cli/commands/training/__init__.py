@@ -1,1 +1,1 @@
-"""`finetune`, `train`, `export-lora` and `example`."""
+"""`logitless finetune`, `train` and `export-lora`."""

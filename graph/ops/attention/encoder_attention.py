@@ -1,4 +1,4 @@
-"""Ops of encoders (embeddings): bidirectional attention within a text, mean pooling of rows."""
+"""Encoder attention (embedding models): bidirectional within a text; mean pooling of rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attention to rows that are keys and values in one, which all heads share: multi-head latent
-attention (DeepSeek-AI, 2024) where heads' weights are multiplied with queries instead of keys
-(models/architectures/mla.py). One cache is enough.
-"""
+"""Attention of MLA (DeepSeek-AI, 2024): cached rows that all heads share as keys and as values.
+
+Heads' weights are multiplied with queries instead of keys (models/architectures/mla.py), so one
+cache is enough."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Attention over a paged KV cache, and the ops that fill it.
+"""Paged attention: attention scores and values over the KV cache, and the ops that write it.
 
 A page holds 16 cells; position p of a sequence is cell p % 16 of page `tables[slot][p // 16]`. Keys
 are kept with the cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 16,
-D): both are read in lanes.
-"""
+D): both are read in lanes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The sampler chain as ops: llama.cpp's samplers, sampled token ids, log-probabilities."""
+"""Sampler chain as ops: llama.cpp's samplers, sampled token ids, log-probabilities."""

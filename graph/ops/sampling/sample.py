@@ -1,7 +1,6 @@
-"""Sampling and log-probabilities as ops: logits stay where they are, a few words a row leave.
+"""Sampling ops: logits stay on the device; sampled ids and log-probabilities leave it.
 
-Everything that differs between requests is data, so one compiled plan serves every mix of them.
-"""
+Everything that differs between requests is data, so one compiled plan serves every mix of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Reference samplers in numpy: the definition of the op `sample` for one row, as in llama.cpp.
+"""Sampler chain in numpy: the reference of the op `sample` for one row, as in llama.cpp.
 
 Facts: llama.cpp, src/llama-sampler.cpp (2026). Where it leaves a choice open, this is it: equal
 logits come in the order of their ids, NaN counts as -inf, and sums of probabilities run in double.
-Everything else has the precision of the logits (float32 as in llama.cpp, float64 as an oracle).
-"""
+Everything else has the precision of the logits (float32 as in llama.cpp, float64 as an oracle)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Losses and the optimizer step as ops."""
+"""Training ops: losses and the optimizer step."""

@@ -1,6 +1,4 @@
-"""Softmax and losses. A loss op gives a number per row; weights and means are the caller's `mul`
-and `sum_to`.
-"""
+"""Losses and softmax. A loss op gives a number per row; weights and means are `mul` and `sum_to`."""
 
 from __future__ import annotations
 

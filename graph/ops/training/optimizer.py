@@ -1,6 +1,4 @@
-"""Optimizer steps as ops: parameters and their moments are states, written in place; every number
-is a feed.
-"""
+"""Optimizer step ops: parameters and moments are variables, written in place; every number is a feed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Reader of calls written as JSON objects: {"name": "f", "arguments": {…}} in any order, with other
-members."""
+"""JSON tool calls: reader of {"name": "f", "arguments": {…}} in any order, with other members."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Families that put special tokens or words around the parts of an answer: gpt-oss, DeepSeek and
-the Command R ones.
+"""Framed answers: families with special tokens around parts (gpt-oss, DeepSeek, Command R).
 
 Facts: OpenAI's description of harmony, the models' own chat templates, and what llama.cpp accepts
-(common/chat.cpp).
-"""
+(common/chat.cpp)."""
 
 from __future__ import annotations
 

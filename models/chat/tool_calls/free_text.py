@@ -1,4 +1,4 @@
-"""Custom tools: functions whose only argument, `input`, is a free text, perhaps of a grammar."""
+"""Custom tools: functions whose one argument, `input`, is free text or text of a grammar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Tool calls of Gemma 4: dictionaries with bare keys, and texts between marks. They become JSON.
+"""Gemma 4 tool calls: dictionaries with bare keys and marked texts, converted to JSON.
 
-Facts: the models' public chat templates, and what llama.cpp accepts (common/chat.cpp).
-"""
+Facts: the models' public chat templates, and what llama.cpp accepts (common/chat.cpp)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""JSON schemas as Lark rules of Gemma 4's dictionaries: bare keys in its template's order, texts
-between marks, no blanks.
+"""Gemma 4 grammars: JSON schemas as Lark rules of dictionaries with bare keys.
 
-Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds a limit below.
-"""
+Keys have the order of the model's template; texts stand between marks; there are no blanks.
+
+Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds a limit below."""
 
 from __future__ import annotations
 

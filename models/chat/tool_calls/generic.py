@@ -1,9 +1,7 @@
-"""Tool calls for templates without tools: the system message explains them; calls and results are
-JSON.
+"""Generic tool calls, for templates without tools: the system message explains them, answers are JSON.
 
 The form of answer is that of llama.cpp's generic handler: {"tool_call": …}, {"tool_calls": […]} or
-{"response": "…"}.
-"""
+{"response": "…"}."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""JSON scanner: finds the end of a value in a stream of characters, or its first invalid character
-(RFC 8259)."""
+"""JSON scanner: finds the end of a value in a character stream, or its first invalid character (RFC 8259)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Coder's calls: tags instead of JSON. The values of parameters become JSON by their types."""
+"""Tagged tool calls (Qwen3-Coder): parameters between tags, converted to JSON by their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of POST /completion."""
+"""POST /completion: llama-server's reply, whole or streamed."""
 
 from __future__ import annotations
 

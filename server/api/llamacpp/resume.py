@@ -1,6 +1,4 @@
-"""Coming back to a stream whose connection was lost. The client names it: X-Conversation-Id of the
-request.
-"""
+"""Resumable streams: a client finds a stream (X-Conversation-Id) again after a lost connection."""
 
 from __future__ import annotations
 

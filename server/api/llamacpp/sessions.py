@@ -1,5 +1,7 @@
-"""Streams that outlive their connection, for clients that ask for it: what was sent is kept, so that it can be sent
-again. llama-server's semantics (tools/server, "resumable streams"): bytes are counted, the oldest are dropped first."""
+"""Buffers of resumable streams: sent bytes are kept, and sent again from any position.
+
+llama-server's semantics (tools/server, "resumable streams"): bytes are counted, the oldest are
+dropped first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /slots, and what can be done with one: save it to a file, restore it, erase it, fork it."""
+"""GET /slots, and actions on a slot: save to a file, restore, erase, fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints that need the tokenizer or the chat template but no device."""
+"""Text endpoints: tokenize, detokenize, apply-template. They need no device."""
 
 from __future__ import annotations
 

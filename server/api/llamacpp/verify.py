@@ -1,4 +1,4 @@
-"""The shape of POST /v1/verify."""
+"""POST /v1/verify: the reply to a client's draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ollama's endpoints that compute: /api/generate, /api/chat, /api/embed and /api/embeddings."""
+"""Ollama's generation endpoints: /api/generate, /api/chat, /api/embed and /api/embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's file as Ollama tells it: its sizes, its kind, its metadata. The header alone is read."""
+"""Ollama's model details: sizes, family, quantization and metadata, from the GGUF header alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ollama's endpoints about models, on a server of one: /api/tags, /api/ps, /api/show, /api/version."""
+"""Ollama's model endpoints on a server of one model: /api/tags, /api/ps, /api/show, /api/version."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Chat completions: answers as messages with reasoning and tool calls, whole or as deltas that add
-up to the same.
-"""
+"""Replies of chat completions: messages with reasoning and tool calls, whole or as deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's completions, and what chat completions share with them."""
+"""Replies of OpenAI's completions, and the parts that chat completions share."""
 
 from __future__ import annotations
 

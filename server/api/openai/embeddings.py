@@ -1,4 +1,4 @@
-"""Vectors of texts, and documents in the order of their relevance."""
+"""Embeddings and reranking: vectors of texts, documents by relevance."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""OpenAI's files: training data of fine-tuning jobs, checked line by line when they come, and images
-of requests."""
+"""OpenAI's files: training data, checked line by line at upload, and images of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning jobs."""
+"""OpenAI's fine-tuning jobs: create, list, pause, resume, cancel, events, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Responses that were given, so that a later request may go on from one (`previous_response_id`). In memory only: a
-restart forgets them, and so does time when there are too many."""
+"""Stored responses (`previous_response_id`): in memory, the oldest are dropped first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the API as typed structs: what a handler returns, /openapi.json and docs/http.md describe."""
+"""Answers of the API as typed structs; /openapi.json and docs/http.md are made of them."""
 
 from __future__ import annotations
 

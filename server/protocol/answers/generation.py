@@ -1,4 +1,4 @@
-"""Parts of answers that all APIs share, and llama-server's own answer to POST /completion."""
+"""Answer parts that all APIs share, and llama-server's answer to POST /completion."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Chat requests: bodies to a prompt by the model's template, then to a job. Every 400 names its
-field.
-"""
+"""Chat request bodies: messages → prompt by the model's template → request. A 400 names its field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `messages` of a chat request, checked: every content a text, every tool call with a name."""
+"""Messages of a chat request, checked: every content a text, every tool call with a name."""
 
 from __future__ import annotations
 

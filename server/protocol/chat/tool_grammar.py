@@ -1,4 +1,4 @@
-"""Structured output of chats: calls that fit their tools' schemas, a response format, or both."""
+"""Structured output of chats: grammars of tool calls and of the response format."""
 
 from __future__ import annotations
 

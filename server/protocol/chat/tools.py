@@ -1,6 +1,4 @@
-"""`tools`, `tool_choice` and the reasoning fields of a chat request → what the answer may consist
-of.
-"""
+"""Tools of a chat request: `tools`, `tool_choice` and reasoning → the parts that an answer may have."""
 
 from __future__ import annotations
 

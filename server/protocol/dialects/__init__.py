@@ -1,1 +1,1 @@
-"""Other dialects as chat requests: Responses, Anthropic's Messages, Ollama."""
+"""Dialects, translated to chat requests: Responses, Anthropic's Messages, Ollama."""

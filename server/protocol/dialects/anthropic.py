@@ -1,6 +1,4 @@
-"""POST /v1/messages: Anthropic's Messages API → the body of a chat request. Every refusal names the
-field.
-"""
+"""Anthropic's Messages API (POST /v1/messages) → the body of a chat request. Refusals name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's first form of tools in chats: `functions`, `function_call`, messages of the role function."""
+"""OpenAI's first form of tools: `functions`, `function_call`, messages of the role function."""
 
 from __future__ import annotations
 

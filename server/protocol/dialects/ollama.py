@@ -1,6 +1,4 @@
-"""Requests of Ollama's API: the chat or completion that asks for the same. Every refusal names the
-field.
-"""
+"""Ollama's requests → the equivalent chat or completion request. Refusals name the field."""
 
 from __future__ import annotations
 

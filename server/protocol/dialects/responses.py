@@ -1,6 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API → the body of a chat request. Every refusal names the
-field.
-"""
+"""OpenAI's Responses API (POST /v1/responses) → the body of a chat request. Refusals name the field."""
 
 from __future__ import annotations
 

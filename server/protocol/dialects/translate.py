@@ -1,4 +1,4 @@
-"""A request of another API as the chat request that asks for the same."""
+"""Translation of another API's request to the equivalent chat request."""
 
 from __future__ import annotations
 

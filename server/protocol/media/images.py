@@ -1,5 +1,4 @@
-"""Images of requests: parts of messages and `multimodal_data` → image files, with a marker in the
-text for each."""
+"""Images of requests: message parts and `multimodal_data` → image files, markers in the text."""
 
 from __future__ import annotations
 

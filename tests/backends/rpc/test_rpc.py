@@ -1,6 +1,4 @@
-"""A device of another machine: the texts that it makes, how it gets lost, and what a server takes
-from strangers.
-"""
+"""RPC: texts like those of a local device, lost connections, and hostile clients."""
 
 from __future__ import annotations
 

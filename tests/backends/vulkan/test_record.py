@@ -1,4 +1,4 @@
-"""Barriers: one before every command that conflicts with those since the last one, and no other."""
+"""Command buffer barriers: one before each command that conflicts with earlier ones, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic behind `limit_fraction`, against numbers worked by hand."""
+"""`logitless bench` limits: the arithmetic of `limit_fraction`, against numbers worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion scripts: what a shell offers after some words."""
+"""Shell completion scripts: the words that a shell offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logitless serve`: which server its flags mean, and flags that print and leave."""
+"""`logitless serve`: the kind of server that flags select, and flags that print and exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logitless warm`: what runs after it compiles nothing."""
+"""`logitless warm`: a start after it compiles nothing."""
 
 from __future__ import annotations
 

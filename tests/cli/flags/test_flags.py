@@ -1,4 +1,4 @@
-"""The parser of flags: names, negatives, environment, limits, suggestions."""
+"""Flag parser: names, negatives, environment variables, limits, suggestions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloaded models of this machine, in each of the folders where they may be."""
+"""Downloaded models of this machine, in each of the cache folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that answers like Hugging Face's hub."""
+"""Hub downloads, from a local server that answers like Hugging Face's hub."""
 
 from __future__ import annotations
 

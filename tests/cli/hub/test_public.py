@@ -1,4 +1,4 @@
-"""Downloads that a client names stay away from this machine and its networks."""
+"""Downloads that a client names: refused for this machine and its networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job settings: "auto" follows the data and the model; what is not learned as given is told."""
+"""Job settings: "auto" follows data and model; settings that change are reported."""
 
 from __future__ import annotations
 

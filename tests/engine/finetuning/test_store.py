@@ -1,4 +1,4 @@
-"""What the store keeps is what clients get to see, so it must be JSON; and what happens when there is no room."""
+"""Job store: its contents are JSON that clients see; a full disk is an error of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job store that another process has locked holds up whoever asks for it, and nobody else."""
+"""Locked job store: it delays only requests of the store, and nothing else."""
 
 from __future__ import annotations
 

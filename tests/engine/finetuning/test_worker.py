@@ -1,4 +1,4 @@
-"""A job on the engine's thread, driven by hand: left in the middle of device runs, paused, and beside requests."""
+"""Fine-tuning worker, driven by hand: paused, left inside device runs, and beside requests."""
 
 from __future__ import annotations
 

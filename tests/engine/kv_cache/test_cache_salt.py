@@ -1,4 +1,4 @@
-"""Requests with different cache salts share nothing: no cached prefix, slot content, draft or file."""
+"""Cache salts: requests with different ones share no cached prefix, slot, draft or file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache reuse: llama-server's search for chunks, and cells that come from elsewhere on a device that checks them."""
+"""Cache reuse: llama-server's search for chunks, and moved KV entries on a checking device."""
 
 from __future__ import annotations
 

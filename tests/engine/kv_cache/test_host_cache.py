@@ -1,4 +1,4 @@
-"""Known pages that go to host memory before others take their place, while nobody waits."""
+"""Host cache: KV blocks move to host memory before eviction, while the engine is idle."""
 
 from __future__ import annotations
 

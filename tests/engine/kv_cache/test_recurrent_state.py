@@ -1,4 +1,4 @@
-"""Models whose layers keep a state of each sequence: what is kept of it, and what goes on from there."""
+"""Recurrent state: checkpoints of sequences, and prefix reuse from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models some of whose layers see a window: what is kept of it, and what goes on from there."""
+"""Sliding-window KV group: blocks that stay, and prefix reuse from them."""
 
 from __future__ import annotations
 

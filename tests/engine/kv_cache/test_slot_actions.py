@@ -1,4 +1,4 @@
-"""Slots taken out, put in, forked and erased, on a device that checks every cell."""
+"""Slot actions (save, restore, fork, erase) on a device that checks every KV cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slot files: what was saved comes back, and nothing else is believed."""
+"""Slot files: a saved slot is restored to the same bits; damaged files are refused."""
 
 from __future__ import annotations
 

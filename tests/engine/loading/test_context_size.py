@@ -1,4 +1,4 @@
-"""How large a context is made, or refused, by what memory there is beside the weights."""
+"""Context size: chosen or refused by the memory beside the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a cache will need, against what `define` makes."""
+"""KV cache size estimate against the allocated pools."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Models whose layers keep states, or see a window, on the real engine: the same bits whatever shares the batch, and
-however often a sequence stops and goes on."""
+"""Recurrent and sliding-window models on the real engine: the same bits in any batch.
+
+Also however often a sequence is preempted and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of adapters and whole finetunes are those of a model with the adapter merged into its file."""
+"""Embeddings under adapters and full finetunes: equal to a model file with the adapter merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device gets which layers: llama-server's flags, and what fits."""
+"""Layer placement: llama-server's flags, and devices' memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that are made while nobody wants anything."""
+"""Plans compiled ahead, while the engine is idle."""
 
 from __future__ import annotations
 

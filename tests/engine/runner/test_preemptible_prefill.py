@@ -1,4 +1,4 @@
-"""Steps that others may interrupt, on real models: what they leave in the cache, and when they can run."""
+"""Preemptible prefill on real models: KV cache contents, and when it may run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of the cache that is there before a step writes it."""
+"""Prefault: pages of the KV cache are present before a step writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several devices: a lost one, a wrong one, and what a plan says of copies between two. The devices are fakes."""
+"""Several (fake) devices: a lost one, a wrong one, and copies between two in the plan's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches as the feeds of a plan."""
+"""Step inputs: a batch as the input buffers of its plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks on their way: lazy grammars, drafts, workers that are late, and what the scheduler makes of it."""
+"""Grammar masks: lazy grammars, drafts, late workers, and the scheduler's waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler `infill`, against small cases worked by hand from llama.cpp's rules, and as part of a row's chain."""
+"""Infill sampler: small cases of llama.cpp's rules worked by hand, and in a sampler chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where reasoning begins and ends, and when it is too long, by the tokens of it."""
+"""Reasoning budget: start, end and forced end of reasoning, by its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators, penalties, DRY, chains and feeds."""
+"""Sampler of a sequence: random generators, penalties, DRY, sampler chains, step inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp's recorded requests, token by token: a numpy llama gives the logits, we sample."""
+"""Sampling against llama.cpp's recorded requests, token by token, on logits of a numpy llama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of a generation: stop texts, characters in pieces, indentation."""
+"""Stop filter: stop strings, incomplete characters, indentation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Tokens that a file says must never be sampled (tokenizer.ggml.suppress_tokens), on the real engine: a bias of -∞ in
-every request, as llama.cpp's sampler has it; log-probabilities stay those of the model."""
+"""Suppressed tokens (tokenizer.ggml.suppress_tokens) on the real engine: never sampled.
+
+They have a bias of -∞ in every request, as in llama.cpp's sampler; log-probabilities stay the
+model's."""
 
 from __future__ import annotations
 

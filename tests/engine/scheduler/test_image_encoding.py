@@ -1,4 +1,4 @@
-"""Images that are encoded between the steps of streams, on an encoder whose parts cost what we say."""
+"""Image encoding between decode steps, on a fake encoder with given costs."""
 
 from __future__ import annotations
 

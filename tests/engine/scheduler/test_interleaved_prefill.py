@@ -1,4 +1,4 @@
-"""Prompts that run between the steps of streams, on a device whose every step and part costs what we say."""
+"""Interleaved prefill between decode steps, on a fake device with given costs of steps and parts."""
 
 from __future__ import annotations
 

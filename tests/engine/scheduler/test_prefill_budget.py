@@ -1,4 +1,4 @@
-"""Prompts beside streams: how much of one a step carries, on a device whose every step costs what we say."""
+"""Prefill budget: prompt tokens per mixed batch, on a fake device with given step costs."""
 
 from __future__ import annotations
 

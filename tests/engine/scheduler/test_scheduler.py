@@ -1,4 +1,4 @@
-"""The scheduler's promises one by one, on a device that checks every cell."""
+"""Scheduler: each of its guarantees, on a device that checks every KV cell."""
 
 from __future__ import annotations
 

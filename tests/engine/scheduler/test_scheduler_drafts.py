@@ -1,4 +1,4 @@
-"""Drafts in the scheduler, on a device that checks every cell: fewer steps, the same everything else."""
+"""Drafts in the scheduler, on a checking device: fewer steps, otherwise equal results."""
 
 from __future__ import annotations
 

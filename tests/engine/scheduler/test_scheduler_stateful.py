@@ -1,4 +1,4 @@
-"""Random lives of a scheduler with tiny pools: whatever happens, every request gets what it would get alone."""
+"""Random operations on a scheduler with tiny pools: each request gets its result of a run alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions on busy slots wait for them, and no longer than somebody wants them."""
+"""Deferred slot tasks: actions wait for busy slots, unless their client leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is next, who has to wait, who is sent away: priorities, turns of clients, limits, prompts in common."""
+"""Waiting queue: priorities, turns of clients, limits, common prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long models' drafts are: on made-up machines, of which it is known what pays."""
+"""Adaptive draft length, on simulated machines with a known optimum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft model's book-keeping: two fake devices, of which one guesses what the other will compute."""
+"""Draft model book-keeping, on two fake devices of which one drafts for the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each kind of drafter guesses, against searches of the history that are written as the definitions read."""
+"""N-gram and client drafters against direct searches of the history."""
 
 from __future__ import annotations
 

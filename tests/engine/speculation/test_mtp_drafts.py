@@ -1,5 +1,4 @@
-"""Drafts of a model's own block (draft-mtp): what the scheduler gives it of tokens, cells and rows, on a fake device
-that checks them."""
+"""MTP drafts (draft-mtp): tokens, KV cells and hidden rows that the scheduler passes, checked by a fake device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block that guesses takes: it is counted where layers are placed, and loaded with the model."""
+"""MTP head memory: counted in layer placement, and loaded with the model."""
 
 from __future__ import annotations
 

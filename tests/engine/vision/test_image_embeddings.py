@@ -1,4 +1,4 @@
-"""Vectors of prompts with images: the hidden states that generation has, between the steps of others."""
+"""Embeddings of prompts with images: the hidden states of generation, computed between other steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Requests with images: the same bits alone, in company, from the cache, in chunks and after the
-pool has lost the rows; on every device."""
+"""Requests with images: the same bits alone, in a batch, from the cache, in chunks, on every device.
+
+Also after the pool has evicted the image rows."""
 
 from __future__ import annotations
 

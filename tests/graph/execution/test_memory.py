@@ -1,6 +1,4 @@
-"""Memory planning: best fit, alignment, merging, lifetimes, in-place ops and arenas, each by a case
-worked by hand.
-"""
+"""Memory planning: best fit, alignment, merging, lifetimes, in-place ops and arenas, by hand-worked cases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Graph partition: graphs on several backends give what one gives, and planning leaves the graph
-alone.
-"""
+"""Graph partition: graphs on several backends equal those on one, and the graph is not changed."""
 
 from __future__ import annotations
 

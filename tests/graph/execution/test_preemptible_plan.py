@@ -1,4 +1,4 @@
-"""Plans whose runs can be left in the middle."""
+"""Preemptible plans: runs that stop between parts and continue."""
 
 from __future__ import annotations
 

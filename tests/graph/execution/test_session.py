@@ -1,4 +1,4 @@
-"""Sessions: variables, feeds, rows of results, cached plans, and what they refuse."""
+"""Sessions: variables, feeds, rows of results, cached plans, refusals."""
 
 from __future__ import annotations
 

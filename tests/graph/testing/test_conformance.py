@@ -1,4 +1,4 @@
-"""The judge itself: every kind of fault that a backend can have is seen."""
+"""Conformance tests tested: every kind of fault of a backend is detected."""
 
 from __future__ import annotations
 

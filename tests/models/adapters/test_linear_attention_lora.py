@@ -1,4 +1,4 @@
-"""Adapters of layers that keep a state."""
+"""LoRA adapters of linear attention layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Adapter files, mixtures by row, and merging: against each other and against W + scale · alpha / r
-· B A."""
+"""LoRA adapter files, mixes by row, and merging, against W + scale · alpha / r · B A."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Vectors of BERT models (and of the others) against a forward pass in float64 that knows nothing
-of ours."""
+"""Encoder vectors (BERT and others) against an independent forward pass in float64."""
 
 from __future__ import annotations
 

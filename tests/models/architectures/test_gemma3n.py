@@ -1,5 +1,4 @@
-"""Gemma 3n and 4: layers differ in heads and widths, share keys and values, and have inputs of
-their own."""
+"""Gemma 3n and 4: per-layer heads and widths, KV sharing, per-layer embeddings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Last layer with its own KV cache: only rows whose logits are needed have queries from there
-on; a prefill-only batch ends with its cache writes."""
+"""Last layer: queries only for rows with logits; a prefill-only batch ends with its KV cache writes."""
 
 from __future__ import annotations
 

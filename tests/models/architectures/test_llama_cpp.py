@@ -1,6 +1,7 @@
-"""llama.cpp itself as the oracle of adapters, architectures and types of weights: what we write is
-loaded there, what its converter writes is loaded here, and both give the same tokens and
-log-probabilities. It runs in a process of its own, which it may end."""
+"""llama.cpp as the oracle of adapters, architectures and weight types: same tokens, log-probabilities.
+
+It loads files that are written here, and its converter's files are loaded here. It runs in a
+process of its own, which it may end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLA: the cached row of each token, and keys that the first files lack."""
+"""MLA: the cached row of each token, and metadata keys that early files lack."""
 
 from __future__ import annotations
 

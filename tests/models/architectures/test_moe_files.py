@@ -1,5 +1,4 @@
-"""Models with experts, beside what they compute (test_architectures.py): files, adapters,
-finetunes, memory."""
+"""Mixture-of-experts models: files, adapters, finetunes, memory."""
 
 from __future__ import annotations
 

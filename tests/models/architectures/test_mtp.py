@@ -1,5 +1,4 @@
-"""The block that predicts one token more, against a forward pass in float64 that knows nothing of
-ours; test_nextn_llama_cpp.py asks llama.cpp itself."""
+"""MTP head against an independent forward pass in float64 (test_mtp_llama_cpp.py: llama.cpp)."""
 
 from __future__ import annotations
 

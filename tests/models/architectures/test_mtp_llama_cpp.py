@@ -1,5 +1,4 @@
-"""llama.cpp itself as the oracle of guesses: by the same block it guesses the same tokens, of which
-as many come true."""
+"""llama.cpp as the oracle of MTP drafts: the same draft tokens, and the same acceptance."""
 
 from __future__ import annotations
 

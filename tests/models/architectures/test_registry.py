@@ -1,5 +1,4 @@
-"""Logits of every architecture on made-up models, against a forward pass in float64 that knows
-nothing of ours."""
+"""Logits of every architecture on synthetic models, against an independent forward pass in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4's calls: dictionaries as JSON, whole, cut short and broken, and grammars of them that fit schemas."""
+"""Gemma 4 tool calls: dictionaries as JSON, whole, cut and broken; grammars that fit their schemas."""
 
 from __future__ import annotations
 

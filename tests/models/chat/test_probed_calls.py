@@ -1,4 +1,4 @@
-"""Formats that are read from a template's rendering of calls: readers, grammars, reasoning tags, broken answers."""
+"""Probed tool-call formats: readers, grammars, reasoning tags, broken answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: six real ones with expectations worked out by hand, the built-in ones, the sandbox and its limits."""
+"""Chat templates: six real ones with hand-worked prompts, built-in ones, the sandbox and its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of hostile files: each is a text, or an error of one line, in bounded time and memory."""
+"""Hostile chat templates: a text or an error of one line, in bounded time and memory."""
 
 from __future__ import annotations
 

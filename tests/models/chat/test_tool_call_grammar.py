@@ -1,4 +1,4 @@
-"""What a grammar of tool calls lets through: random texts of it are calls that fit, and calls that fit pass."""
+"""Grammars of tool calls: random texts of one are valid calls, and valid calls match."""
 
 from __future__ import annotations
 

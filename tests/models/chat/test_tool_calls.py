@@ -1,4 +1,4 @@
-"""Answers of the model families → messages: the formats, what is broken or cut short, and any cutting into pieces."""
+"""Tool calls of model families: formats, broken and cut answers, streamed in any pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the model families that frame or tag their calls → messages."""
+"""Framed and tagged answers of model families → messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of tools in the prompts of Gemma 4, whose first templates want them within the turn that calls."""
+"""Tool results in Gemma 4's prompts, inside the calling turn for its first templates."""
 
 from __future__ import annotations
 

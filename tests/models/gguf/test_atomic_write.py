@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files that are sound GGUF but no usable model: one line that names the culprit, before anything
-is computed."""
+"""Valid GGUF files of unusable models: one line that names the cause, before any computation."""
 
 from __future__ import annotations
 

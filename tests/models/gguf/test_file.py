@@ -1,4 +1,4 @@
-"""The GGUF reader: equal to gguf's own on good files, and one clear line on bad ones."""
+"""GGUF reader: equal to gguf's own on good files, one clear line on bad ones."""
 
 from __future__ import annotations
 

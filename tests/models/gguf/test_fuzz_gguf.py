@@ -1,5 +1,4 @@
-"""Damaged model files: each is refused in one line or loads, in bounded memory, and nothing
-crashes."""
+"""Damaged model files: refused in one line or loaded, in bounded memory, without a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block that guesses in a file of its own: one model of two files is what it is in one."""
+"""MTP head in a file of its own: equal to the model with the head inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our copy of GGUF's numbers against the gguf package's."""
+"""GGUF constants against the gguf package's."""
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, LlamaFileType
 

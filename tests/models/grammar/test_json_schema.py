@@ -1,4 +1,4 @@
-"""JSON schemas prepared for the grammar engine: closed objects, references, keywords that are dropped."""
+"""JSON schemas prepared for the grammar engine: closed objects, references, dropped keywords."""
 
 from __future__ import annotations
 

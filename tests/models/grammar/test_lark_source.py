@@ -1,4 +1,4 @@
-"""Lark grammars and regular expressions of custom tools: which texts they are, bare, in JSON and before a tag."""
+"""Lark grammars and regular expressions of custom tools: matching texts, bare, in JSON, before a tag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars: what they allow against a recogniser of our own, their errors, and a generation's state."""
+"""Grammar matcher: masks against an independent recogniser, errors, and a generation's state."""
 
 from __future__ import annotations
 

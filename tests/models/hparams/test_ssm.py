@@ -1,4 +1,4 @@
-"""Keys of models with recurrent layers."""
+"""Hyper-parameters of recurrent layers (SSM keys)."""
 
 from __future__ import annotations
 

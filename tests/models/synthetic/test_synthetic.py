@@ -1,5 +1,4 @@
-"""Synthetic models: valid files, the asked-for types, the same bytes for the same seed, and text in
-the vocabulary."""
+"""Synthetic models: valid files, the asked-for types, the same bytes for the same seed, and text in the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tokenizers against llama.cpp's ids, and what no reference covers: specials, odd vocabularies,
-streams, speed."""
+"""Tokenizers against llama.cpp's ids; special tokens, odd vocabularies, streams, speed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Unigram vocabularies: llama.cpp's ids, the likeliest of all ways to spell a word, and broken
-tables."""
+"""Unigram tokenizer: llama.cpp's ids, the likeliest segmentation, broken tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The table of docs/models.md: how far answers are from llama.cpp's, for every projector, with text, images and images
-from the cache, on the CPU and on devices. `--image-table` measures and writes it; without, it is complete."""
+"""Table of image accuracy (docs/models.md): distance from llama.cpp for every projector.
+
+Text, images, and images from the cache, on the CPU and on devices. `--image-table` measures and
+writes it; otherwise the test checks that it is complete."""
 
 from __future__ import annotations
 

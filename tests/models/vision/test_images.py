@@ -1,4 +1,4 @@
-"""Image files of every format and fault, and the tiles that images become."""
+"""Image files of every format and fault, and their tiles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""llama.cpp as the oracle of images: every projector type with random weights, one and two images,
-resized, tiled and as they are."""
+"""llama.cpp as the oracle of images: every projector type, one and two images, resized and tiled.
+
+Weights are random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/messages through Anthropic's own client; a fake engine writes what models would."""
+"""/v1/messages through Anthropic's own client, on a fake engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the chat APIs that are almost right: never a 500, and every refusal is one line."""
+"""Chat bodies that are almost right: refused in one line, never a 500."""
 
 from __future__ import annotations
 

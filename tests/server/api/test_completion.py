@@ -1,4 +1,4 @@
-"""POST /completion: llama-server's own shapes, whole and streamed."""
+"""POST /completion: llama-server's shapes, whole and streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of answers."""
+"""JSON serialization of answers."""
 
 from __future__ import annotations
 

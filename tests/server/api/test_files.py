@@ -1,4 +1,4 @@
-"""Uploads go to the disk as they come: memory, a client that leaves, and a full disk."""
+"""Uploads streamed to disk: memory, a client that leaves, a full disk."""
 
 from __future__ import annotations
 

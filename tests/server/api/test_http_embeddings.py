@@ -1,4 +1,4 @@
-"""Embeddings and reranking through the real port and OpenAI's own client, with a small BERT on the CPU."""
+"""Embeddings and reranking through the real port and OpenAI's client, with a small BERT on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scores look like where the model's numbers are no numbers."""
+"""Scores of a model whose numbers are NaN or infinite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How speculation is asked for over HTTP, and what is refused. What it does is tested with a real model (tests/e2e)."""
+"""Speculative decoding fields over HTTP: accepted and refused forms.
+
+Their effect is tested with a real model (tests/integration/test_speculation.py)."""
 
 from __future__ import annotations
 

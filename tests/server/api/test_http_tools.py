@@ -1,4 +1,4 @@
-"""Tools and reasoning through the real port and OpenAI's own client; a fake engine writes what models would."""
+"""Tools and reasoning through the real port and OpenAI's client, on a fake engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that requests only name: addresses, files of --media-path, uploaded files."""
+"""Image sources beside the body: addresses, files of --media-path, uploaded files."""
 
 from __future__ import annotations
 

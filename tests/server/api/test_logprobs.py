@@ -1,4 +1,4 @@
-"""Log-probabilities are those of the text that is shown, of the same tokens in a whole reply and in a stream."""
+"""Log-probabilities match the shown text, in whole replies and in streams."""
 
 from __future__ import annotations
 

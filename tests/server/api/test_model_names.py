@@ -1,4 +1,4 @@
-"""The field `model`: a finetuned model answers by its name, and one that is not there is refused."""
+"""The field `model`: a fine-tuned model answers by its name; an unknown name is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ollama's API through the real port and Ollama's own client; a fake engine writes what models would."""
+"""Ollama's API through the real port and Ollama's own client, on a fake engine."""
 
 from __future__ import annotations
 

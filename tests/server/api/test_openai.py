@@ -1,4 +1,4 @@
-"""/v1/completions and /v1/chat/completions: through OpenAI's own client, and the shapes that it does not show."""
+"""OpenAI's completions and chat completions, through its own client and as raw JSON."""
 
 from __future__ import annotations
 

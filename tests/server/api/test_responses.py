@@ -1,4 +1,4 @@
-"""/v1/responses through OpenAI's own client, counting tokens, and /infill; a fake engine writes what models would."""
+"""/v1/responses through OpenAI's own client, token counting, and /infill, on a fake engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that go on without their client, and are found again: llama-server's X-Conversation-Id."""
+"""Resumable streams (X-Conversation-Id): continued without their client, and found again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every answer parses with the types of OpenAI's and Anthropic's clients, which otherwise check nothing."""
+"""Answers parsed strictly with the types of OpenAI's and Anthropic's clients."""
 
 from __future__ import annotations
 

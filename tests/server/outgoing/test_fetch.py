@@ -1,4 +1,4 @@
-"""Addresses that clients name: public ones only, and bounds of bytes, seconds and redirects."""
+"""Fetches of addresses that clients name: public ones, bounded in bytes, seconds and redirects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of the internet, and all others."""
+"""Public and non-public IP addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a browser, with a server whose model says what a test wants."""
+"""Fixtures: the web page in a browser, with a scripted model."""
 
 from __future__ import annotations
 

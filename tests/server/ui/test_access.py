@@ -1,4 +1,4 @@
-"""The page for everybody: axe-core finds nothing in any view, in both colour schemes, at both widths."""
+"""Accessibility of the web page: axe-core in all views, both colour schemes, both widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does in a conversation: the page in a real browser, with answers that a test writes."""
+"""Conversations on the web page in a real browser, with scripted answers."""
 
 from __future__ import annotations
 

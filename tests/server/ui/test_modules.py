@@ -1,4 +1,4 @@
-"""Pure functions of the page, called in a browser."""
+"""JavaScript functions of the web page, called in a browser."""
 
 from __future__ import annotations
 

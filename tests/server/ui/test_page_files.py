@@ -1,4 +1,4 @@
-"""The page at `/` as files: where they are, what they may do, what they refer to."""
+"""Files of the web page: locations, permissions, references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's checks of data and its "auto" for hyperparameters, which are those of the server."""
+"""Data checks and "auto" hyperparameters on the web page: equal to the server's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows, samples, examples and their order, against tables worked out by hand."""
+"""Training data: windows, samples and their order, against hand-worked tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of other tools' formats, from files of each kind."""
+"""Row formats of other tools, from files of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses that a checkpoint looks back at: ours, of older versions, and as ggml keeps them."""
+"""Loss history of a checkpoint: ours, of older versions, and ggml's."""
 
 from __future__ import annotations
 

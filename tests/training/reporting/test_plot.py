@@ -1,4 +1,4 @@
-"""Loss curves as pictures."""
+"""Loss plots."""
 
 from __future__ import annotations
 

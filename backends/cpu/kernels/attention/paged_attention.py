@@ -1,4 +1,4 @@
-"""Paged attention with an online softmax (flash attention).
+"""Paged attention on the CPU: attention scores and values with an online softmax (flash attention).
 
 A sequence's KV cells are split into spans of 256. Each span has a softmax of its own, and a row's
 spans are joined in order. So threads can share the spans of one sequence, and even a decode step of
@@ -15,8 +15,7 @@ all or part of a block. Its order is always scores, a new top if one is due, wei
 cell.
 
 When spans are split, units write their partial states to memory that all threads share, and
-`attention_join` combines them.
-"""
+`attention_join` combines them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The sampler chain on the CPU: candidates, samplers, log-probabilities."""
+"""Sampler chain on the CPU: candidates, samplers, log-probabilities."""

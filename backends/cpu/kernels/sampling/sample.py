@@ -1,8 +1,7 @@
-"""Sampling and log-probabilities. A unit is a row of logits, or consecutive rows of one sequence.
+"""Sampling kernels: sampled ids and log-probabilities. A unit is one row of logits, or all of a sequence.
 
 Consecutive rows with the same slot (a token and its drafts) are one unit. The random numbers that
-earlier rows consumed decide which ones later rows get, as if they were sampled in separate steps.
-"""
+earlier rows consumed decide which ones later rows get, as if they were sampled in separate steps."""
 
 from __future__ import annotations
 

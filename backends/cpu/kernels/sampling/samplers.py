@@ -1,11 +1,10 @@
-"""Samplers of a chain on one row's candidates, with llama.cpp's rules.
+"""Sampler chain of one row on the CPU: samplers over its candidates, with llama.cpp's rules.
 
 graph/ops/sampling/samplers.py is their definition. A row's work is a block `s` of int64 words in
 scratch memory, named below. Candidates are either DENSE (values at X, one per id, in the order of
 ids) or a list of words (candidate_list.py). A list omits those at -inf, but TOTAL counts them:
 without probability, they still count for min_keep, dynatemp and the draw. Sums run in double, in
-the candidates' order (dense rows: blocks of 256 in vector lanes, then the blocks in order).
-"""
+the candidates' order (dense rows: blocks of 256 in vector lanes, then the blocks in order)."""
 
 from __future__ import annotations
 

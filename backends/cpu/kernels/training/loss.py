@@ -1,4 +1,4 @@
-"""Softmax and cross entropy, with gradients. A unit is a row; a gradient may overwrite its input."""
+"""Softmax and cross entropy kernels. A unit is a row; a gradient may overwrite its input."""
 
 from __future__ import annotations
 

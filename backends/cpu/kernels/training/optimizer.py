@@ -1,4 +1,4 @@
-"""Optimizer steps, in place, and gradient norms. A unit is `CHUNK` consecutive elements."""
+"""Optimizer step kernels, in place, and gradient norms. A unit is `CHUNK` consecutive elements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Markers of a tool-call format: the texts that a template writes around calls, names and
-arguments."""
+"""Markers of a tool-call format: the texts that a template writes around calls, names and arguments."""
 
 from __future__ import annotations
 

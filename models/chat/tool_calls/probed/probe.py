@@ -1,5 +1,4 @@
-"""Probe of a template's tool calls: renders calls with unlikely names and reads the markers around
-them."""
+"""Probe of a template's tool calls: renders calls with unlikely names, reads the markers around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls written as Python does, f(x=1, y='a'): their reader, and the grammar of their arguments."""
+"""Pythonic tool calls, f(x=1, y='a'): reader, and grammar of the arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reader of calls by a template's markers, and the call format made of them."""
+"""Probed tool calls: reader of calls by a template's markers, and the call format made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of the same activations share their packed form."""
+"""Packing on the CPU: products of the same activations share their packed form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""CPU attention: scores far above a row's first block, prefill chunks, independent sequences,
-splits.
-"""
+"""CPU attention: scores far above a row's first block, prefill chunks, independent sequences, splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling kernels against their reference, and properties for any inputs."""
+"""CPU sampling kernels against their reference, and properties for any inputs."""
 
 from __future__ import annotations
 

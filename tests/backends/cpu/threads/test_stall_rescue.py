@@ -1,4 +1,4 @@
-"""A thread that is preempted inside a chunk is migrated to the core of a waiting thread."""
+"""Preempted-worker rescue: a thread preempted inside a chunk migrates to a waiting thread's core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time slices of the threads of a pool (Linux)."""
+"""Scheduler time slices of the worker threads (Linux)."""
 
 from __future__ import annotations
 
