@@ -39,6 +39,16 @@ from logitless.server.protocol.answers.ollama import (
     ShownModel,
 )
 from logitless.server.protocol.answers.openai import ChatChunk, ChatCompletion, TextChunk, TextCompletion
+from logitless.server.protocol.answers.responses import (
+    DeltaEvent,
+    FailureEvent,
+    InputItem,
+    ItemEvent,
+    PartEvent,
+    Response,
+    StatusEvent,
+    WholeEvent,
+)
 from logitless.server.protocol.answers.vectors import Embeddings, NativeEmbedding, Ranking, Scores, TeiRankedDocument
 
 Schema = dict[str, Any]
@@ -70,16 +80,6 @@ def _or_null(kind: str) -> Schema:
     return {"type": [kind, "null"]}
 
 
-def _list(items: Schema) -> Schema:
-    return _always(
-        object=_one("list"),
-        data=_array(items),
-        has_more=BOOLEAN,
-        first_id=_or_null("string"),
-        last_id=_or_null("string"),
-    )
-
-
 _MODEL = _always(
     id=STRING,
     aliases=_array(STRING),
@@ -90,24 +90,13 @@ _MODEL = _always(
     architecture=_always(input_modalities=_array(STRING), output_modalities=_array(STRING)),
     meta=_always(**_each("vocab_type n_vocab n_ctx_train n_embd n_params size", INTEGER)),
 )
-_RESPONSE = _always(
-    id={"type": "string", "pattern": "^resp_"},
-    object=_one("response"),
-    created_at=INTEGER,
-    status=_one("completed", "incomplete", "in_progress"),
-    model=STRING,
-    output=_array(_always(id=STRING, type=_one("message", "reasoning", "function_call"))),
-    previous_response_id=_or_null("string"),
-    store=BOOLEAN,
-    tools=ARRAY,
-    usage=_always(**_each("input_tokens output_tokens total_tokens", INTEGER)),
-)
 NATIVE = [NativeCompletion, list[NativeCompletion], Selected, list[Selected]]
 EVENTS: dict[str, Any] = {  # the data of a stream's events
     "/completion": [NativeChunk, NativeCompletion],
     "/infill": [NativeChunk, NativeCompletion],
     "/v1/completions": TextChunk,
     "/v1/chat/completions": ChatChunk,
+    "/v1/responses": [StatusEvent, ItemEvent, PartEvent, DeltaEvent, WholeEvent, FailureEvent],
     "/v1/messages": MessageEvent,
     "/v1/fine_tuning/jobs/{id}/events": JobEvent,
 }
@@ -134,10 +123,10 @@ REPLIES: dict[tuple[str, str], Any] = {
     ("post", "/v1/chat/completions"): ChatCompletion,
     ("post", "/v1/chat/completions/control"): Control,
     ("post", "/v1/chat/completions/input_tokens"): InputTokens,
-    ("post", "/v1/responses"): _RESPONSE,
-    ("get", "/v1/responses/{id}"): _RESPONSE,
+    ("post", "/v1/responses"): Response,
+    ("get", "/v1/responses/{id}"): Response,
     ("delete", "/v1/responses/{id}"): Deleted,
-    ("get", "/v1/responses/{id}/input_items"): _list(_always(id=STRING, type=STRING)),
+    ("get", "/v1/responses/{id}/input_items"): Page[InputItem],
     ("post", "/v1/responses/input_tokens"): InputTokens,
     ("post", "/v1/embeddings"): Embeddings,
     ("post", "/embedding"): list[NativeEmbedding],

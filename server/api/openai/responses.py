@@ -23,30 +23,33 @@ from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
 from logitless.server.config import ServerConfig
+from logitless.server.protocol.answers import UNSET, Opt
 from logitless.server.protocol.answers.fine_tuning import Deleted
+from logitless.server.protocol.answers.generation import TimingsObject
 from logitless.server.protocol.answers.llamacpp import InputTokens
+from logitless.server.protocol.answers.responses import (
+    REPEATED,
+    ContentPart,
+    DeltaEvent,
+    FailureEvent,
+    IncompleteDetails,
+    ItemEvent,
+    OutputItem,
+    OutputTokensDetails,
+    PartEvent,
+    Response,
+    ResponseEvent,
+    ResponseUsage,
+    Status,
+    StatusEvent,
+    WholeEvent,
+)
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
 from logitless.server.protocol.fields import bad_request, read
 
 Keep = Callable[[dict[str, Any]], None]
-_IDS = {REASONING: "rs_", TEXT: "msg_", CALL: "fc_"}
-_ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, with their defaults
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
-    "temperature": None,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": None,
-    "truncation": "disabled",
-}
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
@@ -58,7 +61,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         response = read(ResponsesBody, body)
         body = {**body, "input": kept.resolved(key, body.get("input"))}
         earlier = kept.before(key, response.previous_response_id)
-        asked = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
+        asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
         asked["store"] = response.store
         job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
         keep = partial(kept.keep, key, given=body.get("input"), earlier=earlier) if asked["store"] else None
@@ -145,8 +148,8 @@ class ResponsesReply(Reply):
         self._item_ids: list[str] = []
         self._n_events = 0
         self._untold: list[TokenProb] = []  # of tokens whose text is still to come
-        self._extra: dict[str, Any] = {}  # further fields of deltas
-        self._homes = homes(asked["tools"])
+        self._timings: Opt[TimingsObject] = UNSET  # of the next deltas
+        self._homes = homes(asked.get("tools", ()))
 
     def whole(self) -> object:
         result = self.chosen()[0]
@@ -159,12 +162,12 @@ class ResponsesReply(Reply):
     def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result)
         if self.options.timings_per_token and token.timings is not None:
-            self._extra = {"timings": timings(token.timings)}
+            self._timings = timings(token.timings)
         return text + self._told(self._add(result, token.text, token))
 
     def progress(self, result: Result, progress: Progress) -> bytes:
-        response = self._response("in_progress")
-        return self._start(result) + self._event("response.in_progress", response=response, **progress_fields(progress))
+        begun = self._start(result)
+        return begun + self._report("response.in_progress", self._response("in_progress"), **progress_fields(progress))
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
@@ -173,7 +176,7 @@ class ResponsesReply(Reply):
         steps += self._blocks.finish(cut=finished.stop_type == "limit")
         text += self._told(steps)
         final = self._final(result)
-        return text + self._event(f"response.{final['status']}", response=final, timings=final["timings"])
+        return text + self._report(f"response.{final.status}", final, timings=final.timings)
 
     def _add(self, result: Result, text: str, token: Token | None = None) -> list[Step]:
         """The steps that more text makes: of a token, or the last. A text's block gets the entries of its tokens."""
@@ -196,71 +199,61 @@ class ResponsesReply(Reply):
 
     def failed(self, error: RequestError) -> bytes:
         """As OpenAI tells it, and `error` beside it, which makes its client raise."""
-        told = error_object(error)
-        return self._event("error", code=error.type, message=error.message, param=None, **told)
+        error_of = error_object(error)["error"]
+        return self._event(FailureEvent, "error", code=error.type, message=error.message, error=error_of)
 
     def _start(self, result: Result) -> bytes:
         if result.opened:
             return b""
         result.opened = True
         response = self._response("in_progress")
-        created = self._event("response.created", response=response)
-        return created + self._event("response.in_progress", response=response)
+        return self._report("response.created", response) + self._report("response.in_progress", response)
 
-    def _response(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "background": False,
-            "error": None,
-            "incomplete_details": None,
-            "model": self.model,
-            "output": [],
-            "usage": None,
-            **self._asked,
-        }
+    def _response(self, status: Status, **more: Any) -> Response:
+        return Response(id=self.id, created_at=self.created, status=status, model=self.model, **more, **self._asked)
 
-    def _final(self, result: Result) -> dict[str, Any]:
+    def _final(self, result: Result) -> Response:
         cut = result.finished.stop_type == "limit"
         usage = self.usage()
-        response = {
-            **self._response("incomplete" if cut else "completed"),
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self._item(block, _status(block)) for block in self._blocks.blocks],
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": usage.prompt_tokens_details,
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self._answers.n_reasoning},
-                "total_tokens": usage.total_tokens,
-            },
-            "timings": timings(result.finished.timings),
-        }
+        response = self._response(
+            "incomplete" if cut else "completed",
+            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            output=[self._item(block, _status(block)) for block in self._blocks.blocks],
+            usage=ResponseUsage(
+                input_tokens=usage.prompt_tokens,
+                input_tokens_details=usage.prompt_tokens_details,
+                output_tokens=usage.completion_tokens,
+                output_tokens_details=OutputTokensDetails(self._answers.n_reasoning),
+                total_tokens=usage.total_tokens,
+            ),
+            timings=timings(result.finished.timings),
+        )
         if self._keep is not None:
             self._keep(to_builtins(response))
         return response
 
-    def _event(self, kind: str, **data: Any) -> bytes:
+    def _event(self, event: type[ResponseEvent], kind: str, **fields: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
-        return sse({"type": kind, "sequence_number": number, **data}, kind)
+        return sse(event(type=kind, sequence_number=number, **fields), kind)
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _report(self, kind: str, response: Response, **fields: Any) -> bytes:
+        return self._event(StatusEvent, kind, response=response, **fields)
+
+    def _item(self, block: Block, status: Status) -> OutputItem:
         """A block as an output item; empty while it is in progress."""
         while len(self._item_ids) <= block.index:
             self._item_ids.append(secrets.token_urlsafe(24))
-        text = "" if status == "in_progress" else block.text
-        prefix = "ctc_" if block.custom else _IDS[block.kind]
-        item: dict[str, Any] = {"id": prefix + self._item_ids[block.index], "status": status}
-        if block.custom:
-            return item | {"type": "custom_tool_call", "call_id": block.id, **self._called(block), "input": text}
+        id, begun = self._item_ids[block.index], status == "in_progress"
         if block.kind == CALL:
-            return item | {"type": "function_call", "call_id": block.id, **self._called(block), "arguments": text}
-        content = [_part(block, text)] if status != "in_progress" else []
+            head: dict[str, Any] = {"status": status, "call_id": block.id, **self._called(block)}
+            text = "" if begun else block.text
+            if block.custom:
+                return OutputItem(id="ctc_" + id, type="custom_tool_call", input=text, **head)
+            return OutputItem(id="fc_" + id, type="function_call", arguments=text, **head)
+        content = [] if begun else [_part(block, block.text)]
         if block.kind == REASONING:
-            return item | {"type": "reasoning", "summary": [], "content": content}
-        return item | {"type": "message", "role": "assistant", "content": content}
+            return OutputItem(id="rs_" + id, status=status, type="reasoning", summary=[], content=content)
+        return OutputItem(id="msg_" + id, status=status, type="message", role="assistant", content=content)
 
     def _called(self, block: Block) -> dict[str, str]:
         return called(block.name, self._homes)
@@ -269,30 +262,31 @@ class ResponsesReply(Reply):
         return b"".join([self._step(*step) for step in steps])
 
     def _step(self, step: str, block: Block, text: str) -> bytes:
-        at: dict[str, Any] = {"output_index": block.index}
         item = self._item(block, "in_progress" if step == BEGIN else _status(block))
-        inner = at | {"item_id": item["id"]} | ({} if block.kind == CALL else {"content_index": 0})
+        at: dict[str, Any] = {"output_index": block.index}
+        inner = at | {"item_id": item.id} | ({} if block.kind == CALL else {"content_index": 0})
         if step == BEGIN:
-            begun = self._event("response.output_item.added", **at, item=item)
+            begun = self._event(ItemEvent, "response.output_item.added", **at, item=item)
             if block.kind == TEXT:
-                begun += self._event("response.content_part.added", **inner, part=_part(block, ""))
+                begun += self._event(PartEvent, "response.content_part.added", **inner, part=_part(block, ""))
             return begun
         kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
         kind = "custom_tool_call_input" if block.custom else kind
         since, block.n_told = block.n_told, len(block.logprobs)
         told = block.logprobs[since:] if step == MORE else block.logprobs
-        logprobs: dict[str, Any] = {"logprobs": told} if block.kind == TEXT else {}
+        logprobs = told if block.kind == TEXT else UNSET
         if step == MORE:
-            return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs, **self._extra)
+            more = {"delta": text, "logprobs": logprobs, "timings": self._timings}
+            return self._event(DeltaEvent, f"response.{kind}.delta", **inner, **more)
         whole = {"text": block.text}
         if block.custom:
             whole = {"input": block.text}
         elif block.kind == CALL:
             whole = {"arguments": block.text, "name": self._called(block)["name"]}
-        ended = self._event(f"response.{kind}.done", **inner, **whole, **logprobs)
+        ended = self._event(WholeEvent, f"response.{kind}.done", **inner, **whole, logprobs=logprobs)
         if block.kind == TEXT:
-            ended += self._event("response.content_part.done", **inner, part=_part(block, block.text))
-        return ended + self._event("response.output_item.done", **at, item=item)
+            ended += self._event(PartEvent, "response.content_part.done", **inner, part=_part(block, block.text))
+        return ended + self._event(ItemEvent, "response.output_item.done", **at, item=item)
 
 
 def _within(
@@ -312,12 +306,12 @@ def _within(
     return inside, after
 
 
-def _status(block: Block) -> str:
+def _status(block: Block) -> Status:
     """The status of an item that has ended."""
     return "incomplete" if block.cut else "completed"
 
 
-def _part(block: Block, text: str) -> dict[str, Any]:
+def _part(block: Block, text: str) -> ContentPart:
     if block.kind == REASONING:
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": block.logprobs if text else []}
+        return ContentPart(type="reasoning_text", text=text)
+    return ContentPart(type="output_text", text=text, annotations=[], logprobs=block.logprobs if text else [])
