@@ -177,7 +177,10 @@ def test_devices() -> None:
     assert found[0]["available"]
     assert {d["name"].partition(":")[0] for d in found} == {"cpu", "opencl", "vulkan"}
     assert all(d["description"] for d in found)
-    assert run("serve", "--list-devices").stdout == run("devices").stdout
+    first, second = (
+        re.sub(rb"[\d.]+ GiB", b"", run(*command).stdout) for command in (["serve", "--list-devices"], ["devices"])
+    )
+    assert first == second  # but for the memory, which PoCL measures anew
 
 
 def test_synth_is_deterministic(tiny_model: Path, tmp_path: Path) -> None:
