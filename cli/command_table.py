@@ -44,7 +44,12 @@ COMMANDS = (
     Command(
         "bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits.", code="benchmark.bench"
     ),
-    Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where.", code="planning.plan"),
+    Command(
+        "plan",
+        "-m FILE [flags]",
+        "Show a model's memory and placement: the device of each layer and op.",
+        code="planning.plan",
+    ),
     Command("plan finetune", "-m FILE [its flags]", "Show the memory of a finetune.", _TRAINING, "planning.training"),
     Command("plan train", "--shape NAME [its flags]", "Show the memory of a training.", _TRAINING, "planning.training"),
     Command(
@@ -71,8 +76,12 @@ COMMANDS = (
         "logitless.cli.flags.model_options",
         "download_model",
     ),
-    Command("warm", "-m FILE [serve's flags of the model]", "Compile what a model needs, for images of containers."),
-    Command("devices", "[--json]", "List what can compute."),
+    Command(
+        "warm",
+        "-m FILE [serve's flags of the model]",
+        "Compile a model's kernels into the cache, for images of containers.",
+    ),
+    Command("devices", "[--json]", "List the devices of this machine and missing backends."),
     Command(
         "rpc-server",
         "[--port N] [--device NAME]",

@@ -8,7 +8,7 @@ import sys
 
 
 class StatusLine:
-    """A line on stderr, never wider than the terminal: what wraps cannot be replaced."""
+    """A line on stderr, never wider than the terminal: wrapped lines cannot be replaced."""
 
     def __init__(self) -> None:
         self._n = 0  # characters of the line that is shown

@@ -167,7 +167,7 @@ class Adapters:
         return entry.digest
 
     def _handle(self, entry: Entry, besides: Choice, *, grows: bool) -> int:
-        """Load an adapter behind those in `besides` and return its handle.
+        """Load an adapter, in columns after the adapters in `besides`, and return its handle.
 
         Products are summed in column order. An adapter in front of `besides` is loaded once more
         behind them; otherwise the bits would depend on which one was used first.

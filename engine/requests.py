@@ -101,7 +101,7 @@ class Progress:
 class Token:
     """One sampled token.
 
-    `text`: what may be shown now; "" while a character or a stop string is incomplete.
+    `text`: the text to show now; "" while a character or a stop string is incomplete.
     `prompt_probs`: with the first token, if they are asked for; as in Finished.
     """
 

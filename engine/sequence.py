@@ -227,7 +227,7 @@ class Slot:
         self.last_used = 0  # grows with use
 
     def is_of(self, owner: str | None) -> bool:
-        """True if what the slot holds is this owner's, by the cache salt. None: anybody's."""
+        """True if the slot's content is this owner's, by the cache salt. None: any owner's."""
         salts = (self.salt,) if self.sequence is None else (self.salt, self.sequence.request.cache_salt)
         return owner is None or all(salt.partition("/")[0] == owner for salt in salts)
 

@@ -26,7 +26,7 @@ class Background(Protocol):
         """Run for about so many seconds."""
 
     def close(self) -> None:
-        """Save what is needed to resume later; the engine thread ends."""
+        """Save the state for a later resume; the engine thread ends."""
 
 
 class TimeSlicer:

@@ -24,7 +24,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def open_session(o: argparse.Namespace) -> Iterator[Session]:
-    """A session on the devices that the flags name. SystemExit says in one line what is wrong with
+    """A session on the devices that the flags name. SystemExit names in one line the fault of
     a device, a file or a size."""
     try:
         session = Session(open_backends(OPTIONS["device"].check(o.device).split(","), o.threads))

@@ -39,7 +39,7 @@ from logitless.training.scratch import write_model
 from logitless.training.trainable import Trainable, full
 
 N_VOCAB = N_CTX = 8
-N_BATCH = 64  # waves: what L-BFGS fits to fewer is also their chance
+N_BATCH = 64  # waves: with fewer, L-BFGS overfits
 N_ITER = 16  # of L-BFGS on a batch
 N_STEPS = 24  # of AdamW, which are as many evaluations
 ADAM_RATE = 1e-3

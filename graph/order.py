@@ -12,7 +12,7 @@ from logitless.graph.tensor import ALIASES, Tensor
 
 
 def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
-    """Sort a graph: sources first, writers after all other readers of what they overwrite.
+    """Sort a graph: sources first, writers after all other readers of the tensors that they overwrite.
 
     Depth first from the roots in order. `reverse` visits a node's sources from right to left:
     another valid order, which may need less memory. Iterative, linear in nodes and edges.
@@ -55,7 +55,7 @@ def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
 
 
 def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
-    """{writing node: the other readers of what it overwrites, under any alias}."""
+    """{writing node: the other readers of its overwritten tensor, under any alias}."""
     from logitless.graph.op import OPS
 
     nodes: dict[Tensor, None] = {}

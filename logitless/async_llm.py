@@ -106,7 +106,7 @@ class AsyncLLM:
         await self._ready()
 
     async def close(self) -> None:
-        """Cancel what runs and give up the model's memory. Closing twice is no error."""
+        """Cancel running requests and free the model's memory. Closing twice is no error."""
         if self._closed:
             return
         self._closed = True

@@ -92,7 +92,7 @@ class LLM:
         return self._llm
 
     def close(self) -> None:
-        """Cancel what runs and give up the model's memory. Closing twice is no error."""
+        """Cancel running requests and free the model's memory. Closing twice is no error."""
         self._end()
 
     def __enter__(self) -> LLM:

@@ -1,7 +1,7 @@
 """Keywords of LLM and AsyncLLM, for type checkers and editors.
 
 They are the fields of ModelOptions (engine/loading/options.py), which documents and checks them,
-and those that say where a model is downloaded from.
+and the keywords of downloads.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     stop: str | Sequence[str] = ()  # texts that end it, and are not part of it
     ignore_eos: bool = False
     stop_token_ids: Sequence[int] = ()  # tokens that end it, beside the model's end tokens
-    include_stop_str_in_output: bool = False  # what ends it is part of its text
+    include_stop_str_in_output: bool = False  # the text includes the stop string
     min_tokens: int = 0  # tokens before which nothing but max_tokens ends it
     samplers: str | Sequence[str] = DEFAULT_SAMPLERS  # names in order, or llama.cpp's letters
     logit_bias: Mapping[int, float] = {}
@@ -47,7 +47,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     logprobs: int | None = None  # log-probabilities of the chosen token, and of so many likely ones (1 or more)
     prompt_logprobs: int | None = None  # of each token of the prompt, and of so many likely ones; -1: all
     skip_special_tokens: bool = True  # special tokens have no text
-    truncate_prompt_tokens: int | None = None  # keep the last so many tokens of the prompt; -1: what fits
+    truncate_prompt_tokens: int | None = None  # keep the last so many tokens of the prompt; -1: as many as fit
     adapters: Mapping[str, float] | None = None  # LoRA adapters by path or name, with scales; None: the options'
     model: str = ""  # a fine-tuned model by its name (FinetuneJob.model)
     cache_prompt: bool = True  # reuse the prefix cache

@@ -84,7 +84,7 @@ class Server:
         self._llm._run(self._llm.async_llm.service.ended())
 
     def close(self) -> None:
-        """Take no more requests, and end those that run."""
+        """Accept no more requests, and end the running ones."""
         self._llm._run(self._stack.aclose())
 
     def __enter__(self) -> Server:

@@ -84,7 +84,7 @@ class Trainer:
         parameter name, before the optimizer uses them, and returns those that it changed: for
         clipping, noise, or an all-reduce between processes.
 
-        ModelError, TrainingError and OptionError say in one line what is wrong.
+        ModelError, TrainingError and OptionError name the fault in one line.
         """
         if method not in ("lora", "full", *METHODS):
             raise OptionError(f"method: {method!r} is not one of lora, full, {', '.join(METHODS)}")

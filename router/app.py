@@ -263,7 +263,7 @@ class Router:
         return await compute(parse, client_of(request)) if len(body) > _LARGE else parse()
 
     async def _is_stream(self, request: web.Request, body: bytes | bytearray) -> bool:
-        with suppress(InvalidRequest):  # the model's server says what is wrong
+        with suppress(InvalidRequest):  # the model's server names the fault
             return (await self._fields(request, body)).get("stream") is True
         return False
 

@@ -286,7 +286,7 @@ class Fleet(Generic[C]):
                 model.task.cancel()
         may_go = [m for m in running if m.state == LOADED and not m.n_waiting]
         may_go += [m for m in running if m.state == LOADED and m.n_waiting and m.leaving]
-        # Idle models first; among busy ones those chosen before, else none would ever finish.
+        # Idle models first; then models chosen before, else none would ever finish.
         may_go.sort(key=lambda m: (m.active > 0, not m.leaving, m.used))
         for model in running:
             model.leaving = model in may_go[: max(0, n_missing)]

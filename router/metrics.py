@@ -19,7 +19,7 @@ class AllModels(Collector):
     Rates and averages have no sum."""
 
     def __init__(self, texts: Mapping[str, str], n_models: int, n_loaded: int) -> None:
-        """`texts`: what the running servers tell, by model."""
+        """`texts`: /metrics of the running servers, by model."""
         self._texts, self._n_models, self._n_loaded = texts, n_models, n_loaded
 
     def collect(self) -> Iterable[Metric]:

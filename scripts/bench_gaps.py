@@ -34,7 +34,7 @@ class Round:
 def measure(url: str, turn: int, options: argparse.Namespace) -> Round:
     stream = begin(connect(url), message(url, turn, 0, 16, options.gen))
     long = message(url, turn, 1, options.prompt, 2) if options.prompt else b""
-    waiting = connect(url)  # already, so that this client reads what arrives
+    waiting = connect(url)  # already, so that this client reads as data arrive
     sent, prompt = 0.0, Stream(waiting)
     with selectors.DefaultSelector() as selector:
         selector.register(stream.socket, selectors.EVENT_READ, stream)

@@ -52,7 +52,7 @@ def numbers(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 def work(product: Product, threads: int) -> None:
     """In one checkout: for each line of the input the seconds of so many runs' median."""
-    from logitless.backends.cpu import backend  # noqa: F401 — registers what lowers a product
+    from logitless.backends.cpu import backend  # noqa: F401 — registers the lowering of products
     from logitless.backends.cpu.fusion.packing import packed_nbytes
     from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
     from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool

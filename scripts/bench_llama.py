@@ -1,7 +1,7 @@
 """`scripts/bench-llama`: prefill and decode here and in llama.cpp on the same file, by turns.
 
 Each program is a process that stays, and only one of them works at a time. Ours draws its tokens, llama.cpp stops at
-the logits: what is compared is to llama.cpp's advantage.
+the logits: the comparison is to llama.cpp's advantage.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="steps a turn")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--checkpoint", type=int, metavar="LAYERS", help="layers between checkpoints; 0: the formula's")
-    parser.add_argument("--memory", action="store_true", help="only measure what checkpoints save")
+    parser.add_argument("--memory", action="store_true", help="only measure the memory that checkpoints save")
     parser.add_argument("--plot", metavar="FILE", help="a picture of that: .svg or .png")
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -184,7 +184,7 @@ def http() -> str:
 
 @cache
 def models() -> str:
-    """The table of architectures: example models, what they are served for, attention, training."""
+    """The table of architectures: example models, uses, attention, training."""
     from logitless.models.architectures.registry import ARCHITECTURES
 
     missing = sorted(set(ARCHITECTURES) ^ set(EXAMPLES))

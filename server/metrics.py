@@ -135,7 +135,7 @@ class _Server(Collector):
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", latency.first_token),
             ("inter_token_seconds", "Between two tokens of one request.", latency.inter_token),
-            ("queue_seconds", "What a request waited for others.", latency.queue),
+            ("queue_seconds", "Time that a request waited for others.", latency.queue),
             ("step_seconds", "One step of the engine.", latency.step),
         ):
             yield HistogramMetricFamily(f"logitless:{name}", text, histogram.cumulative(), histogram.total)

@@ -131,7 +131,7 @@ class Checkpoint:
 
     def restore(self, trainer: Trainer, *, force_reshuffle: bool = False) -> bool:
         """Resume a run at the checkpoint. False: the data differ, and begin anew. TrainingError
-        names what does not fit."""
+        names the mismatch."""
         trainable = trainer.trainable
         if self.kind != trainable.kind:
             raise TrainingError(f"{self.path}: is a checkpoint of {self.kind}, not of {trainable.kind}")
@@ -181,7 +181,7 @@ def steps_behind(path: str | Path) -> int:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint. ModelFileError or TrainingError names what is wrong with the file."""
+    """Read a checkpoint. ModelFileError or TrainingError names the file's fault."""
     with GGUFFile.open(path) as gguf:
         m = gguf.metadata
 
@@ -286,4 +286,4 @@ def _result(raw: str, path: str | Path) -> Result:
         sums = {str(name): (float(total), int(n)) for name, (total, n) in found.pop("sums", {}).items()}
         return Result(**found, sums=sums)
     except (ValueError, TypeError, AttributeError):
-        raise ModelFileError(path, "key 'training.epoch_result' is not what a checkpoint has") from None
+        raise ModelFileError(path, "key 'training.epoch_result' is not a checkpoint's") from None

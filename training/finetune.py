@@ -34,7 +34,7 @@ class FineTuning:
             run.save("adapter.gguf")
 
     `trainer` is the run itself (logitless.training.trainer.Trainer): its state, its counters, its
-    steps. The session is the caller's, who closes it after the run; it holds this model alone."""
+    steps. The session is the caller's, to close after the run; it holds this model alone."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class FineTuning:
         these need. `validation`: the share of samples that are not learned but measured.
         `before_step` and `on_gradients`: see Trainer.
 
-        ModelFileError and TrainingError say in one line what is wrong; OSError: a file cannot be
+        ModelFileError and TrainingError name the fault in one line; OSError: a file cannot be
         read."""
         settings = settings or Settings()
         self.gguf = GGUFFile.open(model)
@@ -92,7 +92,7 @@ class FineTuning:
                 validation=validation,
                 seed=seed,
             )
-            self.losses = found.losses  # lines about what is not learned as it is
+            self.losses = found.losses  # lines about cut and dropped rows
             settings = settings.laid_out(found, 0 if objective is None else settings.n_logical)
             base = define_model(session, self.gguf, h, settings.n_ctx)
             if method is None or isinstance(method, LoraOptions):

@@ -27,7 +27,7 @@ class Minimum:
     reason: str = ""
     losses: list[float] = field(default_factory=list)  # after each iteration
     first: float = math.nan  # the loss where it began
-    pairs: Pairs = ()  # what the search knows of the curvature: with x, all that it needs to go on
+    pairs: Pairs = ()  # curvature pairs: with x, the whole state of the search
 
 
 def minimize(

@@ -69,7 +69,7 @@ def _stays_f32(name: str, info: TensorInfo) -> bool:
 
 
 def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:
-    """A tensor's bytes from the file, whose pages leave the process again."""
+    """A tensor's bytes from the file; its pages leave the process again."""
     raw = gguf.bytes_of(name)
     yield raw.view(np.float32) if gguf.tensors[name].dtype == "f32" else raw
     gguf.release()

@@ -1,6 +1,6 @@
 """Scores of texts: log-probability of each token, loss, and norm of the loss's gradient.
 
-The numbers are those of a trainer's first evaluation, before anything has been learned."""
+The numbers are equal to a trainer's first evaluation, before any optimizer step."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ class Steps:
         return results, float(norm)
 
     def _call_hook(self, hook: GradientHook) -> None:
-        """Give the hook copies of the gradients, and write back those that it returns."""
+        """Give the hook copies of the gradients, and write back the returned ones."""
         session, names = self.trainable.session, self.trainable.names
         totals = dict(zip(names, self._totals, strict=True))
         changed = hook({name: session.read(t.name) for name, t in totals.items()})

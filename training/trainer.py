@@ -1,7 +1,7 @@
 """Training loop: optimizer steps over shuffled windows, validation after each epoch, checkpoints.
 
 `Trainer.work` is a generator that makes one device run, or (`apart`) a part of one, at a time, so
-that whoever owns the device can do other things in between. `fit` runs it to the end."""
+that the device's owner can do other work in between. `fit` runs it to the end."""
 
 from __future__ import annotations
 

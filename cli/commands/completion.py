@@ -42,7 +42,7 @@ def _words(command: Command, commands: Sequence[Command]) -> tuple[str, ...]:
 
 
 def _bash(commands: Sequence[Command]) -> str:
-    """Two tables: the flags of each command, and what the flags that take words or paths take."""
+    """Two tables: the flags of each command, and the words or paths that a flag takes."""
     flags, values = [], []
     for command in commands:
         names = [*_words(command, commands), *(n for f in _flags(command) for n in (*f.all_names, *f.off_names))]

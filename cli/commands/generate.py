@@ -45,7 +45,7 @@ def run(options: SimpleNamespace) -> int:
         speculation=model.speculation,
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # in any locale
     if options.display_prompt:
         show(prompt)
     timings = stream(scheduler, request)

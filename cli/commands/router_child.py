@@ -14,7 +14,7 @@ import time
 
 from logitless.cli.main import main
 
-GRACE = 6.0  # seconds for what runs
+GRACE = 6.0  # seconds for running requests
 
 
 def end_with_the_router() -> None:

@@ -22,7 +22,7 @@ RPC_SERVER = (
         (
             Flag(
                 "-H --host",
-                "address to listen on; whoever can connect can use the device, unless there are keys",
+                "address to listen on; every client that connects can use the device, unless there are keys",
                 address,
                 "127.0.0.1",
                 "ADDRESS",

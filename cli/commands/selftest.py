@@ -44,7 +44,7 @@ def run(options: SimpleNamespace) -> int:
 
 
 def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
-    """Every case of every op, or of those named."""
+    """Every case of every op, or of the named ops."""
     from logitless.backends.registry import open_backends
     from logitless.graph.op import OPS
     from logitless.graph.testing.conformance import register_all, run_all

@@ -40,7 +40,7 @@ def run(options: SimpleNamespace) -> int:
         if served.embedder is not None:
             served.embedder.embed([_prompt(model)], served.embedder.for_texts)
         finish_compiling()
-    print(f"{path}: what it needs is in {disk_cache.writable_folder()}", file=sys.stderr)
+    print(f"{path}: its kernels are in {disk_cache.writable_folder()}", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""llama-server's flags without effect here, and those of missing features, which are refused."""
+"""llama-server's flags: ignored ones (no effect here), and refused ones (missing features)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ COMPATIBLE = Group(
         _ignored("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X"),
         _ignored("--video-timestamp-interval", "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", value="N"),
         _ignored("--video-ffmpeg-dir", "LLAMA_ARG_VIDEO_FFMPEG_DIR", value="FOLDER"),
-        # What is not there yet. Never accepted silently: the client would rely on it.
+        # Missing features. Never accepted silently: the client would rely on them.
         _later("-lcs --lookup-cache-static", value="FILE"),
         _later("-lcd --lookup-cache-dynamic", value="FILE"),
         _later("--spec-replace", value="WORDS"),
@@ -117,8 +117,8 @@ COMPATIBLE = Group(
         _later("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES", value="LIST"),
         _later("--log-jsonl", "LLAMA_ARG_LOG_JSONL", off="--no-log-jsonl"),
         _later("--log-prompts-dir", value="FOLDER"),
-        _later("--cors-methods", "LLAMA_ARG_CORS_METHODS", value="LIST", why="a preflight allows what it asks for"),
-        _later("--cors-headers", "LLAMA_ARG_CORS_HEADERS", value="LIST", why="a preflight allows what it asks for"),
+        _later("--cors-methods", "LLAMA_ARG_CORS_METHODS", value="LIST", why="a preflight allows all of them"),
+        _later("--cors-headers", "LLAMA_ARG_CORS_HEADERS", value="LIST", why="a preflight allows all of them"),
         _later("--no-cors-credentials", why="--cors-origins names the pages that may call"),
         _later(
             "--skip-chat-parsing",

@@ -2,7 +2,7 @@
 
 Rules, the same for every command: `_` and `-` are equal inside a `--flag`; `--flag=value` and `--flag value` are equal;
 the command line beats the environment; `LLAMA_ARG_NO_X` is the negative of the switch whose variable is `LLAMA_ARG_X`.
-A flag of llama-server that does nothing here is either ignored (it only tunes what we do anyhow) or refused.
+A flag of llama-server that does nothing here is either ignored (it only tunes llama.cpp) or refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UsageError(CliError):
 
 @dataclass(frozen=True)
 class Flag:
-    """`kind` turns the text into the value (ValueError says what it must be); a flag without `kind` is a switch."""
+    """`kind` turns the text into the value (ValueError has the error's text); a flag without `kind` is a switch."""
 
     names: str  # "-m --model": the first long name gives the attribute, `model`
     help: str = ""
@@ -184,4 +184,4 @@ def _apply(
         values[f.dest] = parsed
 
 
-# What a value must be. Each returns a function from text to value whose ValueError completes "--flag: 'text' ...".
+# Checks of values. Each returns a function from text to value whose ValueError completes "--flag: 'text' ...".

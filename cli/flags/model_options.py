@@ -47,8 +47,8 @@ MODEL = Flag("-m --model", "the GGUF file", file_name, metavar="FILE", env="LLAM
 DOWNLOADS = (
     Flag(
         "-hf -hfr --hf-repo",
-        "a model of Hugging Face's hub: USER/REPO:QUANT (without :QUANT its Q4_K_M, else its first file); what is "
-        "downloaded stays in huggingface-hub's cache (HF_HOME)",
+        "a model of Hugging Face's hub: USER/REPO:QUANT (without :QUANT its Q4_K_M, else its first file); downloads "
+        "are kept in huggingface-hub's cache (HF_HOME)",
         Repo.parse,
         metavar="REPO",
         env="LLAMA_ARG_HF_REPO",
@@ -69,7 +69,7 @@ DOWNLOADS = (
         "let a client of a router (POST /models) and redirects lead downloads to this machine and local networks",
         env="LOGITLESS_ALLOW_PRIVATE_ADDRESSES",
     ),
-    Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE", common=True),
+    Flag("--offline", "download nothing; use earlier downloads", env="LLAMA_ARG_OFFLINE", common=True),
 )
 MMPROJ_URL = Flag(
     "-mmu --mmproj-url",

@@ -29,7 +29,7 @@ VERSION = Flag("--version", "show the version and leave", common=True)
 GENERAL = (HELP, VERSION)
 LONG = (HELP, HELP_ALL, VERSION)  # of commands with a first page
 JSON = Flag("--json", "print JSON instead of text")
-VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE", common=True)
+VERBOSE = Flag("-v --verbose --log-verbose", "log more detail", env="LLAMA_ARG_LOG_VERBOSE", common=True)
 
 
 def model_flags(names: str) -> tuple[Flag, ...]:
@@ -92,7 +92,7 @@ IMAGES = Group(
     ),
 )
 MODEL_KEYS = Group(
-    "In the place of what the model's file says (0: as it says)",
+    "Overrides of the model file's metadata (0: the file's value)",
     (
         *model_flags("override_kv rope_scaling rope_scale rope_freq_scale rope_freq_base yarn_orig_ctx"),
         *model_flags("yarn_beta_fast yarn_beta_slow"),
@@ -295,7 +295,7 @@ SERVING = Group(
         VERBOSE,
         Flag(
             "--log-file",
-            "write what is said to this file, too",
+            "append the log to this file, too",
             file_name,
             None,
             "FILE",
@@ -313,7 +313,7 @@ REQUESTS = Group(
     (
         Flag(
             "-n --predict --n-predict",
-            "most tokens of an answer whose request does not say; -1: until the end",
+            "default max_tokens of a request: most tokens of an answer; -1: until the end",
             whole(-2),
             -1,
             env="LLAMA_ARG_N_PREDICT",
@@ -322,7 +322,7 @@ REQUESTS = Group(
         Flag("--keep", "tokens of the prompt to keep when the context is full; -1: all", whole(-1), 0),
         Flag(
             "--cache-prompt",
-            "reuse what requests have in common",
+            "prefix cache: reuse the KV cache of prompts with a common prefix",
             default=True,
             env="LLAMA_ARG_CACHE_PROMPT",
             off="--no-cache-prompt",
@@ -388,7 +388,7 @@ REQUESTS = Group(
         *model_flags("embedding pooling rerank"),
         Flag(
             "--embd-normalize",
-            "scale of embeddings whose request does not say: -1: as it is; 0: the largest is 32760; p: the p-norm is 1",
+            "default scale of embeddings: -1: unscaled; 0: the largest is 32760; p: the p-norm is 1",
             whole(-1, 2**15),
             2,
         ),
@@ -506,7 +506,7 @@ BENCH = (
             Flag("-t --threads", "CPU threads, separated by commas (default: all cores)", wholes(1, 256), None, "LIST"),
             Flag("-ub --ubatch-size", "most tokens of one step", whole(1, 2**16), 512),
             Flag("-r --repetitions", "how often each is measured; the median counts", whole(1, 1000), 3),
-            Flag("--ops", "tell the time of each kind of op, and what part of the limits it reaches"),
+            Flag("--ops", "show the time of each kind of op, and its share of the machine's limits"),
             *(f for f in CONTEXT.flags if f.dest.startswith("cache_type")),
             DEVICE,
             *PLACEMENT,
@@ -533,12 +533,12 @@ PLAN = (
             Flag(
                 "--eval-order",
                 "whether the largest step's graph is visited with a node's sources from the left or from the right; "
-                "auto: as its results take less memory, which is what servers do",
+                "auto: the order that takes less memory, as in servers",
                 choice("auto", "left", "right"),
                 "auto",
                 "ORDER",
             ),
-            Flag("--dump-plan", "list each node of that step: what runs it, and at which bytes its result lies"),
+            Flag("--dump-plan", "list each node of that step: its backend, and the bytes of its result in the arena"),
             *GENERAL,
         ),
     ),
@@ -555,7 +555,7 @@ WARM = (
         (
             MODEL,
             *DOWNLOADS,
-            Flag("--training", "compile what fine-tuning needs, too", common=True),
+            Flag("--training", "compile the kernels of fine-tuning, too", common=True),
             VERBOSE,
             *LONG,
         ),

@@ -36,7 +36,7 @@ DATA = Group(
     (
         Flag(
             "-f --file --train-data",
-            "what to learn: a text, or rows (.jsonl, .json, .csv, .parquet, hf:OWNER/NAME[:SPLIT])",
+            "training data: a text, or rows (.jsonl, .json, .csv, .parquet, hf:OWNER/NAME[:SPLIT])",
             file_name,
             None,
             "FILE",
@@ -124,7 +124,7 @@ OPTIMIZER = Group(
         Flag("--adam-decay-min-ndim", "dimensions that a tensor needs to decay, of adamw", whole(0, 9), 2),
         Flag("--adam-beta1", "decay of the first moment", number(0, 0.999999), 0.9, "X"),
         Flag("--adam-beta2", "decay of the second moment", number(0, 0.999999), 0.999, "X"),
-        Flag("--adam-eps", "what keeps its division finite", number(0, 1), 1e-8, "X"),
+        Flag("--adam-eps", "epsilon of adamw: added to the denominator", number(0, 1), 1e-8, "X"),
         Flag("--adam-gclip", "largest norm of the gradient, of adamw; 0: any", number(0), 1.0, "X"),
         Flag("--adam-epsf", "stop when the loss changes by less from step to step; 0: never", number(0), 0.0, "X"),
         Flag("--opt-past", "losses to look back at; 0: none", whole(0), 0),
@@ -138,8 +138,8 @@ FILES = Group(
         Flag("--checkpoint-in", "go on from here, if the file exists", file_name, "", "FILE", common=True),
         Flag("--checkpoint-out", "write checkpoints here", file_name, "", "FILE", common=True),
         Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10, common=True),
-        Flag("--pattern-fn-it", "what stands for the step's number in names of files", not_empty, "ITERATION", "TEXT"),
-        Flag("--fn-latest", "what stands there in the newest file's name", text, "LATEST", "TEXT"),
+        Flag("--pattern-fn-it", "placeholder of the step's number in file names", not_empty, "ITERATION", "TEXT"),
+        Flag("--fn-latest", "text in its place in the newest file's name", text, "LATEST", "TEXT"),
         Flag(
             "--output-type",
             "number type of the matrices of a whole model",

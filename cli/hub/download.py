@@ -83,7 +83,7 @@ def fetch(
             _fill(source, out, name, size, (progress or _Progress)(name))
             if sha256 and _digest(part) != sha256.lower():
                 os.unlink(part)
-                raise CliError(f"{name}: what was downloaded does not have the checksum {sha256}; try again")
+                raise CliError(f"{name}: the download does not have the checksum {sha256}; try again")
             os.replace(part, path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

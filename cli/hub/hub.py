@@ -1,6 +1,6 @@
 """Hugging Face's hub: chooses a repository's file and fetches it into huggingface-hub's cache.
 
-huggingface-hub says what there is and keeps the cache; the bytes come by `download.fetch`, because the library begins
+huggingface-hub lists files and manages the cache; the bytes come by `download.fetch`, because the library begins
 an interrupted download anew and compares no checksum.
 """
 

@@ -21,7 +21,7 @@ _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 
 
 def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
-    """The chosen model file, or all its parts. CliError: there is none; the line lists what there is."""
+    """The chosen model file, or all its parts. CliError: there is none; the line lists the existing files."""
     models = sorted(_models(names))
     own = [n for n in models if not _BLOCK.match(n)]
     whole = [n for n in own if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]

@@ -77,7 +77,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
 
 
 def listening(options: SimpleNamespace) -> dict[str, Any]:
-    """The settings of a server that do not depend on a model: who may connect, and how."""
+    """The settings of a server that do not depend on a model: addresses, keys, TLS, limits."""
     return {
         "host": options.host,
         "port": options.port,
@@ -99,7 +99,7 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def template_variables(options: SimpleNamespace) -> dict[str, Any]:
-    """The chat template's further variables: --chat-template-kwargs, and what --reasoning says."""
+    """The chat template's further variables: --chat-template-kwargs and --reasoning."""
     variables = dict(options.chat_template_kwargs or {})
     if options.reasoning != "auto":
         variables.setdefault("enable_thinking", options.reasoning == "on")

@@ -169,7 +169,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         if resumed is not None:
             same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
             done = trainer.counters.iterations
-            note = "" if same else "; the samples are not those of the checkpoint, their order begins anew"
+            note = "" if same else "; the samples differ from the checkpoint's, their order begins anew"
             print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
         _fit(o, trainer, gguf, h, output, began)
     return 0

@@ -114,7 +114,7 @@ class Store:
         return self._do(run)
 
     def _run_when_full(self, call: Callable[[], T]) -> T:
-        """The same as `_do`, also on a full disk: the reserve gives way to what frees space or ends a job."""
+        """The same as `_do`, also on a full disk: operations that free space or end a job use the reserve."""
         try:
             return self._do(call)
         except OSError as error:

@@ -272,7 +272,7 @@ class FineTuningWorker:
             task.serve()
             return
         self._task = None
-        if self._session is not self.engine.session:  # the device was lost, whatever the result is
+        if self._session is not self.engine.session:  # the device was lost
             self._trainer = None
             self._leave()
         else:

@@ -224,7 +224,7 @@ class Offload:
         choice: Choice,
         salt: str = "",
     ) -> bool:
-        """Import what `copy_out` returned; False without any change if there are too few free
+        """Import an export of `copy_out`; False without any change if there are too few free
         blocks.
         """
         prefixes, owner = self.prefixes, 1 << slot.id

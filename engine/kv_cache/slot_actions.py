@@ -2,7 +2,7 @@
 
 Everything here runs between two steps. An idle slot remembers the tokens of its last sequence.
 Their KV blocks are cached prefixes, on the device or in host memory, and may have been evicted
-since. A slot that holds what is not of the `owner` (Slot.is_of) looks empty; None: it is shown.
+since. A slot with another owner's content (Slot.is_of) looks empty; None: it is shown.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class ModelOptions:
     cache_idle_slots: bool = _option(
         "--cache-idle-slots",
         True,
-        "keep prompts of idle slots in host memory too; off: only those of preempted requests",
+        "keep prompts of idle slots in host memory too; off: only prompts of preempted requests",
         env="LLAMA_ARG_CACHE_IDLE_SLOTS",
         off="--no-cache-idle-slots",
     )
@@ -514,7 +514,7 @@ class ModelOptions:
     device_draft: str | None = _option(
         "-devd --device-draft --spec-draft-device",
         None,
-        "devices of the draft model (default: those of the model)",
+        "devices of the draft model (default: the model's)",
         device_list,
         "NAME,...",
     )

@@ -68,7 +68,7 @@ class Embedder:
         return self.graph(1, bucket(1), "mean").shape[-1]
 
     def groups(self, texts: Sequence[Tokens], apart: Collection[int] = ()) -> Iterator[list[int]]:
-        """Yield batches of text indices: a power of two of texts in one length bucket; those in
+        """Yield batches of text indices: a power of two of texts in one length bucket; texts in
         `apart` (with images) one by one."""
         yield from ([i] for i in apart)
         by_length: dict[int, list[int]] = {}

@@ -40,7 +40,7 @@ MAX_CHAIN = 16  # codes of a row, the 0 at its end included
 
 @dataclass(frozen=True)
 class Param:
-    """Declaration of one field: what it means, what it may be, what else it is called.
+    """Declaration of one field: help text, bounds, flag and aliases.
 
     A value outside hard limits is refused; one outside other limits counts as the nearest limit.
     """
@@ -104,7 +104,8 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
         float, _soft("keep this much probability; 1: all", "--top-p", 0, 1, "LLAMA_ARG_TOP_P", common=True)
     ] = 0.95
     min_p: Annotated[
-        float, _soft("keep what has this part of the best; 0: all", "--min-p", 0, 1, "LLAMA_ARG_MIN_P")
+        float,
+        _soft("keep tokens with at least this part of the best one; 0: all", "--min-p", 0, 1, "LLAMA_ARG_MIN_P"),
     ] = 0.05
     top_n_sigma: Annotated[
         float, _soft("keep within n deviations of the best; -1: all", "--top-n-sigma --top-nsigma")
@@ -113,7 +114,7 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
     xtc_probability: Annotated[
         float, _soft("how often XTC removes the top choices; 0: never", "--xtc-probability", 0, 1)
     ] = 0.0
-    xtc_threshold: Annotated[float, _soft("what counts as a top choice for XTC", "--xtc-threshold", 0, 1)] = 0.1
+    xtc_threshold: Annotated[float, _soft("XTC: least probability of a top choice", "--xtc-threshold", 0, 1)] = 0.1
     repeat_last_n: Annotated[int, _hard("tokens that penalties look at; -1: all", "--repeat-last-n", -1)] = 64
     repeat_penalty: Annotated[
         float, _soft("penalty of repeated tokens; 1: none", "--repeat-penalty", env="LLAMA_ARG_REPEAT_PENALTY")

@@ -32,9 +32,9 @@ RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's default: a random seed
 
 
 def chain_codes(p: SamplingParams) -> list[int]:
-    """The chain as the op's codes, without what does nothing; a selection is last.
+    """The sampler chain as codes of the op, without samplers that do nothing; a selection is last.
 
-    With infill up to that, where the device only tells what is left (see `codes_after_infill`).
+    With infill: up to that sampler; the device then returns candidates (see `codes_after_infill`).
     """
     cold = p.temperature <= 0
     if p.mirostat:
@@ -49,7 +49,7 @@ def chain_codes(p: SamplingParams) -> list[int]:
     if "adaptive_p" in names:
         return [*codes, s.ADAPTIVE]
     if cold and p.dynatemp_range <= 0 and s.TEMPERATURE in codes and not {s.TYP_P, s.XTC} & set(codes):
-        # The likeliest token passes every filter, so only what changes logits matters, and what
+        # The likeliest token passes every filter, so only changes of logits matter, and samplers that
         # comes before that.
         while codes and codes[-1] not in (s.PENALTIES, s.DRY):
             codes.pop()

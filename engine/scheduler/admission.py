@@ -71,7 +71,7 @@ class Admission:
     def _seat(self, seq: Sequence, slot: Slot, events: Events) -> None:
         try:
             self.prepare(seq, slot)
-        except Exception as error:  # whatever is wrong with one request ends that request
+        except Exception as error:  # any error of one request ends that request alone
             seq.done = True
             events.append((seq, failure(error)))
             return

@@ -19,7 +19,7 @@ from logitless.engine.vision.prompt_images import Tile
 
 log = logging.getLogger("logitless.scheduler")
 Events = list[tuple[Sequence, Event]]
-Wanted = tuple[Sequence | None, Tile]  # a tile, and whose it is
+Wanted = tuple[Sequence | None, Tile]  # a tile, and its sequence
 
 
 class ImageEncoding:

@@ -71,7 +71,7 @@ class InterleavedPrefill:
         """Note that a prompt begins: its context is short as yet, so a mixed step may be fast, and
         is better then."""
         step = self._running.step
-        seq.served = step - 1  # behind those that wait since earlier steps
+        seq.served = step - 1  # behind prompts that wait since earlier steps
         if step - self._tried >= RETRY:
             self._budget.crowded, self._tried = False, step
 
@@ -165,7 +165,7 @@ class InterleavedPrefill:
             self._kv.auxiliary.undo([(seq, self.n)])
 
     def _failed(self, error: Exception) -> None:
-        """Have the same tokens computed by an ordinary step, which finds out whose fault it was."""
+        """Have the same tokens computed by an ordinary step, which finds the faulty request."""
         log.warning("a preemptible prefill chunk failed: %s: %s", type(error).__name__, error)
         self._stats.n_failed_steps += 1
         if self.seq is not None:

@@ -44,7 +44,7 @@ class PrefillBudget:
         self.most = most  # tokens of prompts in a step with streams
         # seconds of steps without prompts, by the power of two above
         self._plain: dict[int, deque[float]] = {}
-        self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
+        self._token = 0.0  # seconds of each token of a prompt alone, the first estimate
         # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._size = 0
         self._added = 0.0  # seconds that it took longer than one without prompts

@@ -1,6 +1,6 @@
 """Running set: sequences that have a slot, by rank; preempts the lowest when KV blocks run out.
 
-A sequence with a smaller rank goes on, whatever is scarce. A later one may be preempted: it loses
+A sequence with a smaller rank goes first for every scarce resource. A later one may be preempted: it loses
 nothing that cannot be computed again to the same bits."""
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Scheduler:
         )
         self._images = ImageEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
-        self._late: Events = []  # of what happened between two steps
+        self._late: Events = []  # events between two steps
         self._n_submitted = 0
         # tokens of a batch; smaller for a while after the device failed
         self._limit = self.n_ubatch
@@ -241,7 +241,7 @@ class Scheduler:
             raise
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
-        """Prepare what steps will need, until somebody waits (`wanted`)."""
+        """Prepare plans and memory of later steps, until a request waits (`wanted`)."""
         self.cache.prepare_ahead(wanted)
 
     def _prepare(self, seq: Sequence, slot: Slot) -> None:

@@ -44,7 +44,7 @@ class StepPlanner:
             plan = late
         n_most = max(1, self._n_ubatch - bool(prompts))
         if len(plan) > n_most:
-            # prompts whose turn is longest ago
+            # prompts, the longest-waiting first
             plan = sorted(plan, key=lambda part: part[0].served)[:n_most]
             for seq, _ in plan:
                 seq.served = self._running.step

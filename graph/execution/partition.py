@@ -107,7 +107,7 @@ def partition(
 
 
 class _Hints:
-    """Preferred backends: by what a node reads, or beside its sources. Nodes are asked in order."""
+    """Preferred backends: by a node's inputs, or beside its sources. Nodes are asked in order."""
 
     def __init__(self, owners: Owners, hint_of: HintOf) -> None:
         self._owners, self._hint_of = owners, hint_of

@@ -1,6 +1,6 @@
 """Preemptible plans: runs that can stop between parts of about equal duration.
 
-Parts are cut by what they took in earlier runs.
+Parts are cut by the durations of earlier runs.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Session:
         """The memory of a variable on a backend, allocated and filled at first use."""
         v = self._variable(t.name)
         if (t.shape, t.dtype, t.attrs) != (v.tensor.shape, v.tensor.dtype, v.tensor.attrs):
-            raise ValueError(f"{t!r} is not what this session defined: {v.tensor!r}")
+            raise ValueError(f"{t!r} is not the variable that this session defined: {v.tensor!r}")
         if b not in v.buffers:
             if v.source is not None and t.attrs["constant"]:
                 v.buffers[b] = self.backends[b].load(t, v.source())

@@ -65,7 +65,14 @@ def linear_add(x: Array, w: Array, y: Array) -> Array:
 @linear_add.shape
 def _(x: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
     shape, dtype = linear.shape_rule(x, w)
-    require(y.shape in (shape, shape[1:]) and y.dtype == dtype, "linear_add", "y is not what w makes of x", x, w, y)
+    require(
+        y.shape in (shape, shape[1:]) and y.dtype == dtype,
+        "linear_add",
+        "y has not x · wᵀ's shape and type",
+        x,
+        w,
+        y,
+    )
     return shape, dtype
 
 
@@ -116,7 +123,7 @@ def linear_q8_add(xq: Array, w: Array, y: Array) -> Array:
 @linear_q8_add.shape
 def _(xq: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
     shape, dtype = linear_q8.shape_rule(xq, w)
-    require((y.shape, y.dtype) == (shape, dtype), "linear_q8_add", "y is not what w makes of xq", xq, w, y)
+    require((y.shape, y.dtype) == (shape, dtype), "linear_q8_add", "y has not xq · wᵀ's shape and type", xq, w, y)
     return shape, dtype
 
 

@@ -306,7 +306,7 @@ for _make in (
 
 @op
 def gate(x: Array, factor: Array) -> Array:
-    """x times factor, element by element; a factor of 0 gives 0 whatever x is, so that an adapter
+    """x times factor, element by element; a factor of 0 gives 0 for any x, so that an adapter
     whose products overflow cannot disturb rows that do not use it.
     """
     return np.where(factor == 0, np.zeros_like(x), x * np.where(factor == 0, np.ones_like(factor), factor))

@@ -160,7 +160,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def clamp(x: Array, *, low: float, high: float) -> Array:
-    """x within [low, high]: what is below is low, what is above is high."""
+    """x clamped to [low, high]."""
     return np.clip(x, low, high)
 
 
@@ -252,7 +252,7 @@ def _(x: Tensor, dtype: str) -> tuple[Shape, str]:
 
 @cast.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, dtype: str) -> tuple[Tensor | None, ...]:
-    return (g,)  # gradients are f32 whatever their tensors are
+    return (g,)  # gradients are f32 for tensors of any type
 
 
 cast.tolerance = 5e-4  # f16 has 11 bits

@@ -232,7 +232,7 @@ class ControlBody(Struct, frozen=True, kw_only=True):
     """POST /v1/chat/completions/control."""
 
     id: Annotated[str, Param("the id of the completion that runs")]
-    action: Annotated[str, Param("what to do", choices=("reasoning_end",))]
+    action: Annotated[str, Param("action", choices=("reasoning_end",))]
 
 
 async def control(request: web.Request) -> web.Response:

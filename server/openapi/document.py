@@ -65,7 +65,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("post", "/props", (), "server", "Change properties (needs --props)", FREE, False),
     ("get", "/metrics", (), "server", "Prometheus metrics (needs --metrics)", None, False),
     ("get", "/openapi.json", (), "server", "This document", None, False),
-    ("get", "/slots", (), "slots", "What every slot does", None, False),
+    ("get", "/slots", (), "slots", "State of every slot", None, False),
     ("post", "/slots/{id}", (), "slots", "action=save, restore, erase or fork", [SlotFileBody, ForkBody], False),
     ("get", "/v1/stream", (), "streams", "The stream of ?conv_id=, from byte ?from= on", None, True),
     ("get", "/v1/stream/{id}", (), "streams", "A stream, from byte ?from= on", None, True),
@@ -80,7 +80,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("post", "/detokenize", (), "native", "The text of tokens", (DetokenizeBody,), False),
     ("post", "/apply-template", (), "native", "The prompt that a chat becomes", CHAT, False),
     ("post", "/v1/completions", (), "OpenAI", "Continue a text", (OpenAICompletion,), True),
-    ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", (Verify,), False),
+    ("post", "/v1/verify", ("/verify",), "native", "Number of accepted tokens of a draft", (Verify,), False),
     ("post", "/v1/chat/completions", ("/chat/completions",), "OpenAI", "Answer in a chat", CHAT, True),
     (
         "post",
@@ -112,7 +112,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     ("get", "/v1/responses/{id}", (), "OpenAI", "A response that was stored", None, False),
     ("delete", "/v1/responses/{id}", (), "OpenAI", "Forget a response", None, False),
-    ("get", "/v1/responses/{id}/input_items", (), "OpenAI", "What was said for a response", None, False),
+    ("get", "/v1/responses/{id}/input_items", (), "OpenAI", "Input items of a response", None, False),
     ("post", "/v1/embeddings", (), "vectors", "Vectors of texts", (EmbeddingBody,), False),
     (
         "post",
@@ -141,7 +141,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("get", "/api/tags", (), OLLAMA, "The models", None, False),
     ("get", "/api/ps", (), OLLAMA, "The models that are loaded", None, False),
     ("post", "/api/show", (), OLLAMA, "A model's metadata, chat template and capabilities", (ShowBody,), False),
-    ("get", "/api/version", (), OLLAMA, "The version of Ollama whose API this is", None, False),
+    ("get", "/api/version", (), OLLAMA, "Version of Ollama that this API follows", None, False),
     ("post", "/api/pull", (), OLLAMA, "Download a model (a router's)", (PullBody,), True),
     ("post", "/api/push", (), OLLAMA, "Refused: nothing is uploaded from here", (PullBody,), False),
     ("post", "/api/copy", (), OLLAMA, "Give a model a further name (a router's)", (CopyBody,), False),
@@ -160,7 +160,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("post", "/v1/fine_tuning/jobs/{id}/cancel", (), "training", "End a job", None, False),
     ("post", "/v1/fine_tuning/jobs/{id}/pause", (), "training", "Pause a job", None, False),
     ("post", "/v1/fine_tuning/jobs/{id}/resume", (), "training", "Go on with a job", None, False),
-    ("get", "/v1/fine_tuning/jobs/{id}/events", (), "training", "What happened", None, True),
+    ("get", "/v1/fine_tuning/jobs/{id}/events", (), "training", "Events of a job", None, True),
     ("get", "/v1/fine_tuning/jobs/{id}/checkpoints", (), "training", "A job's checkpoints", None, False),
 )
 

@@ -56,7 +56,7 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     ] = -1
     stop: Annotated[Text, Param("texts that end the answer and are not part of it", most=256)] = ""
     stop_token_ids: Annotated[Sequence[int], Param("tokens that end the answer, beside end tokens", most=1024)] = ()
-    include_stop_str_in_output: Annotated[bool, Param("what ends the answer is part of its text")] = False
+    include_stop_str_in_output: Annotated[bool, Param("keep the stop string in the text")] = False
     min_tokens: Annotated[
         int,
         _count("tokens before which no end token or stop ends the answer", 0, INT_MAX, "min_new_tokens"),
@@ -84,7 +84,7 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     grammar: Annotated[str | None, Param("a GBNF grammar that the answer follows")] = None
     grammar_lazy: Annotated[bool, Param("follow the grammar from the first trigger on")] = False
     grammar_triggers: Annotated[
-        Sequence[dict[str, Any]], Param("what starts a lazy grammar: {type, value} or {type, token}", most=256)
+        Sequence[dict[str, Any]], Param("triggers of a lazy grammar: {type, value} or {type, token}", most=256)
     ] = ()
     json_schema: Annotated[
         Any, Param("a JSON schema that the answer follows, or its text"), _says(type=[*_SCHEMA, "null"])
@@ -114,7 +114,7 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     ] = {}
     # Cache and scheduling
     cache_prompt: Annotated[bool, Param("reuse cached tokens of the prompt")] = True
-    cache_salt: Annotated[str, Param("prompts share cached tokens with those of equal salt only")] = ""
+    cache_salt: Annotated[str, Param("prompts share cached tokens only with prompts of equal salt")] = ""
     n_cache_reuse: Annotated[int, _count("fewest cached tokens worth moving to another position; 0: never")] = 0
     id_slot: Annotated[int, _count("slot; -1: any", -1)] = -1
     priority: Annotated[int, Param("lower values are scheduled first", -INT_MAX - 1, INT_MAX, hard=True)] = 0
@@ -122,10 +122,14 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     n_discard: Annotated[int, _count("context shift: tokens that go; 0: half")] = 0
     # Prompt
     truncate_prompt_tokens: Annotated[
-        int | None, _count("keep so many tokens of the prompt; -1: what fits with the answer", -1)
+        int | None, _count("keep so many tokens of the prompt; -1: as many as fit beside the answer", -1)
     ] = None
     truncation_side: Annotated[
-        str, Param("what truncate_prompt_tokens drops: the first (left) or the last", choices=("left", "right"))
+        str,
+        Param(
+            "side that truncate_prompt_tokens drops: the first tokens (left) or the last",
+            choices=("left", "right"),
+        ),
     ] = "left"
     # Model
     model: Annotated[str, Param("the model's name, or that of an adapter or a fine-tuned model")] = ""
@@ -146,5 +150,5 @@ class Generation(SamplerParams, frozen=True, kw_only=True):
     response_fields: Annotated[Sequence[str], Param("fields to show, in llama-server's reply")] = ()
     verbose: Annotated[bool, Param("add llama-server's reply as __verbose")] = False
     sse_ping_interval: Annotated[int, _count("seconds of silence before a comment; -1: never", -1)] = 30
-    safety_identifier: Annotated[str, Param("whom the request is for; users take turns", aliases=("user",))] = ""
+    safety_identifier: Annotated[str, Param("end user of the request; users take turns", aliases=("user",))] = ""
     metadata: Annotated[Any, Param("accepted without effect")] = None

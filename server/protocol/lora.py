@@ -20,7 +20,7 @@ MAX_SCALE = 1e4
 class Scales(Struct, frozen=True, kw_only=True):
     """POST /lora-adapters: the body is an array."""
 
-    body: Annotated[Sequence[LoraScale], Param("every adapter's scale; those that are not listed get 0")]
+    body: Annotated[Sequence[LoraScale], Param("every adapter's scale; unlisted adapters get 0")]
 
 
 def parse_lora(model: str, listed: Sequence[LoraScale] | None, adapters: Adapters | None) -> Lora | None:

@@ -1,7 +1,7 @@
 """Answer spans of a long conversation: places of its answers in the text, by few renderings.
 
 An exact search renders the conversation up to each answer, which is quadratic. Here the answers are
-marked, and what the template writes around an answer is read off a few of them."""
+marked, and the template's text around an answer is read from a few of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _outer(
     render: Callable[[list[Message], bool], str],
     inner: Sequence[Span],
 ) -> list[Span] | None:
-    """The spans with what the template writes around a text; it must be the same for all."""
+    """The spans with the template's text around them, which must be the same for all."""
     n = len(learned)
     tried = sorted({0, 1, n - 2, n - 1, *(k * (n - 1) // (N_TRIED - 1) for k in range(N_TRIED))} & set(range(n)))
     heads, tails = set(), set()

@@ -19,7 +19,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One row: texts with a flag each for those that are learned, or a conversation for the chat
+    """One row: texts, each with a flag whether it is learned, or a conversation for the chat
     template (with both, the texts are for models without one). With `answers` the text or the
     conversation is the prompt. `format`: its name in messages."""
 

@@ -147,7 +147,7 @@ def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
         rejected = _messages(row.get("rejected"), where, "rejected", learns=True)
         if isinstance(prompt, list):
             asked = _messages(prompt, where, "prompt")
-        else:  # the prompt is what the two conversations begin with
+        else:  # the prompt is the common beginning of the two conversations
             same = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
             n = min(sum(1 for _ in same), len(chosen) - 1, len(rejected) - 1)
             asked, chosen, rejected = chosen[:n], chosen[n:], rejected[n:]

@@ -93,7 +93,7 @@ class Lengths:
 
 def load_dataset(path: str | Path, reader: Reader, o: DataOptions) -> Dataset:
     """Samples of a file for supervised learning: of rows, else of one text. TrainingError names
-    what is wrong."""
+    the fault."""
     if is_rows(path):
         return packed_rows(rows_of(path, str(path)), str(path), reader, o)
     try:

@@ -41,7 +41,7 @@ def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
 
 def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I32]:
     """Training and validation indices without shared tokens. Overlapping samples are not
-    shuffled: the last of the text validate, and those that overlap them are left out."""
+    shuffled: the last windows of the text validate, and windows that overlap them are left out."""
     training, held_out = split(len(dataset), fraction, seed)
     begins, ends = dataset.begins, dataset.ends
     if not len(held_out) or (ends[:-1] <= begins[1:]).all():

@@ -30,7 +30,7 @@ Run = tuple[Sequence[Tensor], Sequence[float], Mapping[str, npt.NDArray[Any]]]
 
 
 class Profile:
-    """An observer of a session's plans (graph/execution/profiler.py). What it is told is added up later: that takes
+    """An observer of a session's plans (graph/execution/profiler.py). Durations are added up later: that takes
     time, too.
     """
 

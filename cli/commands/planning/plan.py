@@ -1,6 +1,6 @@
 """`logitless plan`: memory and placement of serving a model, with nothing allocated on a device.
 
-Of the process it is measured: this one gets all that a server's has (what it imports, the vocabulary, kernels, the
+The process is measured: this one gets all parts of a server's (imports, the vocabulary, kernels, the
 programs of its plans), but no memory of devices.
 """
 
@@ -213,7 +213,7 @@ def as_text(report: dict[str, Any]) -> str:
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
     if (projector := report["projector"]) is not None:
         lines.append(
-            f"images: {projector['file']} ({projector['type']}), weights and rows among those above, encoded by "
+            f"images: {projector['file']} ({projector['type']}), weights and rows counted above, encoded by "
             + " and ".join(projector["devices"])
         )
     most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"

@@ -142,7 +142,7 @@ def typical(c: Candidates, q: Floats) -> None:
 
 
 def top_n_sigma(c: Candidates, q: Floats) -> None:
-    """Mask what lies further than n standard deviations below the greatest; the order stays
+    """Mask logits further than n standard deviations below the greatest; the order stays
     (llama.cpp #22645).
     """
     if not q[N_SIGMA] > 0 or len(c) <= 1:
@@ -155,7 +155,7 @@ def top_n_sigma(c: Candidates, q: Floats) -> None:
 
 
 def xtc(c: Candidates, q: Floats) -> None:
-    """Drop all but the least of those with at least the threshold."""
+    """Drop all candidates with at least the threshold but the least likely of them."""
     c.sort()
     over = c.softmax() >= q[XTC_THRESHOLD]
     last = (len(c) if over.all() else int(over.argmin())) - 1
@@ -245,7 +245,7 @@ def _sum(values: Floats) -> Any:
 
 
 def mirostat_2(c: Candidates, q: Floats, mu: Any, u: float) -> tuple[int, Any]:
-    """Choose among those whose surprise is at most mu."""
+    """Choose among the candidates whose surprise is at most mu."""
     c.sort()
     with np.errstate(divide="ignore"):
         over = -np.log2(c.softmax()) > mu

@@ -34,7 +34,7 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     content: Annotated[
         Any, Param("a text, an array of texts and token ids, or {prompt_string, multimodal_data}, whose rows are -1")
     ] = None
-    add_special: Annotated[bool, Param("add what the vocabulary puts before and after a text")] = False
+    add_special: Annotated[bool, Param("add BOS and EOS as the vocabulary defines")] = False
     parse_special: Annotated[bool, Param("special tokens may be written as text")] = True
     with_pieces: Annotated[bool, Param("show each token's text, or its bytes where they are no text")] = False
 

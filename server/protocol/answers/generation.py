@@ -178,7 +178,7 @@ class Verification(Struct, kw_only=True):
     system_fingerprint: str
     object: Literal["verification"] = "verification"
     n_draft: Annotated[int, doc("draft tokens")]
-    n_accepted: Annotated[int, doc("of them, those that the model would have chosen")]
+    n_accepted: Annotated[int, doc("accepted draft tokens")]
     tokens: Annotated[list[int], doc("the accepted tokens, and the model's own next one")]
     content: Annotated[str, doc("their text")]
     stop_type: Literal["none", "eos", "limit"]

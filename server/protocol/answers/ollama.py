@@ -74,7 +74,7 @@ class OllamaVector(Struct, frozen=True):
 class OllamaVersion(Struct, frozen=True):
     """The answer of /api/version."""
 
-    version: Annotated[str, doc("of Ollama, whose API this is")]
+    version: Annotated[str, doc("version of Ollama that this API follows")]
 
 
 class ModelDetails(Struct, frozen=True):

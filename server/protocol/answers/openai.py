@@ -121,7 +121,7 @@ class AnswerMessage(Struct, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
-    reasoning_content: Annotated[Opt[str], doc("what the model thought first")] = UNSET
+    reasoning_content: Annotated[Opt[str], doc("the reasoning before the answer")] = UNSET
     function_call: Annotated[Opt[FunctionCall], doc("of requests with `functions`")] = UNSET
     tool_calls: Opt[list[ToolCall]] = UNSET
 

@@ -101,7 +101,7 @@ class Kept(Named, frozen=True, kw_only=True):
         Meta(extra_json_schema=_KEEP),
     ] = None
     options: Annotated[Mapping[str, Any], Param("sampling and lengths: " + ", ".join(Options.__struct_fields__))] = {}
-    truncate: Annotated[bool, Param("cut what is longer than the context; false: refuse it")] = True
+    truncate: Annotated[bool, Param("cut prompts longer than the context; false: refuse them")] = True
 
 
 class Written(Kept, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ def test_wrong_definitions_are_named(session: Session) -> None:
         session.define("w", (1,), constant=True)
     with pytest.raises(KeyError, match="no variable is named 'other'"):
         session.plan(lambda: [silu(variable("other", (3, 2)))])
-    with pytest.raises(ValueError, match=r"'kv' f32\[2, 2\].*is not what this session defined"):
+    with pytest.raises(ValueError, match=r"'kv' f32\[2, 2\].*is not the variable that this session defined"):
         session.plan(lambda: [silu(variable("kv", (2, 2)))])
     with pytest.raises(ValueError, match="two feeds are named 'x'"):
         session.plan(lambda: [add(feed("x", (2,)), feed("x", (2,)))])
