@@ -34,7 +34,10 @@ from logitless.server.workers import compute
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 # Words of bodies that may compile a grammar, decode an image, or render a chat template in another process.
-_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u", b"messages", b"input", b"image", b"multimodal")
+_SLOW = (
+    *(b"grammar", b"guided", b"structured", b"regex", b"ebnf", b"schema", b"format", b"tools"),
+    *(b"\\u", b"messages", b"input", b"image", b"multimodal"),
+)
 
 KEY_HEADERS = ("X-Api-Key", "Api-Key")  # beside Authorization
 CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
@@ -111,15 +114,15 @@ class Context:
         of_files = None if tuning is None else upload
         return self.parser.reading(Sources(self.config.media_urls, self.config.media_path, of_files))
 
-    async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
-        """`parse` of the request's JSON body; beside the event loop when that may take long."""
-        return await self.parsed_value(request, lambda raw: parse(json_object(raw)))
+    async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T], *, slow: bool = False) -> T:
+        """`parse` of the request's JSON body; beside the event loop when that may take long. `slow`: it always may."""
+        return await self.parsed_value(request, lambda raw: parse(json_object(raw)), slow=slow)
 
-    async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T]) -> T:
+    async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T], *, slow: bool = False) -> T:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""
         client, bodies = client_of(request), request.app[BODIES]
         async with bodies.read(request, client) as raw:
-            large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
+            large = slow or len(raw) >= _LARGE or any(word in raw for word in _SLOW)
             work = partial(parse, raw)
             try:
                 return await compute(work, client) if large else work()

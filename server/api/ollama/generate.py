@@ -48,7 +48,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
 async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.StreamResponse:
     context = request.app[CONTEXT]
     parser, template, find = context.parser_for(request), context.served.template, partial(model_of, context)
-    asked = await context.parsed(request, lambda body: parse(body, parser, template, find))
+    asked = await context.parsed(request, lambda body: parse(body, parser, template, find), slow=True)
     if asked.job is None:
         return _loaded(context, asked, chat=chat)
     reply = OllamaReply(asked.job, asked.model, context.served, context.config, chat=chat)
