@@ -20,6 +20,8 @@ from logitless.cli.commands.benchmark.bench import Bench
 from logitless.cli.flags.flags import parse
 from logitless.cli.flags.options import BENCH
 from logitless.training.reporting.plot import plot
+from scripts.bench_llama_images import IMAGES
+from scripts.bench_llama_images import compare as compare_images
 from scripts.bench_llama_peer import Peer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,14 +113,23 @@ def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="prompts and decoding here and in llama.cpp, by turns")
-    parser.add_argument("-m", "--model", action="append", required=True, metavar="FILE", help="may be given again")
-    parser.add_argument("--llama", required=True, metavar="FOLDER", help="of llama.cpp's shared libraries")
+    parser.add_argument("-m", "--model", action="append", metavar="FILE", help="may be given again")
+    parser.add_argument("--llama", metavar="FOLDER", help="of llama.cpp's shared libraries")
+    parser.add_argument(
+        "--image", nargs="?", const="all", choices=("all", *IMAGES), help="encoding images instead, with random weights"
+    )
+    parser.add_argument("--layers", type=int, default=0, help="of these encoders; 0: all, minutes an image")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--depth", type=int, default=0, help="tokens of each sequence that are there before")
     parser.add_argument("--turns", type=int, default=5, help="of which the medians count")
     parser.add_argument("--plot", metavar="FILE", help="a picture of decoding: .svg or .png")
     parser.add_argument("--worker", choices=(HERE, THERE), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.image:
+        compare_images(options)
+        return
+    if not options.model or not options.llama:
+        parser.error("-m and --llama are needed, or --image")
     if options.worker:
         try:
             path, threads, depth = options.model[0], options.threads, options.depth

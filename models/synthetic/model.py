@@ -1,27 +1,20 @@
 """Synthetic models: GGUF files of any size and type with random weights, for benchmarks and tests.
 
-The files are complete Llama models with a working vocabulary, so they load in llama.cpp as well.
-Quantising a billion numbers would take minutes, so a large tensor is put together from a pool of a
-million quantised ones: each of its rows is a random sequence of blocks of the pool."""
+The files are complete Llama models with a working vocabulary, so they load in llama.cpp as well."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from gguf import GGUFWriter, LlamaFileType
-from gguf.constants import GGMLQuantizationType
-from numpy.typing import NDArray
 
 from logitless.models.gguf.atomic_write import unfinished
-from logitless.models.quantization.quantize import DTYPES, block_of, quantize, storable_dtype
+from logitless.models.quantization.quantize import DTYPES, storable_dtype
+from logitless.models.synthetic.random_tensors import RandomTensor, write_random
 from logitless.models.synthetic.vocabulary import vocabulary
 
-_POOL = 1 << 20  # elements quantised for each type and standard deviation
-_CHUNK = 1 << 23  # bytes put together before each write
 # spread of the logits: about a trained model's, neither uniform nor a single choice
 _LOGIT_STD = 4.0
 
@@ -59,24 +52,6 @@ SHAPES: dict[str, Shape] = {
     "tiny-moe": Shape(64, 2, 4, 2, 96, 512, n_expert=8, n_expert_used=3),
     "7B-A1B": Shape(2048, 16, 16, 16, 1024, 50304, 4096, n_expert=64, n_expert_used=8),
 }
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    std: float
-    mean: float = 0.0
-
-    @property
-    def row_bytes(self) -> int:
-        block, nbytes = block_of(self.dtype)
-        return self.shape[-1] // block * nbytes
-
-    @property
-    def n_rows(self) -> int:
-        return math.prod(self.shape[:-1])
 
 
 def parse_dtype(name: str) -> tuple[str, str]:
@@ -126,22 +101,22 @@ def synthesize(
         writer = GGUFWriter(part, arch)
         try:
             _add_keys(writer, shape, f"random {label} {dtype.upper()}, seed {seed}", _file_type(dtype))
-            _write(writer, tensors, seed, progress)
+            write_random(writer, tensors, seed, progress)
         finally:
             writer.close()
 
 
-def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:
-    def linear(name: str, n_out: int, n_in: int, dtype: str = matrix) -> _Tensor:
+def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[RandomTensor]:
+    def linear(name: str, n_out: int, n_in: int, dtype: str = matrix) -> RandomTensor:
         # a standard deviation of 1/sqrt(n_in) keeps activations of unit size
-        return _Tensor(f"{name}.weight", (n_out, n_in), storable_dtype(dtype, n_in), n_in**-0.5)
+        return RandomTensor(f"{name}.weight", (n_out, n_in), storable_dtype(dtype, n_in), n_in**-0.5)
 
-    def experts(name: str, n_out: int, n_in: int) -> _Tensor:
+    def experts(name: str, n_out: int, n_in: int) -> RandomTensor:
         shape_ = (shape.n_expert, n_out, n_in)
-        return _Tensor(f"{name}_exps.weight", shape_, storable_dtype(matrix, n_in), n_in**-0.5)
+        return RandomTensor(f"{name}_exps.weight", shape_, storable_dtype(matrix, n_in), n_in**-0.5)
 
-    def norm(name: str, mean: float = 1.0) -> _Tensor:
-        return _Tensor(f"{name}.weight", (shape.n_embd,), "f32", 0.1 * mean, mean)
+    def norm(name: str, mean: float = 1.0) -> RandomTensor:
+        return RandomTensor(f"{name}.weight", (shape.n_embd,), "f32", 0.1 * mean, mean)
 
     n_kv = shape.n_head_kv * shape.head_dim
     yield linear("token_embd", shape.n_vocab, shape.n_embd, embedding)
@@ -153,7 +128,7 @@ def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:
         yield linear(f"blk.{i}.attn_v", n_kv, shape.n_embd)
         yield linear(f"blk.{i}.attn_output", shape.n_embd, shape.n_embd)
         yield norm(f"blk.{i}.ffn_norm")
-        block: Callable[[str, int, int], _Tensor] = linear
+        block: Callable[[str, int, int], RandomTensor] = linear
         if shape.n_expert:
             yield linear(f"blk.{i}.ffn_gate_inp", shape.n_expert, shape.n_embd, "f32")
             block = experts
@@ -200,57 +175,3 @@ def _add_keys(writer: GGUFWriter, shape: Shape, name: str, file_type: LlamaFileT
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(True)
-
-
-def _write(writer: GGUFWriter, tensors: list[_Tensor], seed: int, progress: Callable[[int, int], None] | None) -> None:
-    for t in tensors:
-        kind = GGMLQuantizationType[t.dtype.upper()]
-        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_rows * t.row_bytes, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    assert writer.fout is not None
-    file = writer.fout[0]
-    writer.write_padding(file, file.tell())
-    total, done = sum(t.n_rows * t.row_bytes for t in tensors), 0
-    pools: dict[tuple[str, float], NDArray[np.uint8]] = {}
-    for i, tensor in enumerate(tensors):
-        for chunk in _rows(tensor, np.random.default_rng([seed, i]), pools, seed):
-            file.write(chunk.data)
-            done += chunk.nbytes
-            if progress is not None:
-                progress(done, total)
-        writer.write_padding(file, file.tell())
-
-
-def _rows(
-    tensor: _Tensor, rng: np.random.Generator, pools: dict[tuple[str, float], NDArray[np.uint8]], seed: int
-) -> Iterator[NDArray[np.uint8]]:
-    """The tensor's bytes, some rows at a time."""
-    row = tensor.shape[-1]
-    unit = max(block_of(tensor.dtype)[0], 32)  # elements taken from the pool together
-    n_rows_at_once = max(1, _CHUNK // max(tensor.row_bytes, row * 4 if row == unit else 0))
-    # a row of one unit would repeat as soon as there are more rows than units
-    direct = row % unit != 0 or row == unit or tensor.n_rows * row <= 1 << 15
-    for first in range(0, tensor.n_rows, n_rows_at_once):
-        n = min(n_rows_at_once, tensor.n_rows - first)
-        if direct:
-            values = rng.standard_normal((n, row), np.float32)
-            values *= np.float32(tensor.std)
-            values += np.float32(tensor.mean)
-            yield quantize(values, tensor.dtype)
-        else:
-            pool = _pool(tensor, unit, pools, seed)
-            picks = rng.integers(0, len(pool), n * (row // unit))
-            yield pool.take(picks, axis=0)
-
-
-def _pool(
-    tensor: _Tensor, unit: int, pools: dict[tuple[str, float], NDArray[np.uint8]], seed: int
-) -> NDArray[np.uint8]:
-    key = (tensor.dtype, tensor.std)
-    if key not in pools:
-        rng = np.random.default_rng([seed, 1 << 31, len(pools)])
-        values = rng.standard_normal((_POOL // unit, unit), np.float32) * np.float32(tensor.std)
-        pools[key] = quantize(values, tensor.dtype)
-    return pools[key]

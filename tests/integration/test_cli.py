@@ -194,7 +194,7 @@ def test_synth_lists_its_shapes_in_columns(capsys: pytest.CaptureFixture[str]) -
     assert main(("synth", "--list")) == 0
     *shapes, types = capsys.readouterr().out.splitlines()
     assert len({line.index(" width ") for line in shapes}) == 1
-    assert "tiny-moe  width 64, 2 layers, 4 heads (2 KV), ffn 96 of 8 experts, 3 used, vocabulary 512" in shapes
+    assert "tiny-moe   width 64, 2 layers, 4 heads (2 KV), ffn 96 of 8 experts, 3 used, vocabulary 512" in shapes
     assert types.startswith("types: F32, ")
 
 

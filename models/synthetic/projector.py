@@ -1,0 +1,139 @@
+"""Projectors (mmproj) with random weights, for a text model of any width.
+
+The files load in llama.cpp as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf import GGUFWriter, LlamaFileType
+
+from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.synthetic.random_tensors import RandomTensor, write_random
+
+_GEMMA3, _QWEN25VL = "gemma3", "qwen2.5vl_merger"
+
+
+@dataclass(frozen=True)
+class ProjectorShape:
+    """The hyper-parameters of a vision encoder and its projector, under their GGUF names."""
+
+    kind: str  # projector type
+    image_size: int
+    patch_size: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_ff: int
+    merge: int  # patches of a side that become one row
+
+
+PROJECTOR_SHAPES: dict[str, ProjectorShape] = {
+    "tiny": ProjectorShape(_GEMMA3, 32, 4, 32, 2, 4, 64, 2),
+    "siglip": ProjectorShape(_GEMMA3, 896, 14, 1152, 27, 16, 4304, 4),  # so400m, as Gemma 3 has it
+    "qwen2.5vl": ProjectorShape(_QWEN25VL, 560, 14, 1280, 32, 16, 3420, 2),
+}
+
+
+def synthesize_projector(
+    path: str | Path,
+    n_embd_text: int,
+    shape: str | ProjectorShape = "siglip",
+    seed: int = 0,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a projector with random weights, F16 as most are. The same arguments give the same bytes.
+
+    `n_embd_text`: width of the text model. `shape`: a name of PROJECTOR_SHAPES or a
+    ProjectorShape. `progress` is told the bytes of weights written so far and in all. Raises
+    ValueError for a shape that is not known.
+    """
+    if isinstance(shape, str):
+        if shape not in PROJECTOR_SHAPES:
+            raise ValueError(f"unknown shape {shape!r}; the shapes are {', '.join(PROJECTOR_SHAPES)}")
+        label, p = shape, PROJECTOR_SHAPES[shape]
+    else:
+        label, p = "custom", shape
+    with unfinished(path) as part:
+        writer = GGUFWriter(part, "clip")
+        try:
+            writer.add_name(f"random {label}, seed {seed}")
+            _add_keys(writer, p, n_embd_text)
+            write_random(writer, [*_encoder(p), *_head(p, n_embd_text)], seed, progress)
+        finally:
+            writer.close()
+
+
+def _add_keys(writer: GGUFWriter, p: ProjectorShape, n_embd_text: int) -> None:
+    writer.add_file_type(LlamaFileType.MOSTLY_F16)
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", p.kind)
+    writer.add_bool("clip.use_gelu" if p.kind == _GEMMA3 else "clip.use_silu", True)
+    counts = {
+        "image_size": p.image_size,
+        "patch_size": p.patch_size,
+        "embedding_length": p.n_embd,
+        "feed_forward_length": p.n_ff,
+        "projection_dim": n_embd_text,
+        "block_count": p.n_layer,
+        "attention.head_count": p.n_head,
+        "projector.scale_factor" if p.kind == _GEMMA3 else "spatial_merge_size": p.merge,
+    }
+    if p.kind == _QWEN25VL:
+        counts["n_wa_pattern"] = 8  # every eighth layer attends to the whole image
+    for key, value in counts.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+
+
+def _encoder(p: ProjectorShape) -> Iterator[RandomTensor]:
+    patch = (p.n_embd, 3, p.patch_size, p.patch_size)
+    std = (3 * p.patch_size**2) ** -0.5
+    yield RandomTensor("v.patch_embd.weight", patch, "f16", std)
+    if p.kind == _QWEN25VL:
+        yield RandomTensor("v.patch_embd.weight.1", patch, "f16", std)
+        yield from _norm("v.post_ln", p.n_embd)
+    else:
+        yield _bias("v.patch_embd", p.n_embd)
+        yield RandomTensor("v.position_embd.weight", ((p.image_size // p.patch_size) ** 2, p.n_embd), "f32", 0.3)
+        yield from _norm("v.post_ln", p.n_embd, bias=True)
+    for i in range(p.n_layer):
+        b = f"v.blk.{i}."
+        for name in ("ln1", "ln2"):
+            yield from _norm(b + name, p.n_embd, bias=p.kind == _GEMMA3)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            yield from _linear(b + name, p.n_embd, p.n_embd)
+        for name in ("ffn_up",) if p.kind == _GEMMA3 else ("ffn_gate", "ffn_up"):
+            yield from _linear(b + name, p.n_ff, p.n_embd)
+        yield from _linear(b + "ffn_down", p.n_embd, p.n_ff)
+
+
+def _head(p: ProjectorShape, n_embd_text: int) -> Iterator[RandomTensor]:
+    if p.kind == _GEMMA3:
+        yield from _norm("mm.soft_emb_norm", p.n_embd)
+        yield RandomTensor("mm.input_projection.weight", (p.n_embd, n_embd_text), "f16", p.n_embd**-0.5)
+        return
+    merged = p.n_embd * p.merge**2
+    yield from _linear("mm.0", merged, merged)
+    yield from _linear("mm.2", n_embd_text, merged)
+
+
+def _linear(name: str, n_out: int, n_in: int) -> Iterator[RandomTensor]:
+    yield RandomTensor(f"{name}.weight", (n_out, n_in), "f16", n_in**-0.5)
+    yield _bias(name, n_out)
+
+
+def _norm(name: str, n: int, *, bias: bool = False) -> Iterator[RandomTensor]:
+    yield RandomTensor(f"{name}.weight", (n,), "f32", 0.1, 1.0)
+    if bias:
+        yield _bias(name, n)
+
+
+def _bias(name: str, n: int) -> RandomTensor:
+    return RandomTensor(f"{name}.bias", (n,), "f32", 0.02)
