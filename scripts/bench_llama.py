@@ -120,6 +120,11 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=0, help="of these encoders; 0: all, minutes an image")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of --image, in the place of the clock's: for a machine with other work, and one thread",
+    )
     parser.add_argument("--depth", type=int, default=0, help="tokens of each sequence that are there before")
     parser.add_argument("--turns", type=int, default=5, help="of which the medians count")
     parser.add_argument("--plot", metavar="FILE", help="a picture of decoding: .svg or .png")

@@ -10,6 +10,7 @@ import argparse
 import base64
 import io
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -71,12 +72,17 @@ class Program:
         with urllib.request.urlopen(request) as answer:
             return json.loads(answer.read())
 
-    def read(self, png: bytes) -> tuple[float, int]:
+    def read(self, png: bytes, *, processor_time: bool) -> tuple[float, int]:
         """(seconds until an image's first token, tokens of its prompt)."""
+        seconds = self._processor_seconds if processor_time else time.perf_counter
         prompt = {"prompt_string": f"a{self.marker}b", "multimodal_data": [base64.b64encode(png).decode()]}
-        began = time.perf_counter()
+        began = seconds()
         answer = self._ask("/completion", {"prompt": prompt, "n_predict": 1, "temperature": 0})
-        return time.perf_counter() - began, answer["tokens_evaluated"]
+        return seconds() - began, answer["tokens_evaluated"]
+
+    def _processor_seconds(self) -> float:
+        ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def here(model: str, projector: str, threads: int) -> Program:
@@ -117,7 +123,7 @@ def compare(options: argparse.Namespace) -> None:
             with here(model, projector, options.threads) as ours, there(model, projector, options.threads) as theirs:
                 for turn in range(options.turns + 1):
                     png = random_png(side, turn)
-                    (a, n), (b, n_theirs) = ours.read(png), theirs.read(png)
+                    (a, n), (b, n_theirs) = (p.read(png, processor_time=options.processor_time) for p in (ours, theirs))
                     if n != n_theirs:
                         sys.exit(f"bench-llama: {n} tokens here, {n_theirs} in llama.cpp")
                     if turn:  # the first makes plans and touches pages
