@@ -21,9 +21,9 @@ from logitless.engine.sleep import Sleep
 from logitless.engine.stats import Latencies
 from logitless.engine.stream import Stream
 from logitless.engine.time_sharing import Background, TimeSlicer
-from logitless.engine.vision.prompt_images import PromptImages
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
+from logitless.models.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.worker import FineTuningWorker
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
     from logitless.engine.sequence import Sequence as Generation
-    from logitless.engine.vision.vision_input import VisionInput
+    from logitless.models.vision.vision_input import VisionInput
 
 
 log = logging.getLogger("logitless.service")

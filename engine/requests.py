@@ -8,7 +8,7 @@ from typing import Literal
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.engine.speculation.settings import SpeculationParams
-from logitless.engine.vision.prompt_images import PromptImages
+from logitless.models.vision.prompt_images import PromptImages
 
 Lora = tuple[tuple[int, float], ...]
 StopType = Literal["eos", "limit", "word"]

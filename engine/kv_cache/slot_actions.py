@@ -13,8 +13,8 @@ from logitless.engine.errors import InvalidRequest, ServerFault, Unavailable
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.slot_files import SlotState
 from logitless.engine.sequence import Slot
-from logitless.engine.vision.prompt_images import FIRST_ID
 from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.vision.prompt_images import FIRST_ID
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters

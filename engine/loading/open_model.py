@@ -32,7 +32,6 @@ from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
-from logitless.engine.vision.vision_input import VisionInput
 from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata, of_file
 from logitless.models.errors import ModelFileError
@@ -43,6 +42,7 @@ from logitless.models.hparams.overrides import Overrides, Value
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.params import read_params
+from logitless.models.vision.vision_input import VisionInput
 
 log = logging.getLogger("logitless.loading")
 

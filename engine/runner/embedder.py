@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from logitless.engine.batch import bucket
 from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.engine.vision.prompt_images import PromptImages
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
@@ -22,6 +21,7 @@ from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.batch import Sequences, Texts
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import AdaptedModel
+from logitless.models.vision.prompt_images import PromptImages
 
 F32 = npt.NDArray[np.float32]
 Tokens = Sequence[int]

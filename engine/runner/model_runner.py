@@ -37,7 +37,6 @@ from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.engine.vision.prompt_images import Tile
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
@@ -53,6 +52,7 @@ from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.vision.params import VisionParams, read_params
+from logitless.models.vision.prompt_images import Tile
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights

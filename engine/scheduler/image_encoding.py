@@ -15,7 +15,7 @@ from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
 from logitless.engine.sequence import Sequence
 from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.engine.vision.prompt_images import Tile
+from logitless.models.vision.prompt_images import Tile
 
 log = logging.getLogger("logitless.scheduler")
 Events = list[tuple[Sequence, Event]]

@@ -12,7 +12,7 @@ from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.engine.vision.prompt_images import Tile
+from logitless.models.vision.prompt_images import Tile
 
 
 class Runner(Protocol):

@@ -35,9 +35,9 @@ from logitless.engine.scheduler.waiting_queue import WaitingQueue
 from logitless.engine.sequence import Sampler, Sequence, Slot
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.stats import SchedulerStats
-from logitless.engine.vision.prompt_images import PromptImages, Tile
 from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
+from logitless.models.vision.prompt_images import PromptImages, Tile
 
 Events = list[tuple[Sequence, Event]]
 

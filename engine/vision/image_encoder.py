@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from logitless.engine.vision.prompt_images import Tile
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, store_v
@@ -17,6 +16,7 @@ from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.params import VisionParams
+from logitless.models.vision.prompt_images import Tile
 
 ARENA = "vision"  # name of the plans' memory arena
 MOST_PATCHES = 8192  # of tiles that are encoded together

@@ -14,10 +14,10 @@ from logitless.engine.adapters import Adapters
 from logitless.engine.errors import InvalidRequest, exceeds_context
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.sampling.params import Param, SamplerParams
-from logitless.engine.vision.prompt_images import PromptImages
-from logitless.engine.vision.vision_input import VisionInput
 from logitless.models.chat.tool_calls import Style
 from logitless.models.tokenizer import Tokenizer
+from logitless.models.vision.prompt_images import PromptImages
+from logitless.models.vision.vision_input import VisionInput
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, limited, read
 from logitless.server.protocol.generation import Generation

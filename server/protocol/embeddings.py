@@ -14,7 +14,7 @@ from logitless.engine.errors import InvalidRequest, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.engine.vision.prompt_images import PromptImages
+from logitless.models.vision.prompt_images import PromptImages
 from logitless.server.protocol.chat.messages import part_texts
 from logitless.server.protocol.completions import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.server.protocol.fields import article, bad_request, read

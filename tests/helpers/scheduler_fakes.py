@@ -20,7 +20,7 @@ from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.engine.vision.prompt_images import Tile
+from logitless.models.vision.prompt_images import Tile
 from tests.helpers.scheduler_checks import chain, check_all
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]

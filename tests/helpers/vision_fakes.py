@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from logitless.engine.vision.prompt_images import PromptImages
 from logitless.models.vision.images import decode_image
+from logitless.models.vision.prompt_images import PromptImages
 from tests.helpers.http_fakes import FakeTokenizer
 
 

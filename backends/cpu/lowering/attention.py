@@ -136,24 +136,27 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 @lower("causal_attention")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    q, k, _, _, *sinks = t.src
+    q, k, _, start, *sinks = t.src
     if sinks:
         return None
-    return [_causal_attention("causal_attention", t, q, k, q.shape[1], 1, at)]
+    return [_causal_attention("causal_attention", t, q, k, start, q.shape[1], 1, at)]
 
 
 @lower("causal_attention_back")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    _, q, k, _, _, *sinks = t.src
+    _, q, k, _, start, *sinks = t.src
     if sinks:
         return None
-    return [_causal_attention("causal_attention_back", t, q, k, k.shape[1], 3, at)]
+    return [_causal_attention("causal_attention_back", t, q, k, start, k.shape[1], 3, at)]
 
 
-def _causal_attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_blocks: int, at: At) -> Task:
+def _causal_attention(
+    kernel: str, t: Tensor, q: Tensor, k: Tensor, start: Tensor, heads: int, n_blocks: int, at: At
+) -> Task:
     n, length = q.shape[0], t.attrs["length"]
     sizes = (n // length, length, q.shape[1], k.shape[1], q.shape[2])
-    attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)))
+    to_last = n if len(start.shape) == 2 else 0
+    attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)), to_last)
     mt, nr, kc = gemm_tile(isa())
     tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
     scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + nr * kc + tiles + 64)

@@ -211,18 +211,18 @@ def _words(t: Tensor, q: Tensor, k: Tensor) -> tuple[int, ...]:
 
 @lower("causal_attention")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    q, k, _, _, *sinks = t.src
-    if q.shape[2] > MAX_SIZE or sinks:
+    q, k, _, start, *sinks = t.src
+    if q.shape[2] > MAX_SIZE or sinks or len(start.shape) == 2:
         return None
     return [dispatch("causal_attention", shape, (*t.src, t), _words(t, q, k), (q.shape[1], q.shape[0]))]
 
 
 @lower("causal_attention_back")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    _, q, k, _, _, *sinks = t.src
+    _, q, k, _, start, *sinks = t.src
     tokens, heads, size = q.shape
     kv_heads = k.shape[1]
-    if size > MAX_SIZE or sinks:
+    if size > MAX_SIZE or sinks or len(start.shape) == 2:
         return None
     words, scratch = _words(t, q, k), 12 * tokens * heads
     dk = 4 * tokens * heads * size

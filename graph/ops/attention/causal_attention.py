@@ -30,8 +30,9 @@ def _windows(
     at, slope = np.arange(length), scale
     for i in range(0, len(q), length):
         rows = slice(i, i + length)
-        first = np.maximum(start[rows], at - window + 1) if window else start[rows]
-        visible = (at >= first[:, None]) & (at <= at[:, None])
+        first, last = (start[rows], at) if start.ndim == 1 else start[:, rows]
+        first = np.maximum(first, at - window + 1) if window else first
+        visible = (at >= first[:, None]) & (at <= last[:, None])
         for h in range(q.shape[1]):
             of = h * k.shape[1] // q.shape[1]
             s = q[rows, h] @ k[rows, of].T * scale
@@ -52,7 +53,8 @@ def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | 
     (N, H, D).
 
     Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text
-    may be packed into a window). Query head i reads key head i · H_kv // H. `sinks` and the
+    may be packed into a window); of start (2, N) the rows start[0, t]…start[1, t], t among them
+    (images whose rows see each other). Query head i reads key head i · H_kv // H. `sinks` and the
     attributes `scale`, `window` and `cap` are those of `attention`.
     """
     out = np.empty_like(q)
@@ -63,7 +65,8 @@ def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | 
 
 def _check(name: str, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: int) -> None:
     n, heads, size = q.shape
-    ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0 and start.shape == (n,)
+    ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
+    ok = ok and start.shape in ((n,), (2, n))
     require(ok and length > 0 and n % length == 0, name, f"shapes disagree (windows of {length})", q, k, v, start)
 
 
@@ -141,10 +144,15 @@ def _arrays(r: np.random.Generator, length: int, heads: int, kv_heads: int, size
 
 
 def _case(
-    back: bool, with_sinks: bool, shape: tuple[int, ...], attrs: Mapping[str, float]
+    back: bool, with_sinks: bool, shape: tuple[int, ...], attrs: Mapping[str, float], two_way: bool = False
 ) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         src = _arrays(r, *shape)
+        if two_way:  # a few rows of each text see each other
+            last = np.arange(2 * shape[0]) % shape[0]
+            for rows in (slice(1, 4), slice(shape[0] + 1, shape[0] + 4), slice(-4, None)):
+                last[rows] = last[rows].max()
+            src[3] = np.stack([src[3], last]).astype(np.int32)
         src = [*src, random_sinks(r, shape[1])] if with_sinks else src
         src = [r.normal(size=src[0].shape), *src] if back else src
         return src, {"length": shape[0], "scale": shape[3] ** -0.5, **attrs}
@@ -164,3 +172,6 @@ for _shape, _with_sinks, _attrs in (
     causal_attention_back.case(_case(True, _with_sinks, _shape, _attrs))
     if _with_sinks:
         sinks_back.case(_case(True, True, _shape, _attrs))
+for _shape, _attrs in (((9, 4, 2, 8), {}), ((60, 2, 1, 16), {"window": 3, "cap": 2.0})):
+    causal_attention.case(_case(False, False, _shape, _attrs, two_way=True))
+    causal_attention_back.case(_case(True, False, _shape, _attrs, two_way=True))

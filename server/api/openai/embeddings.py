@@ -15,7 +15,7 @@ from logitless.engine.batch import StepFailed
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
-from logitless.engine.vision.prompt_images import PromptImages
+from logitless.models.vision.prompt_images import PromptImages
 from logitless.server.api.context import CONTEXT, Context, client_of, json_response
 from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.vectors import (

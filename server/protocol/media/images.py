@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
-from logitless.engine.vision.prompt_images import PromptImages
-from logitless.engine.vision.vision_input import VisionInput
 from logitless.models.vision.images import ImageError
+from logitless.models.vision.prompt_images import PromptImages
+from logitless.models.vision.vision_input import VisionInput
 from logitless.server.protocol.fields import article, bad_request
 from logitless.server.protocol.media.sources import Sources, Unfetched
 

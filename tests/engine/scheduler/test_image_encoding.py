@@ -10,7 +10,7 @@ import pytest
 
 from logitless.engine.batch import DeviceFailed, StepFailed
 from logitless.engine.requests import Failed
-from logitless.engine.vision.prompt_images import PromptImages, Tile, place
+from logitless.models.vision.prompt_images import PromptImages, Tile, place
 from tests.engine.scheduler.test_interleaved_prefill import STEP, Slow
 
 PART, N_PARTS = 0.2, 20

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL.Image import Resampling
 
-from logitless.engine.vision.vision_input import VisionInput
+from logitless.models.vision.vision_input import VisionInput
 from tests.helpers.vision_files import SPECS, picture, png, with_tokens, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 

@@ -48,6 +48,21 @@ def first_visible(start, row, window):
 
 
 @njit(forceinline=True)
+def last_visible(start, to_last, row):
+    """Last row of its window that a row sees: its own, or that at `to_last` behind `start`."""
+    return row if to_last == 0 else np.int64(start[to_last + row])
+
+
+@njit(forceinline=True)
+def block_stop(start, to_last, t0, t1):
+    highest = t1 - 1
+    if to_last != 0:
+        for t in range(t0, t1):
+            highest = max(highest, last_visible(start, to_last, t))
+    return highest + 1
+
+
+@njit(forceinline=True)
 def block_start(start, t0, t1, window):
     lowest = t0
     for t in range(t0, t1):
@@ -56,8 +71,8 @@ def block_start(start, t0, t1, window):
 
 
 @njit(forceinline=True)
-def softmax_scores(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale, cap):
-    """Softmax: scores of rows t0…t1 and keys s0…t1 → attention weights, 0 for masked keys.
+def softmax_scores(scores, slopes, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap):
+    """Softmax: scores of rows t0…t1 and keys s0…s1 → attention weights, 0 for masked keys.
 
     `slopes` receives the derivative of the scores by the products if there is a soft cap; 0 skips
     it.
@@ -66,7 +81,7 @@ def softmax_scores(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale,
         row = scores + (t - t0) * row_nbytes
         x = f32p(row)
         first = first_visible(start[t], t, window) - s0
-        n = t - s0 + 1 - first
+        n = last_visible(start, to_last, t) - s0 + 1 - first
         at = row + first * 4
         if cap > np.float32(0):
             soft_cap(at, at, n, scale / cap, cap)
@@ -78,7 +93,7 @@ def softmax_scores(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale,
         exp_scaled(at, at, n, top, np.float32(1) / row_exp_sum(at, n, top))
         for i in range(first):
             x[i] = np.float32(0)
-        for i in range(t - s0 + 1, t1 - s0):
+        for i in range(first + n, s1 - s0):
             x[i] = np.float32(0)
 
 
@@ -86,13 +101,14 @@ def softmax_scores(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale,
 def causal_attention():
     """Causal attention.
 
-    a: q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits. Scratch:
-    scores, GEMM work.
+    a: q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits, numbers from a
+    row's first visible row to its last in `start` (0: it is the row itself). Scratch: scores, GEMM
+    work.
     """
 
     def run(a, begin, end, scratch):
         length, heads, kv_heads, size = a[6], a[7], a[8], a[9]
-        scale, window, cap = bits_f32(a[10]), a[11], bits_f32(a[12])
+        scale, window, cap, to_last = bits_f32(a[10]), a[11], bits_f32(a[12]), a[13]
         q_row, k_row = heads * size * 4, kv_heads * size * 4
         row_nbytes = length * 4
         work = scratch + BLOCK * row_nbytes
@@ -101,12 +117,12 @@ def causal_attention():
             start = i32p(a[3] + w * length * 4)
             for t0 in range(0, length, BLOCK):
                 t1 = min(length, t0 + BLOCK)
-                s0 = block_start(start, t0, t1, window)
-                n = t1 - s0
+                s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)
+                n = s1 - s0
                 small_gemm(
                     q + t0 * q_row, q_row, 1, k + s0 * k_row, k_row, 1, scratch, row_nbytes, t1 - t0, n, size, 0, work
                 )
-                softmax_scores(scratch, 0, row_nbytes, start, t0, t1, s0, window, scale, cap)
+                softmax_scores(scratch, 0, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap)
                 small_gemm(
                     scratch, row_nbytes, 1, v + s0 * k_row, k_row, 0, y + t0 * q_row, q_row, t1 - t0, size, n, 0, work
                 )
@@ -118,14 +134,14 @@ def causal_attention():
 def causal_attention_back():
     """Gradient of causal attention.
 
-    a: g, q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits. y: the
-    gradients of q (N, H, D), k and v (N, H_kv, D). Scratch: weights, their gradients, slopes, GEMM
-    work.
+    a: g, q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits, numbers to a
+    row's last visible row as of `causal_attention`. y: the gradients of q (N, H, D), k and v (N,
+    H_kv, D). Scratch: weights, their gradients, slopes, GEMM work.
     """
 
     def run(a, begin, end, scratch):
         windows, length, heads, kv_heads, size = a[6], a[7], a[8], a[9], a[10]
-        scale, window, cap = bits_f32(a[11]), a[12], bits_f32(a[13])
+        scale, window, cap, to_last = bits_f32(a[11]), a[12], bits_f32(a[13]), a[14]
         q_row, k_row = heads * size * 4, kv_heads * size * 4
         row_nbytes = length * 4
         p_at = scratch
@@ -150,8 +166,8 @@ def causal_attention_back():
                 g, q, dq = a[0] + at, a[1] + at, a[5] + at
                 for t0 in range(0, length, BLOCK):
                     t1 = min(length, t0 + BLOCK)
-                    s0 = block_start(start, t0, t1, window)
-                    rows, n = t1 - t0, t1 - s0
+                    s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)
+                    rows, n = t1 - t0, s1 - s0
                     qt, gt, dqt, ks, vs = (
                         q + t0 * q_row,
                         g + t0 * q_row,
@@ -160,11 +176,11 @@ def causal_attention_back():
                         v + s0 * k_row,
                     )
                     small_gemm(qt, q_row, 1, ks, k_row, 1, p_at, row_nbytes, rows, n, size, 0, work)
-                    softmax_scores(p_at, slope_at, row_nbytes, start, t0, t1, s0, window, scale, cap)
+                    softmax_scores(p_at, slope_at, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap)
                     small_gemm(gt, q_row, 1, vs, k_row, 1, ds_at, row_nbytes, rows, n, size, 0, work)
                     for t in range(t0, t1):
                         first = first_visible(start[t], t, window) - s0
-                        count = t - s0 + 1 - first
+                        count = last_visible(start, to_last, t) - s0 + 1 - first
                         at = (t - t0) * row_nbytes + first * 4
                         mean = row_dot(p_at + at, ds_at + at, count)
                         score_slope(

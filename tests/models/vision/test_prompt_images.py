@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from logitless.engine.vision.prompt_images import FIRST_ID, PromptImages, Tile, place
+from logitless.models.vision.prompt_images import FIRST_ID, PromptImages, Tile, place
 
 
 def tile(rows: int, columns: int, seed: int = 0) -> Tile:

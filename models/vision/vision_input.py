@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from logitless.engine.vision.prompt_images import PromptImages, Tile, place
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.images import decode_image
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.preprocess import pieces_of
+from logitless.models.vision.prompt_images import PromptImages, Tile, place
 
 
 class VisionInput:
