@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from logitless.router.conversations import Conversations
 from logitless.router.fleet import LOADED, Entry, Fleet
 from logitless.router.jobs import RouterJobs
 from logitless.router.listing import ModelMeta, download_item, events, model_item
+from logitless.router.ollama import Fields, OllamaRoutes, Pass
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
 from logitless.server.api import info
@@ -44,7 +45,7 @@ from logitless.server.workers import compute, to_thread
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _SOON = 5.0  # seconds from a closed connection to the end of the child's process
-_LISTS = frozenset({"/models", "/v1/models", "/api/tags"})
+_LISTS = frozenset({"/models", "/v1/models"})
 _JOBS = "/v1/fine_tuning/jobs"
 
 
@@ -76,7 +77,7 @@ class Router:
     def app(self) -> web.Application:
         """The application."""
         config, prefix = self._config, self._prefix
-        app = Guard(config, self._keys, PUBLIC - _LISTS).application()
+        app = Guard(config, self._keys, PUBLIC - _LISTS - {"/api/tags"}).application()
         for path in ("/health", "/v1/health"):
             app.router.add_get(prefix + path, self._health)
         for path in _LISTS:
@@ -102,6 +103,8 @@ class Router:
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         app.router.add_get(prefix + "/openapi.json", self._openapi)
+        guarded = bool(config.admin_api_key)
+        OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded).add_to(app, prefix)
         for method, path in endpoints():  # routes added above take precedence
             for allowed in ("GET", "HEAD") if method == "GET" else (method,):
                 app.router.add_route(allowed, prefix + path, self._pass_on)
@@ -300,6 +303,16 @@ class Router:
                 return await pass_back(request, answer)
         async with stack:
             return await pass_back(request, await begin)
+
+    def _is_known(self, name: str) -> bool:
+        return self._fleet.get(self._base(name)) is not None
+
+    async def _read_body(
+        self, request: web.Request, answer: Callable[[Fields, Pass], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The answer to a request's fields, which may be passed on."""
+        async with self._body(request) as body:
+            return await answer(await self._fields(request, body), lambda name: self._to(request, name, body))
 
     def _base(self, name: str) -> str:
         """The model of this name, or the base model of the finetune."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from logitless.engine.errors import InvalidRequest
 from logitless.router.catalog import CatalogError
-from logitless.router.downloads import Downloads, Report
+from logitless.router.downloads import Download, Downloads, Report
 from logitless.router.fleet import CACHE, Fleet
 from logitless.router.process import ServerProcess
 from logitless.server.workers import to_thread
@@ -35,7 +35,7 @@ class CachedModels:
         self.downloads = Downloads(cache.fetch, read_again, fleet.tell)
         self._removing: dict[str, asyncio.Task[None]] = {}
 
-    async def download(self, source: str) -> None:
+    async def download(self, source: str) -> Download:
         """Begin to download a model from the hub or an address. InvalidRequest: it does not exist, or is here."""
         try:
             name = self._cache.name_of(source)
@@ -43,7 +43,7 @@ class CachedModels:
             raise InvalidRequest(f"field 'model': {error}") from None
         if self._fleet.get(name) is not None or name in self._removing:
             raise InvalidRequest(f"model {name!r} already exists")
-        await self.downloads.begin(name, source)
+        return await self.downloads.begin(name, source)
 
     async def remove(self, name: str) -> None:
         """Delete a model with its files, or cancel its download. NotFound, InvalidRequest: it was never downloaded."""

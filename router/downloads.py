@@ -53,7 +53,7 @@ class Downloads:
         self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_REMEMBERED)
         self.n_events = 0
 
-    async def begin(self, name: str, source: str) -> None:
+    async def begin(self, name: str, source: str) -> Download:
         """Begin a download; returns when the model is known to exist. InvalidRequest: it does not."""
         if name in self.running:
             raise InvalidRequest(f"model {name!r} is being downloaded already")
@@ -69,6 +69,7 @@ class Downloads:
             begun.cancel()
         if download.error and not download.begun.is_set():
             raise InvalidRequest(download.error)
+        return download
 
     async def cancel(self, name: str) -> Download:
         """Cancel a download; its partial files stay."""

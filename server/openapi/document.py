@@ -19,8 +19,6 @@ from logitless.server.protocol.completions import Completion, OpenAICompletion
 from logitless.server.protocol.dialects.anthropic import MessagesBody
 from logitless.server.protocol.dialects.ollama import ChatBody as OllamaChatBody
 from logitless.server.protocol.dialects.ollama import (
-    CopyBody,
-    CreateBody,
     EmbedBody,
     EmbeddingsBody,
     GenerateBody,
@@ -143,10 +141,10 @@ OPERATIONS: tuple[Operation, ...] = (
     ("post", "/api/show", (), OLLAMA, "A model's metadata, chat template and capabilities", (ShowBody,), False),
     ("get", "/api/version", (), OLLAMA, "Version of Ollama that this API follows", None, False),
     ("post", "/api/pull", (), OLLAMA, "Download a model (a router's)", (PullBody,), True),
-    ("post", "/api/push", (), OLLAMA, "Refused: nothing is uploaded from here", (PullBody,), False),
-    ("post", "/api/copy", (), OLLAMA, "Give a model a further name (a router's)", (CopyBody,), False),
-    ("post", "/api/create", (), OLLAMA, "Make a model of files or of another (a router's)", (CreateBody,), True),
-    ("post", "/api/blobs/{id}", (), OLLAMA, "Upload a file for /api/create (a router's)", None, False),
+    ("post", "/api/push", (), OLLAMA, "Refused: nothing is uploaded from here", (Named,), False),
+    ("post", "/api/copy", (), OLLAMA, "Refused: a model has the names of its file and flags", None, False),
+    ("post", "/api/create", (), OLLAMA, "Refused: models are files", None, False),
+    ("post", "/api/blobs/{id}", (), OLLAMA, "Refused: models are files", None, False),
     ("delete", "/api/delete", (), OLLAMA, "Delete a model (a router's)", (Named,), False),
     ("post", "/v1/score", (), "training", "Likelihoods of texts", (ScoreBody,), False),
     ("get", "/v1/files", (), "training", "The uploaded files", None, False),

@@ -474,7 +474,7 @@ _REFUSED = {  # fields of other servers that change the output: better refused t
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """400 for what would change the result and is not there: better than silence."""
     for name, why in _REFUSED.items():
-        if body.get(name):
+        if body.get(name) not in (None, False, "", []):  # `web_search_options: {}` asks for a search
             bad_request(name, why)
     modalities = body.get("modalities")
     if isinstance(modalities, list) and modalities not in ([], ["text"]):

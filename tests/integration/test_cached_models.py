@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ollama
 import openai
 import pytest
 
@@ -49,7 +50,16 @@ def test_the_downloaded_models_are_served(
     assert say("plain").choices[0].text == first.choices[0].text
     assert loaded() == ["plain"]  # there is one place
     assert plain.get("/props", cast_to=dict[str, Any])["role"] == "router"
-    plain.delete("/models", options={"params": {"model": "u/r:Q8_0"}}, cast_to=dict[str, Any])
+    with ollama.Client(router.url, headers={"Authorization": "Bearer sesame"}) as other:
+        assert {m.model for m in other.list().models} == {"u/r:Q8_0", "plain:latest"}
+        assert [m.model for m in other.ps().models] == ["plain:latest"]
+        shown = other.show("hf.co/u/r:Q8_0")  # it is not loaded for this
+        assert (shown.details and shown.details.quantization_level, loaded()) == ("Q8_0", ["plain"])
+        few: Any = {"num_predict": 4, "temperature": 0}
+        assert other.generate("plain:latest", PROMPT, raw=True, options=few).response == first.choices[0].text
+        assert other.generate("plain", keep_alive=0).done_reason == "unload"
+        assert [row["status"] for row in other.pull("u/r:Q8_0", stream=True)] == ["pulling manifest", "success"]
+        assert other.delete("u/r:Q8_0").status == "success"
     assert [m.id for m in client.models.list().data] == ["plain"]
     assert router.stop() == 0
     demo = serve(None, "--demo")  # although there are models

@@ -70,12 +70,14 @@ PROMPTS: list[Any] = [
     [10**30], [[[1]]],
 ]  # fmt: skip
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("speculative.type", "draft-eagle3"), ("speculative.n_ctx", 9),
+    ("speculative.type", "draft-eagle3"), ("speculative.n_ctx", 9), ("web_search_options", {}),
+    ("web_search_options", {"search_context_size": "low"}),
 ]  # fmt: skip
 HARMLESS = {
     "grammar": "", "json_schema": None, "tools": [], "tool_choice": "none", "lora": [], "functions": None,
     "response_format": {"type": "text"}, "grammar_lazy": False, "speculative.n_max": 0, "speculative.type": "none",
     "user": "me", "logit_bias": {}, "stop": None, "temperature": None, "n": None, "samplers": [], "seed": 2**63,
+    "web_search_options": None, "mcp_servers": [], "watermark": False,
 }  # fmt: skip
 MESSAGES: list[Any] = [
     None, [], "string", {}, [123], [None], [{}], [{"role": 123}], [{"role": "user"}], [{"content": "x"}],

@@ -92,16 +92,16 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def only_in_router(request: web.Request) -> web.StreamResponse:
-    """Changes of the models of a machine."""
+    """Downloads of models, and their end."""
     raise NotSupported(
         f"{request.method} {request.path}: this server has one model; "
-        "a router (logitless serve without -m) downloads, copies, creates and deletes models"
+        "a router (logitless serve without -m) downloads and deletes models"
     )
 
 
-async def push(request: web.Request) -> web.StreamResponse:
-    """POST /api/push."""
-    raise NotSupported("POST /api/push: models are not uploaded to a registry from here")
+async def not_here(request: web.Request) -> web.StreamResponse:
+    """Models of Ollama's own making."""
+    raise NotSupported(f"{request.method} {request.path}: models are files here, which are not copied, made or pushed")
 
 
 async def _file(context: Context) -> ModelFile:

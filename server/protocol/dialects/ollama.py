@@ -69,27 +69,10 @@ class ShowBody(Named, frozen=True, kw_only=True):
 
 
 class PullBody(Named, frozen=True, kw_only=True):
-    """POST /api/pull and /api/push."""
+    """POST /api/pull."""
 
     stream: Annotated[bool, Param("tell the progress line by line")] = True
     insecure: Annotated[bool, Param("accepted without effect")] = False
-
-
-class CopyBody(Struct, frozen=True, kw_only=True):
-    """POST /api/copy."""
-
-    source: Annotated[str, Param("a model's name")]
-    destination: Annotated[str, Param("its further name")]
-
-
-class CreateBody(Named, frozen=True, kw_only=True):
-    """POST /api/create."""
-
-    from_: Annotated[str, Param("a model that is here", aliases=("from",))] = ""
-    files: Annotated[Mapping[str, str], Param("a GGUF file: its name and its blob's digest")] = {}
-    adapters: Annotated[Mapping[str, str], Param("an adapter in GGUF: its name and its blob's digest")] = {}
-    parameters: Annotated[Mapping[str, Any], Param("default options")] = {}
-    stream: Annotated[bool, Param("tell the progress line by line")] = True
 
 
 class Kept(Named, frozen=True, kw_only=True):
@@ -97,7 +80,7 @@ class Kept(Named, frozen=True, kw_only=True):
 
     keep_alive: Annotated[
         Any,
-        Param("how long a router keeps the model after it: seconds or a duration; negative: on"),
+        Param("0: a router unloads the model after it; other times have no effect, a flag does (--sleep-idle-seconds)"),
         Meta(extra_json_schema=_KEEP),
     ] = None
     options: Annotated[Mapping[str, Any], Param("sampling and lengths: " + ", ".join(Options.__struct_fields__))] = {}
