@@ -140,6 +140,11 @@ class AsyncEngine:
         self._thread.start()
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of its streams."""
+        return self._loop
+
+    @property
     def asleep(self) -> bool:
         """True if the idle model was unloaded (--sleep-idle-seconds)."""
         return self.served is not None and self.served.sleep is not None and self.served.sleep.asleep

@@ -125,6 +125,8 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("POST", f"{_JOBS}/{{id}}/resume", "openai.fine_tuning.resume"),
     ("GET", f"{_JOBS}/{{id}}/events", "openai.fine_tuning.events"),
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "openai.fine_tuning.checkpoints"),
+    ("POST", "/v1/fine_tuning/alpha/graders/run", "openai.graders.run"),
+    ("POST", "/v1/fine_tuning/alpha/graders/validate", "openai.graders.validate"),
 )
 PUBLIC = frozenset(  # no key is asked for
     {"/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version", *PAGE}

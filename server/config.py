@@ -54,6 +54,9 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()  # more names of a server without keys, or "*": any
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes
+    allow_graders: tuple[str, ...] = ()  # kinds of graders that reach beyond the server: endpoint, python
+    grader_url: str = ""  # the OpenAI-compatible server whose models score_model graders may ask, too
+    grader_key: str = ""  # its API key
     media_urls: bool = False  # whether images at http(s) addresses are fetched
     media_path: str = ""  # the folder below which a request may name images by file://; "": none
     sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never

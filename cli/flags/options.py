@@ -16,6 +16,7 @@ from logitless.engine.loading.values import (
     keys,
     not_empty,
     number,
+    several,
     text,
     whole,
     wholes,
@@ -403,6 +404,17 @@ REQUESTS = Group(
 )
 
 
+GRADERS = (
+    Flag(
+        "--allow-graders",
+        "kinds of graders that rewards may come from beside texts and models: endpoint, python",
+        several("endpoint", "python"),
+        (),
+        "KINDS",
+    ),
+    Flag("--grader-url", "OpenAI-compatible server (…/v1) whose models score_model graders may ask", text, None, "URL"),
+    Flag("--grader-api-key", "its API key", key, None, "KEY", env="LOGITLESS_GRADER_API_KEY"),
+)
 TUNING = Group(
     "Fine-tuning",
     (
@@ -422,6 +434,7 @@ TUNING = Group(
             "KEY",
             env="LOGITLESS_ADMIN_API_KEY",
         ),
+        *GRADERS,
         Flag(
             "--train-share", "per cent of the device's time for training while requests run", number(0, 100), 50.0, "X"
         ),

@@ -61,6 +61,9 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         slots=options.slots,
         slot_save_path=slot_folder(options.slot_save_path),
         props=options.props,
+        allow_graders=tuple(options.allow_graders),
+        grader_url=grader_url(options),
+        grader_key=options.grader_api_key or "",
         media_urls=options.media_urls,
         media_path=media_folder(options.media_path),
         prefill_assistant=options.prefill_assistant,
@@ -74,6 +77,14 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         chat_template_kwargs=template_variables(options),
         behind_router="LOGITLESS_BEHIND_ROUTER" in os.environ,
     )
+
+
+def grader_url(options: SimpleNamespace) -> str:
+    """--grader-url. CliError: it is no address."""
+    url: str = options.grader_url or ""
+    if url and not url.startswith(("http://", "https://")):
+        raise CliError(f"--grader-url {url}: must be an http:// or https:// address")
+    return url
 
 
 def listening(options: SimpleNamespace) -> dict[str, Any]:

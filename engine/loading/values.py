@@ -64,6 +64,18 @@ def choice(*allowed: str) -> Choice:
     return Choice(allowed)
 
 
+def several(*allowed: str) -> Callable[[str], list[str]]:
+    """Converter of a comma list of these words."""
+
+    def convert(text: str) -> list[str]:
+        given = [word.strip() for word in text.split(",") if word.strip()]
+        if other := [word for word in given if word not in allowed]:
+            raise ValueError(f"{other[0]!r} is not one of {', '.join(allowed)}")
+        return given
+
+    return convert
+
+
 def json_object(text: str) -> dict[str, Any]:
     """The members of a JSON object."""
     try:

@@ -28,7 +28,7 @@ from logitless.server.protocol.dialects.ollama import (
 )
 from logitless.server.protocol.dialects.responses import ResponsesBody
 from logitless.server.protocol.embeddings import EmbeddingBody, RerankBody
-from logitless.server.protocol.fine_tuning import JobBody
+from logitless.server.protocol.fine_tuning import GradeBody, GraderBody, JobBody
 from logitless.server.protocol.infill import Infill
 from logitless.server.protocol.lora import Scales
 from logitless.server.protocol.score import ScoreBody
@@ -160,6 +160,8 @@ OPERATIONS: tuple[Operation, ...] = (
     ("post", "/v1/fine_tuning/jobs/{id}/resume", (), "training", "Go on with a job", None, False),
     ("get", "/v1/fine_tuning/jobs/{id}/events", (), "training", "Events of a job", None, True),
     ("get", "/v1/fine_tuning/jobs/{id}/checkpoints", (), "training", "A job's checkpoints", None, False),
+    ("post", "/v1/fine_tuning/alpha/graders/run", (), "training", "Grade an answer", (GradeBody,), False),
+    ("post", "/v1/fine_tuning/alpha/graders/validate", (), "training", "Check a grader", (GraderBody,), False),
 )
 
 

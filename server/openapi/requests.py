@@ -84,6 +84,13 @@ QUERIES: dict[tuple[str, str], dict[str, Schema]] = {
 }
 
 _SAID = [{"role": "user", "content": "Hello"}]
+_GRADER = {
+    "type": "string_check",
+    "name": "exact",
+    "operation": "eq",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.answer }}",
+}
 EXAMPLES: dict[tuple[str, str], Any] = {
     ("post", "/props"): {},
     ("post", "/slots/{id}"): {"filename": "chat.bin"},
@@ -112,5 +119,7 @@ EXAMPLES: dict[tuple[str, str], Any] = {
     ("post", "/api/embeddings"): {"model": "shakespeare", "prompt": "a text"},
     ("post", "/api/show"): {"model": "shakespeare"},
     ("post", "/v1/score"): {"input": ["a text to score"]},
+    ("post", "/v1/fine_tuning/alpha/graders/run"): {"grader": _GRADER, "model_sample": "4", "item": {"answer": "4"}},
+    ("post", "/v1/fine_tuning/alpha/graders/validate"): {"grader": _GRADER},
     ("post", "/v1/fine_tuning/jobs"): {"model": "a-model", "training_file": "file-1"},
 }

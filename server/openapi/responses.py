@@ -8,7 +8,16 @@ from msgspec.json import schema_components
 
 from logitless.engine.sampling.params import params_of
 from logitless.server.protocol.answers.anthropic import CountedTokens, Message, MessageEvent
-from logitless.server.protocol.answers.fine_tuning import Checkpoint, Deleted, File, Job, JobEvent, Page
+from logitless.server.protocol.answers.fine_tuning import (
+    Checkpoint,
+    Deleted,
+    File,
+    Graded,
+    Job,
+    JobEvent,
+    Page,
+    ValidGrader,
+)
 from logitless.server.protocol.answers.generation import (
     GenerationSettings,
     NativeChunk,
@@ -154,6 +163,8 @@ REPLIES: dict[tuple[str, str], Any] = {
     ("post", "/v1/fine_tuning/jobs/{id}/resume"): Job,
     ("get", "/v1/fine_tuning/jobs/{id}/events"): Page[JobEvent],
     ("get", "/v1/fine_tuning/jobs/{id}/checkpoints"): Page[Checkpoint],
+    ("post", "/v1/fine_tuning/alpha/graders/run"): Graded,
+    ("post", "/v1/fine_tuning/alpha/graders/validate"): ValidGrader,
 }
 
 _SAMPLERS = params_of(GenerationSettings)  # their fields have the requests' declarations

@@ -10,12 +10,15 @@ from typing import Annotated, Any
 from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.hyperparameters import AUTOMATIC, DEFAULTS
 from logitless.engine.finetuning.job import ENDED, base_of, method_row
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import bad_request, read
+from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
+from logitless.training.graders.parse import parse_grader
 from logitless.training.methods.registry import METHODS, OBJECTIVES, SUPERVISED, hyperparameters
 
 _PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
@@ -185,3 +188,36 @@ def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
             kind = "a whole model" if start.whole else "an adapter"
             bad_request(f"hyperparameters.{name}", f"{start.name} is {kind}, whose {name} is {json.dumps(value)}")
     return {**given, **fixed}
+
+
+# -- graders
+
+
+class GraderBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/fine_tuning/alpha/graders/validate."""
+
+    grader: Annotated[
+        Mapping[str, Any], Param("string_check, text_similarity, score_model, multi, endpoint or python, as OpenAI's")
+    ]
+
+
+class GradeBody(GraderBody, frozen=True, kw_only=True):
+    """POST /v1/fine_tuning/alpha/graders/run."""
+
+    model_sample: Annotated[str, Param("the model's answer")]
+    item: Annotated[Mapping[str, Any], Param("the row of data that it answers")] = {}
+
+
+def grader_of(spec: Any, around: Surroundings, field: str = "grader") -> Grader:
+    """The grader. InvalidRequest names the field that is wrong."""
+    try:
+        return parse_grader(spec, around, field)
+    except GraderError as error:
+        name, _, problem = str(error).partition(": ")
+        raise InvalidRequest(f"field '{name}': {problem}") from None
+
+
+def parse_grading(body: Mapping[str, Any], around: Surroundings) -> tuple[Grader, Sample, Mapping[str, Any]]:
+    """The grader, the answer and its row of data."""
+    asked = read(GradeBody, body)
+    return grader_of(asked.grader, around), Sample(asked.model_sample), asked.item

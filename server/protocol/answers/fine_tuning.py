@@ -92,3 +92,50 @@ class Checkpoint(Struct, kw_only=True):
     fine_tuning_job_id: str
     step_number: int
     metrics: dict[str, Any]
+
+
+class ValidGrader(Struct, kw_only=True):
+    """A grader that can be used."""
+
+    grader: dict[str, Any]
+
+
+class GraderErrors(Struct, kw_only=True):
+    """Faults of a grading; with one, the reward is 0."""
+
+    formula_parse_error: bool = False
+    sample_parse_error: bool = False
+    truncated_observation_error: bool = False
+    unresponsive_reward_error: bool = False
+    invalid_variable_error: bool = False
+    other_error: bool = False
+    python_grader_server_error: bool = False
+    python_grader_server_error_type: str | None = None
+    python_grader_runtime_error: bool = False
+    python_grader_runtime_error_details: str | None = None
+    model_grader_server_error: bool = False
+    model_grader_refusal_error: bool = False
+    model_grader_parse_error: bool = False
+    model_grader_server_error_details: str | None = None
+    details: Annotated[str | None, doc("the fault in words; null: there is none")] = None
+
+
+class GraderMetadata(Struct, kw_only=True):
+    """Origin of a reward."""
+
+    name: str
+    type: str
+    errors: GraderErrors
+    execution_time: Annotated[float, doc("seconds")]
+    scores: Annotated[dict[str, float], doc("rewards by grader")]
+    token_usage: Annotated[int | None, doc("tokens of the models that were asked; null: none was")]
+    sampled_model_name: str | None
+
+
+class Graded(Struct, kw_only=True):
+    """The reward of an answer."""
+
+    reward: float
+    sub_rewards: Annotated[dict[str, float], doc("those of a multi grader's own")]
+    metadata: GraderMetadata
+    model_grader_token_usage_per_model: dict[str, int]

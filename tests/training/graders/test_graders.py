@@ -1,0 +1,245 @@
+"""Graders: rewards, refusals, and harm that they cannot do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rapidfuzz import fuzz
+
+from logitless.training.graders import remote, sandbox
+from logitless.training.graders.grade import Grade, GradeFault, GraderError, Sample, Surroundings, graded
+from logitless.training.graders.parse import parse_grader
+from logitless.training.graders.remote import server_at
+
+ALL = Surroundings(frozenset({"endpoint", "python"}))
+CHECK = {"type": "string_check", "name": "c", "input": "{{ sample.output_text }}", "reference": "{{item.word}}"}
+PYTHON = {"type": "python", "name": "p"}
+ITEM = {"word": "Cat", "deep": {"list": [1, {"x": 2.5}]}}
+
+
+def grade(spec: Mapping[str, Any], text: str, item: Mapping[str, Any] = ITEM, around: Surroundings = ALL) -> Grade:
+    return graded(parse_grader(spec, around), Sample(text), item)
+
+
+@pytest.mark.parametrize(
+    ("operation", "text", "reward"),
+    [
+        ("eq", "Cat", 1), ("eq", "cat", 0), ("ne", "Cat", 0), ("ne", "dog", 1),
+        ("like", "a Cat sat", 1), ("like", "a cat sat", 0), ("ilike", "a cAT sat", 1), ("ilike", "a dog", 0),
+    ],
+)  # fmt: skip
+def test_texts_are_compared(operation: str, text: str, reward: float) -> None:
+    assert grade({**CHECK, "operation": operation}, text) == Grade(reward)
+
+
+def test_templates_reach_into_answer_and_item() -> None:
+    def text_of(template: str, text: str = '{"a": [3, "b"]}') -> Grade:
+        return grade({**CHECK, "operation": "eq", "input": template}, text, {**ITEM, "word": "2.5 b"})
+
+    assert text_of("{{ item.deep.list[1].x }} {{sample.output_json.a[1]}}").reward == 1
+    assert text_of("{{ item.nothing }}").errors == {"invalid_variable_error": "there is no item.nothing"}
+    assert text_of("{{ sample.output_json.a[7] }}").reward == 0
+    assert "there is no sample.output_json.a" in text_of("{{ sample.output_json.a }}", "no JSON").problem
+    with pytest.raises(GraderError, match=r"grader\.input: .* system .* is not like"):
+        text_of("{{ system }}")
+
+
+def test_similarities_are_rapidfuzz_own() -> None:
+    spec = {"type": "text_similarity", "name": "s", "input": "{{sample.output_text}}", "reference": "{{item.word}}"}
+    found = grade({**spec, "evaluation_metric": "fuzzy_match"}, "a cat")
+    assert found.reward == fuzz.ratio("a cat", "Cat") / 100
+    assert grade({**spec, "evaluation_metric": "levenshtein"}, "Cut").reward == pytest.approx(2 / 3)
+    with pytest.raises(GraderError, match=r"grader\.evaluation_metric: bleu is not there; fuzzy_match"):
+        grade({**spec, "evaluation_metric": "bleu"}, "")
+
+
+def multi(formula: str, **graders: Any) -> dict[str, Any]:
+    given = graders or {"a": {**CHECK, "operation": "like"}, "b": {**CHECK, "operation": "eq"}}
+    return {"type": "multi", "name": "m", "graders": given, "calculate_output": formula}
+
+
+def test_formulas_combine_rewards() -> None:
+    found = grade(multi("0.5*a + max(b, -2^2, 0) / 4 + sqrt(4)"), "a Cat")
+    assert (found.reward, found.parts) == (2.5, {"a": 1.0, "b": 0.0})
+    assert grade(multi("a / b"), "a Cat").errors.keys() == {"formula_parse_error"}
+    assert grade(multi("exp(1000*a)"), "a Cat").errors.keys() == {"formula_parse_error"}
+    for formula, told in (
+        ("a + c", "'c' is not one of the graders a, b"),
+        ("a.b", "may have numbers"),
+        ("__import__('os')", "may have numbers"),
+        ("a +", "is no formula"),
+        ("sqrt(a, b)", "sqrt takes one argument"),
+        ("9" * 3000, "more than 2000 characters"),
+    ):
+        with pytest.raises(GraderError, match=r"grader\.calculate_output: ") as error:
+            grade(multi(formula), "")
+        assert told in str(error.value)
+    fails = {**CHECK, "operation": "eq", "input": "{{ item.no }}"}
+    assert grade(multi("f", f=fails), "").problem == "f: there is no item.no"
+    alone = {**multi("c * 2"), "graders": {**CHECK, "operation": "eq"}}  # as the client's types have it
+    assert grade(alone, "Cat").reward == 2
+
+
+def test_what_is_wrong_with_a_grader_is_told() -> None:
+    for spec, told in (
+        ([], "grader: must be an object"),
+        ({"type": "best"}, "grader.type: must be one of string_check"),
+        ({**CHECK, "operation": "gt"}, "grader.operation: must be one of eq"),
+        ({**CHECK, "operation": "eq", "more": 1}, "grader.more: is not known"),
+        ({**PYTHON, "source": "def grade(:"}, "grader.source: invalid syntax"),
+        ({"type": "endpoint", "url": "file:///etc/passwd"}, "grader.url: must be an http"),
+        (multi("a", a=multi("b")), "grader.graders.a: a multi grader has none of its own kind"),
+        (multi("a", a={**CHECK, "operation": 3}), "grader.graders.a.operation: must be a string"),
+        ({"type": "score_model"}, "grader.type: no model can be asked here"),
+    ):
+        with pytest.raises(GraderError) as error:
+            parse_grader(spec, ALL)
+        assert str(error.value).startswith(told)
+    for kind in ("python", "endpoint"):
+        with pytest.raises(GraderError, match=f"{kind} graders are off: start with --allow-graders {kind}"):
+            parse_grader({"type": kind})
+
+
+def answering(said: str) -> Surroundings:
+    def complete(model: str, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> tuple[str, int]:
+        assert (model, [m["content"] for m in messages]) == ("judge", ["Is it Cat?"])
+        assert sampling == {"seed": 1}
+        return said, 12
+
+    return Surroundings(complete=complete)
+
+
+def test_models_score() -> None:
+    spec = {
+        "type": "score_model", "name": "j", "model": "judge", "range": [0, 5], "sampling_params": {"seed": 1},
+        "input": [{"role": "user", "content": "Is it {{sample.output_text}}?"}],
+    }  # fmt: skip
+    assert grade(spec, "Cat", around=answering('{"result": 3.5}')) == Grade(3.5, tokens={"judge": 12})
+    assert grade(spec, "Cat", around=answering('{"result": 7}')).reward == 5
+    for said in ("3.5", "no", '{"result": "3"}', '{"result": true}', "[]"):
+        assert grade(spec, "Cat", around=answering(said)).errors.keys() == {"model_grader_parse_error"}
+    with pytest.raises(GraderError, match=r"grader\.range: the first number"):
+        grade({**spec, "range": [1, 1]}, "", around=answering(""))
+
+
+# -- python
+
+
+@pytest.mark.parametrize(
+    ("body", "reward"),
+    [
+        ("return item['deep']['list'][1]['x'] + len(sample['output_text'])", 5.5),
+        ("print('aloud'); return True", 1.0),
+        ("import numpy; return numpy.float32(0.5)", 0.5),
+    ],
+)
+def test_python_gives_a_reward(body: str, reward: float) -> None:
+    assert grade({**PYTHON, "source": f"def grade(sample, item):\n    {body}"}, "Cat") == Grade(reward)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("return float('nan')", "the reward is nan"),
+        ("return 'much'", "ValueError"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import os; os._exit(0)", "ended without a reward"),
+        ("return len(bytearray(4 << 30))", "MemoryError"),
+        ("import socket; socket.socket(); return 1", "PermissionError"),
+        ("import os; os.fork(); return 1", "PermissionError"),
+        ("import os; os.execv('/bin/sh', ['sh']); return 1", "PermissionError"),
+        ("import os; os.kill(os.getppid(), 9); return 1", "PermissionError"),
+        ("open(item['path'], 'w'); return 1", "PermissionError"),
+        ("import os; os.unlink(item['path']); return 1", "PermissionError"),
+        ("import os; return os.environ['SECRET']", "KeyError"),
+    ],
+)
+def test_python_cannot_do_harm(body: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "1")
+    (tmp_path / "kept").write_text("kept")
+    source = f"def grade(sample, item):\n    {body}"
+    found = grade({**PYTHON, "source": source}, "Cat", {"path": str(tmp_path / "kept")})
+    assert found.reward == 0
+    assert told in found.problem
+    assert (tmp_path / "kept").read_text() == "kept"
+
+
+def test_python_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+    found = grade({**PYTHON, "source": "def grade(sample, item):\n    while True: pass"}, "Cat")
+    assert found.errors.keys() == {"python_grader_runtime_error"}
+
+
+def test_python_needs_its_function() -> None:
+    assert "has no function grade(sample, item)" in grade({**PYTHON, "source": "grade = 1"}, "Cat").problem
+
+
+# -- endpoints
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[dict[str, Any]], list[bytes]]]:
+    """(address, bodies that came, answers to give)."""
+    came: list[dict[str, Any]] = []
+    answers: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            answer = answers.pop(0)
+            status = int(answer) if answer.isdigit() else 200
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "http://127.0.0.1:1/")
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", came, answers
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_endpoints_give_rewards(endpoint: tuple[str, list[dict[str, Any]], list[bytes]]) -> None:
+    url, came, answers = endpoint
+    answers += [b'{"score": 0.25}', b"500", b"302", b'{"score": null}', b'{"score": NaN}', b"much", b"[1]"]
+    spec = {"type": "endpoint", "url": url, "headers": {"X-Key": "k"}}
+    assert grade(spec, "Cat") == Grade(0.25)
+    assert came[0]["item"] == ITEM
+    assert came[0]["sample"]["output_text"] == "Cat"
+    for told in ("answers 500", "answers 302", "did not answer", "did not answer", "Expecting value", "did not answer"):
+        assert told in grade(spec, "Cat").problem
+
+
+def test_other_servers_models_are_asked(endpoint: tuple[str, list[dict[str, Any]], list[bytes]]) -> None:
+    url, came, answers = endpoint
+    said = {"choices": [{"message": {"content": '{"result": 1}'}}], "usage": {"total_tokens": 9}}
+    answers += [json.dumps(said).encode(), b"{}"]
+    complete = server_at(url, "key")
+    sampling = {"temperature": 0, "max_completions_tokens": 4}
+    assert complete("judge", [{"role": "user", "content": "?"}], sampling) == ('{"result": 1}', 9)
+    assert (came[0]["model"], came[0]["max_completion_tokens"]) == ("judge", 4)
+    assert came[0]["response_format"]["type"] == "json_schema"
+    with pytest.raises(GradeFault, match="answers no completion"):
+        complete("judge", [], {})
+
+
+def test_endpoints_that_hang_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote.Endpoint, "SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
+        spec = {"type": "endpoint", "url": f"http://127.0.0.1:{server.getsockname()[1]}"}
+        assert "took more than 0.05 seconds" in grade(spec, "Cat").problem
+    assert grade(spec, "Cat").errors.keys() == {"other_error"}  # nobody listens there now

@@ -1,0 +1,1 @@
+"""Graders of reinforcement learning: rewards for answers, as in OpenAI's API."""
