@@ -20,6 +20,7 @@ class Command:
     summary: str
     table: str = "logitless.cli.flags.options"
     code: str = ""  # the module, where it is not named like the command
+    word: str = ""  # the flag that a first word without a flag belongs to
 
     @property
     def module(self) -> str:
@@ -33,6 +34,10 @@ class Command:
     def groups(self) -> Sequence[Group]:
         groups: Sequence[Group] = getattr(importlib.import_module(self.table), self._identifier.upper())
         return groups
+
+    def arguments(self, words: Sequence[str]) -> list[str]:
+        """The words after the command's name, as flags and their values."""
+        return [self.word, *words] if self.word and words and not words[0].startswith("-") else [*words]
 
 
 _TRAINING = "logitless.cli.flags.options_training"
@@ -87,6 +92,14 @@ COMMANDS = (
         "[--port N] [--device NAME]",
         "Lend a device to other machines.",
         "logitless.cli.commands.rpc_server",
+    ),
+    Command(
+        "ray deploy",
+        "CONFIG.yaml [flags]",
+        "Serve models from replicas on a Ray cluster.",
+        "logitless.cli.commands.ray.deploy",
+        "ray.deploy",
+        word="--config",
     ),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
     Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),

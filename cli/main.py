@@ -85,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
         print(version())
         return 0
     flags = [f for g in groups for f in g.flags]
-    options = parse(flags, words, os.environ)
+    options = parse(flags, command.arguments(words), os.environ)
     if getattr(options, "verbose", False):
         for notice in options.notices:
             print(f"logitless: {notice}", file=sys.stderr)

@@ -154,6 +154,11 @@ class AsyncEngine:
         return await asyncio.shield(self._loaded)
 
     @property
+    def accepting(self) -> bool:
+        """True until the engine ends."""
+        return self._accepting
+
+    @property
     def n_streams(self) -> int:
         """Number of running and waiting streams."""
         return len(self._streams)

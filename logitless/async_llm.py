@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +89,7 @@ class AsyncLLM:
         )
         self._stack = ExitStack()
         self._data_dir = data_dir
+        self._names: Collection[str] | None = None  # models whose jobs of `data_dir` this one runs; None: all
         self._loading: asyncio.Future[LoadedModel] | None = None
         self._parser: RequestParser | None = None
         self._closed = False
@@ -100,6 +101,11 @@ class AsyncLLM:
     def in_this_process(self) -> bool:
         """True if this process opened the model; a fork of it did not."""
         return os.getpid() == self._pid
+
+    @property
+    def alive(self) -> bool:
+        """True unless the engine has ended: by `close`, or by a fault."""
+        return not self._closed and self.service.accepting
 
     async def start(self) -> None:
         """Load the weights; returns when requests can be served."""
@@ -304,6 +310,19 @@ class AsyncLLM:
         tuning.created()
         return AsyncFinetuneJob(self, row["id"])
 
+    def share_jobs(self, name: str) -> None:
+        """Share the jobs of `data_dir` with other processes, before `start`: this model is `name` there, one
+        of the processes runs a job, and `follow_jobs` takes up its model in the others."""
+        self.config = replace(self.config, alias=name)
+        self._names = {name}
+
+    async def follow_jobs(self) -> None:
+        """Take up the models and jobs of the processes that share `data_dir`."""
+        tuning = (await self._ready()).tuning
+        if tuning is not None:
+            with public_errors():
+                await self.service.ask(lambda _: tuning.follow(), wakes=False)
+
     async def stats(self) -> dict[str, float]:
         """Counters and gauges of the scheduler: tokens, slots, KV blocks, preemptions, drafts."""
         await self._ready()
@@ -335,7 +354,7 @@ class AsyncLLM:
         folder = self._data_dir or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="logitless-"))
         store = Store(folder)
         self._stack.callback(store.close)
-        return self.model.load(store, name=self.config.model)
+        return self.model.load(store, name=self.config.model, names=self._names)
 
     def _requests(self, served: LoadedModel) -> RequestParser:
         if self._parser is None:

@@ -33,7 +33,7 @@ _OURS = frozenset(
         *(name.lower() for name in (CLIENT_KEY, CLIENT_ADDRESS, OWNER, RIGHTS, SALT)),
     )
 )
-_NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and CORS headers, which are the router's
+NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and CORS headers, which are the router's
 POLL = 1.0  # seconds between two looks at a stream without a reader
 LOST = "the model's server ended while it answered; ask again and it is started again"
 
@@ -47,7 +47,7 @@ async def ask(
 ) -> aiohttp.ClientResponse:
     """The head of the child's answer. When the client leaves, the task is cancelled, and with it the request to the
     child. BadGateway: the child is gone; Unconnected: it never got the request."""
-    headers = _headers(request, child.key)
+    headers = passed_headers(request) | {"Authorization": f"Bearer {child.key}"}
     try:
         url = URL(child.url + path, encoded=True)  # unchanged: the guard did not check a normalised path
         data = io.BytesIO(body) if len(body) > SMALL else body or None  # a large one is written in pieces
@@ -70,10 +70,10 @@ async def stream_over(session: aiohttp.ClientSession, request: web.Request, chil
             await asyncio.sleep(POLL)
 
 
-def _headers(request: web.Request, key: str) -> dict[str, str]:
+def passed_headers(request: web.Request) -> dict[str, str]:
+    """The request's headers for a server behind this one, with those that say whom it is for."""
     gone = _HOP | _OURS
     headers = {name: value for name, value in request.headers.items() if name.lower() not in gone}
-    headers["Authorization"] = f"Bearer {key}"
     key = api_key(request)
     headers[CLIENT_KEY] = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else ""
     headers[CLIENT_ADDRESS] = request.remote or ""
@@ -85,7 +85,7 @@ async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web
     """Stream the answer to the client."""
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in answer.headers.items():
-        if name.lower() not in _NOT_BACK and not name.lower().startswith("access-control-"):
+        if name.lower() not in NOT_BACK and not name.lower().startswith("access-control-"):
             response.headers.add(name, value)
     response.content_length = answer.content_length
     await response.prepare(request)

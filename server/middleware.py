@@ -22,7 +22,7 @@ log = logging.getLogger("logitless.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # paths whose requests need the admin key, where there is one, unless they only read
-_ADMIN = (
+ADMIN_PATHS = (
     *("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models", "/v1/models/"),
     *("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/"),
 )
@@ -110,7 +110,7 @@ class Guard:
     def _client(self, request: web.Request, path: str) -> Client:
         """The client by its key. Unauthorized, Forbidden: it needs another one."""
         config, keys = self._config, self._keys
-        writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
+        writes = config.admin_api_key and path.startswith(ADMIN_PATHS) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
         given = api_key(request)
         is_admin = bool(config.admin_api_key) and same(given, config.admin_api_key)

@@ -58,7 +58,7 @@ def test_commands_parse(page: Path) -> None:
         if words[0] == "--version":
             continue
         command = by_name.get(" ".join(words[:2])) or by_name[words[0]]
-        arguments = words[len(command.name.split()) :]
+        arguments = command.arguments(words[len(command.name.split()) :])
         flags = [flag for group in command.groups for flag in group.flags]
         if "<" in arguments:
             arguments = arguments[: arguments.index("<")]

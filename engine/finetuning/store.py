@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
 import sqlite3
 import threading
@@ -17,8 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from errno import ENOSPC
+from fcntl import LOCK_EX, LOCK_NB, lockf
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import finalize
 
 from logitless.models.gguf.atomic_write import open_private, settle, sweep
 
@@ -44,6 +48,36 @@ def _private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     with suppress(OSError):  # another user's
         folder.chmod(0o700)
+
+
+class Turn:
+    """Lock of a store by which one process of several runs a model's jobs. It ends with its process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._close: finalize[[int], Turn] | None = None  # closes the locked file
+
+    @property
+    def held(self) -> bool:
+        return self._close is not None
+
+    def take(self) -> bool:
+        """Take the lock unless another process has it; returns whether this one has it now."""
+        if self._close is None:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                lockf(file, LOCK_EX | LOCK_NB)
+            except OSError:
+                os.close(file)
+                return False
+            self._close = finalize(self, os.close, file)
+        return True
+
+    def close(self) -> None:
+        """Give the lock to others."""
+        if self._close is not None:
+            self._close()
+            self._close = None
 
 
 class Store:
@@ -75,6 +109,10 @@ class Store:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+    def turn(self, base: str) -> Turn:
+        """The lock of the process that runs the jobs of a base model."""
+        return Turn(self.folder / f"turn-{blake2b(base.encode(), digest_size=8).hexdigest()}")
 
     def patient(self) -> Store:
         """Same store for background threads: it waits for other processes without limit."""

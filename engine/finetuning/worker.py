@@ -103,13 +103,32 @@ class FineTuningWorker:
         self._task: EngineTask | None = None  # off-thread task of the job, which waits for it
         self._then: Callable[[Any], None] = _nothing  # called with the task's result
         self._session: Session | None = None  # session at the start of the task
-        for job in self._jobs():
-            if job["status"] in RUNNING:
-                self._forget_undone(job["id"])
-        for model in tuned_models(store):
-            if self._owns(model.job):
-                self._register(model.job, model.name, model.path, listed=not model.is_checkpoint)
+        self._turn = store.turn(base)
+        self._registered: set[str] = set()  # models of the store that requests can name
+        self._register_models()
         self._choose()
+
+    def follow(self) -> None:
+        """Take up the models and jobs of other processes that share the store (engine thread).
+
+        One of them runs the jobs of a model; when it ends, another one takes its turn.
+        """
+        self._register_models()
+        self._choose()
+        self.on_change()
+
+    def _register_models(self) -> None:
+        """Give requests the models of the store, each with its newest weights."""
+        known = {entry.name: entry for entry in self.adapters.entries if entry.name and not entry.removed}
+        kept: set[str] = set()
+        for model in tuned_models(self.store):
+            if self._owns(model.job):
+                kept.add(model.name)
+                if model.name not in known or known[model.name].path != model.path:
+                    self._register(model.job, model.name, model.path, listed=not model.is_checkpoint)
+        for name in self._registered - kept:  # deleted by another process
+            self.adapters.remove(name)
+        self._registered = kept
 
     def _jobs(self) -> list[Row]:
         """Jobs of this server, the oldest first."""
@@ -127,7 +146,7 @@ class FineTuningWorker:
     def _choose(self) -> None:
         """Give the device to the oldest waiting job."""
         with self._lock:
-            if self._job is not None:
+            if self._job is not None or not self._takes_turn():
                 return
             try:
                 jobs = self._jobs()
@@ -139,6 +158,17 @@ class FineTuningWorker:
                 return
             self._job = waiting[0]["id"]
         threading.Thread(target=self._prepare, args=(waiting[0],), name="tuning", daemon=True).start()
+
+    def _takes_turn(self) -> bool:
+        """True if this process runs the jobs. It then also clears up what a killed one left undone."""
+        if self._turn.held:
+            return True
+        if not self._turn.take():
+            return False
+        for job in self._jobs():
+            if job["status"] in RUNNING:
+                self._forget_undone(job["id"])
+        return True
 
     def _prepare(self, job: Row) -> None:
         """Read and tokenize the data, on a thread of its own."""
@@ -383,6 +413,7 @@ class FineTuningWorker:
                 self._save({"id": self._job})
         except Exception as error:
             log.warning("the checkpoint of %s could not be written: %s", self._job, error)
+        self._turn.close()
         self.store.close()
 
     @property

@@ -7,6 +7,8 @@ import itertools
 import math
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -379,6 +381,39 @@ def finished(job: Job, **fields: Any) -> str:
     job.finish(math.inf)
     job.leave()
     return job.id
+
+
+def test_one_process_of_several_runs_the_jobs_and_all_get_their_models(engine: ModelRunner, tmp_path: Path) -> None:
+    first = Store(tmp_path)  # a worker of another process holds the lock
+    script = "import sys; from logitless.engine.finetuning.store import Store; turn = Store(sys.argv[1]).turn('m'); "
+    script += "print(turn.take(), flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        job = Job(tmp_path, engine, full=False)
+        job.tuning.follow()
+        assert (job.tuning._job, job.status) == (None, "queued")
+        other.stdin.close()
+    job.tuning.follow()
+    job.finish(math.inf)
+    job.leave()
+    name = job.row["fine_tuned_model"]
+    adapters = Adapters(engine.adapters, engine.weight_sets)
+    adapters.add("other.gguf", lambda: Mock(), name="style", scale=1.0)
+    follower = FineTuningWorker(first, engine, Mock(), None, adapters, "m")
+    assert adapters.find(name) is not None
+    finished(job, hyperparameters=HYPERPARAMETERS)
+    assert adapters.find(job.row["fine_tuned_model"]) is None
+    follower.follow()
+    assert adapters.find(job.row["fine_tuned_model"]) is not None
+    job.tuning.delete_model(find(job.store, name))  # type: ignore[arg-type]
+    follower.follow()
+    assert adapters.find(name) is None
+    assert adapters.find("style") is not None
+    job.tuning.close()
+    follower.close()
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])

@@ -1,0 +1,152 @@
+"""Prefix index of a fleet: which replica has computed which beginnings of prompts.
+
+A prompt is cut into blocks of bytes; each block's hash covers all blocks before it, so that equal
+hashes are equal prefixes. The index follows what was routed, not what the KV caches hold.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+BLOCK = 128  # bytes of text: about two KV blocks
+MAX_BLOCKS = 1 << 10  # of one prompt; the rest of a longer one is not told apart
+MAX_ENTRIES = 1 << 20  # hashes that an index remembers, the least recently used go first
+_BEGINNING = ("tools", "system", "instructions")  # fields that templates put before the messages
+
+
+@dataclass(frozen=True)
+class Route:
+    """Routing key of a request: hashes of its prompt, block by block, and its conversation's name."""
+
+    blocks: tuple[bytes, ...] = ()
+    session: str = ""
+
+
+def route_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Route:
+    """The route of a request by the members of its body, and its headers."""
+    return Route(_blocks(body), _session(body, headers))
+
+
+def _blocks(body: Mapping[str, Any]) -> tuple[bytes, ...]:
+    blocks: list[bytes] = []
+    state, rest = blake2b(repr((body.get("model"), body.get("lora"))).encode(), digest_size=8), b""
+    for piece in _pieces(body):
+        rest += piece
+        while len(rest) >= BLOCK and len(blocks) < MAX_BLOCKS:
+            state.update(rest[:BLOCK])
+            blocks.append(state.digest())
+            rest = rest[BLOCK:]
+        if len(blocks) == MAX_BLOCKS:
+            break
+    return tuple(blocks)
+
+
+def _session(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+    for value in (
+        *(headers.get(name) for name in ("X-Conversation-Id", "X-Session-Id")),
+        *(body.get(name) for name in ("prompt_cache_key", "session_id", "previous_response_id")),
+    ):
+        if isinstance(value, str) and value:
+            return value[:256]
+    return ""
+
+
+def _pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
+    """The prompt's bytes in the order in which a model reads them."""
+    for name in _BEGINNING:
+        if body.get(name):
+            yield _bytes(body[name])
+    for name in ("messages", "input", "prompt", "content", "query", "documents", "input_prefix", "input_suffix"):
+        value = body.get(name)
+        if isinstance(value, list):
+            yield from map(_bytes, value)
+        elif value:
+            yield _bytes(value)
+
+
+def _bytes(value: Any) -> bytes:
+    """A value's bytes. A large text, such as an image, counts by its hash."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, Mapping):
+        parts = (b"\0" + str(k).encode("utf-8", "replace") + b"\0" + _member(v) for k, v in value.items())
+        return b"".join(parts)
+    if isinstance(value, list):
+        return b"\1".join(map(_member, value))
+    return repr(value).encode()
+
+
+def _member(value: Any) -> bytes:
+    if isinstance(value, str) and value.startswith("data:"):
+        return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return _bytes(value)
+
+
+R = TypeVar("R", bound=Hashable)
+
+
+class PrefixIndex:
+    """Replicas by the prefixes that were routed to them, and by the sessions that they serve."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._homes: OrderedDict[bytes | str, dict[Hashable, None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def add(self, route: Route, replica: Hashable) -> None:
+        """Note that a replica computes this prompt."""
+        keys: list[bytes | str] = [*route.blocks, *([route.session] if route.session else [])]
+        for key in keys:
+            homes = self._homes.setdefault(key, {})
+            homes.pop(replica, None)
+            homes[replica] = None  # the last one is the newest
+            self._homes.move_to_end(key)
+        while len(self._homes) > self._max_entries:
+            self._homes.popitem(last=False)
+
+    def keep(self, replicas: Iterable[Hashable]) -> None:
+        """Forget all replicas but these."""
+        alive = set(replicas)
+        for key in list(self._homes):
+            homes = self._homes[key]
+            for replica in [each for each in homes if each not in alive]:
+                del homes[replica]
+            if not homes:
+                del self._homes[key]
+
+    def matched(self, route: Route) -> dict[Hashable, int]:
+        """Blocks of the prompt that each replica has, where it has any.
+
+        A session's last replica has one more than any other: its KV cache may hold what the text does
+        not show, such as a stored response.
+        """
+        counts: dict[Hashable, int] = {}
+        for n, block in enumerate(route.blocks, 1):
+            homes = self._homes.get(block)
+            if not homes:
+                break
+            for replica in homes:
+                if counts.get(replica, 0) == n - 1:
+                    counts[replica] = n
+        if route.session and (homes := self._homes.get(route.session)):
+            counts[next(reversed(homes))] = max(counts.values(), default=0) + 1
+        return counts
+
+    def ranked(self, loads: Mapping[R, float], route: Route, *, slack: float) -> list[R]:
+        """Replicas in the order in which to try them. `loads`: requests at each of them.
+
+        The one with the longest prefix is first, unless its queue is longer than the shortest one by more
+        than `slack`. Without a prefix the shortest queue is first.
+        """
+        matched = self.matched(route)
+        shortest = min(loads.values(), default=0)
+        near = [replica for replica in loads if matched.get(replica) and loads[replica] <= shortest + slack]
+        near.sort(key=lambda replica: (-matched[replica], loads[replica]))
+        rest = [replica for replica in loads if replica not in near]
+        return near + sorted(rest, key=lambda replica: loads[replica])
