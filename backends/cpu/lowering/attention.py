@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
-from logitless.backends.cpu.kernels.matmul.layout import ATTENTION_SPAN, act_panels, gemm_tile
+from logitless.backends.cpu.kernels.matmul.layout import (
+    ATTENTION_SPAN,
+    ENCODER_KEYS,
+    ENCODER_ROWS,
+    act_panels,
+    gemm_tile,
+)
 from logitless.backends.cpu.lowering.elementwise import CHUNK
 from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Task, bits
@@ -128,10 +134,10 @@ def _(t: Tensor, at: At) -> list[Task]:
     length = t.attrs["length"]
     args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
     args = (*args, reach if (reach := t.attrs.get("reach", -1)) >= 0 else length)
-    mt, nr, kc = gemm_tile(isa())
-    tiles = -(-ATTENTION_BLOCK // mt) * mt * (kc + 2)
-    scratch = 4 * (ATTENTION_BLOCK * length + nr * kc + tiles + 64)
-    return [Task("full_attention", args, count.shape[0] * q.shape[1], 1, scratch)]
+    mt, nr, _ = gemm_tile(isa())
+    size, rows = q.shape[2], -(-ENCODER_ROWS // nr) * nr
+    scratch = 4 * (2 * rows * (size + 1) + ENCODER_KEYS * (nr + size + -(-size // mt) * mt) + 64)
+    return [Task("full_attention", args, count.shape[0] * q.shape[1] * -(-length // ENCODER_ROWS), 1, scratch)]
 
 
 @lower("causal_attention")

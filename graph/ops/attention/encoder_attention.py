@@ -64,6 +64,8 @@ for _shape in (
     (70, 4, 2, 16, 3),
     (20, 2, 1, 8, 0),
     (90, 2, 1, 8, 40),
+    (500, 2, 1, 10, -1),  # more rows than a kernel takes at once
+    (700, 1, 1, 8, 270),
 ):
 
     def _case(r: np.random.Generator, shape: tuple[int, ...] = _shape) -> Case:
