@@ -89,10 +89,9 @@ PLAIN = {
     "one kv head": Spec(n_head_kv=1),
     "heads without groups": Spec(n_head_kv=4),
     "head 80": Spec(n_embd=160, n_head=2, n_head_kv=1),
-    "head 96": Spec(n_embd=192, n_head=2, n_head_kv=2),
     "head 72": Spec(n_embd=144, n_head=2, n_head_kv=1),
     "head 10": Spec(n_embd=40, n_head=4, n_head_kv=2),
-    "key_length": Spec(n_embd=48, n_head=3, n_head_kv=1, head_dim=32),
+    "key_length": Spec(n_embd=48, head_dim=32),
     "untied": Spec(untied=True),
     "untied, all biases": Spec(untied=True, biases=ALL_BIASES),
     "qwen2": Spec("qwen2", biases=("attn_q", "attn_k", "attn_v"), keys={"attention.sliding_window": 8}),
@@ -100,9 +99,9 @@ PLAIN = {
     "phi3": Spec("phi3", fused=True, untied=True, keys={"attention.sliding_window": 8}),
     "phi3 apart": Spec("phi3", untied=True),
     "phi3 partial rope": Spec("phi3", fused=True, head_dim=32, keys={"rope.dimension_count": 24}),
-    "f16, odd sizes": Spec(n_embd=50, n_head=5, n_head_kv=1, n_ff=75, n_vocab=67, dtype="f16"),
+    "f16, odd sizes": Spec(n_embd=50, head_dim=10, n_ff=75, n_vocab=67, dtype="f16"),
     "f16 norms": Spec(dtype="f16", norm_dtype="f16"),
-    "bf16": Spec(n_embd=80, n_head=4, dtype="bf16", norm_dtype="bf16"),
+    "bf16": Spec(n_embd=80, head_dim=16, dtype="bf16", norm_dtype="bf16"),
     "heads per layer": Spec(
         keys={"attention.head_count": [4, 4], "attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
     ),

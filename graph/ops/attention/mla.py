@@ -53,5 +53,5 @@ def _case(dtype: str, heads: int, size: int) -> Callable[[np.random.Generator], 
     return make
 
 
-for _dtype, _heads, _size in (("f32", 3, 40), ("f16", 16, 72), ("f32", 5, 576), ("f16", 6, 288), ("f32", 1, 10)):
+for _dtype, _heads, _size in (("f32", 4, 40), ("f32", 5, 576), ("f16", 16, 288), ("f32", 1, 10)):
     latent_attention.case(_case(_dtype, _heads, _size))
