@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -62,8 +61,10 @@ class Tokenizer(ABC):
         turns the text of control tokens into their ids; user-defined tokens are always recognised.
         Lone surrogates, which have no UTF-8, count as U+FFFD.
         """
-        parts = self.encode_parts(text, add_special=add_special, parse_special=parse_special)
-        return list(chain.from_iterable(parts))
+        ids: list[int] = []
+        for part in self.encode_parts(text, add_special=add_special, parse_special=parse_special):
+            ids += part
+        return ids
 
     def encode_parts(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
