@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ class LogFile(logging.FileHandler):
     _reported = False
 
     def _open(self) -> TextIOWrapper:
-        """A new file is the user's alone: with -v it has prompts."""
+        """A new file is the user's alone: it has names and times of requests."""
         os.close(open_private(self.baseFilename, os.O_WRONLY | os.O_CREAT))
         return super()._open()
 
@@ -31,6 +33,22 @@ class LogFile(logging.FileHandler):
             self._reported = True
             with suppress(OSError):
                 print(f"logitless: --log-file {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+class _JSON(logging.Formatter):
+    """A record as a line of JSON; what it says beside its text are further members."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False)
 
 
 class _Line(logging.Handler):
@@ -58,7 +76,10 @@ def start_log(options: SimpleNamespace) -> None:
             raise CliError(f"--log-file {options.log_file}: {error.strerror}") from None
     logging.getLogger("logitless").handlers.clear()
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.WARNING, format=layout, handlers=handlers)
+    formatter = _JSON() if options.log_format == "json" else logging.Formatter(layout)
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.WARNING, handlers=handlers)
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
     if options.log_disable:
         logging.disable()

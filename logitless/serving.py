@@ -13,6 +13,7 @@ from logitless.llm import LLM
 from logitless.server.app import listening, make_app
 from logitless.server.asgi import ASGIApp
 from logitless.server.config import ServerConfig
+from logitless.server.observing.start_block import log_start
 
 
 def serve(llm: LLM, *, host: str = "127.0.0.1", port: int = 8080, **settings: Any) -> Server:
@@ -47,7 +48,13 @@ def asgi_app(llm: AsyncLLM, **settings: Any) -> ASGIApp:
     """
     if not isinstance(llm, AsyncLLM):
         raise OptionError("asgi_app: wants an AsyncLLM; an LLM runs on a thread of its own")
-    return ASGIApp(make_app(llm.service, _config(llm, settings)), llm.start, llm.close)
+    config = _config(llm, settings)
+
+    async def start() -> None:
+        await llm.start()
+        log_start(await llm.service.loaded(), config)
+
+    return ASGIApp(make_app(llm.service, config), start, llm.close)
 
 
 def _config(llm: AsyncLLM, settings: dict[str, Any]) -> ServerConfig:

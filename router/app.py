@@ -38,6 +38,7 @@ from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
+from logitless.server.observing.record import RECORD
 from logitless.server.protocol.fields import read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
@@ -286,6 +287,7 @@ class Router:
         """Pass the request to a model, or to the base model of a finetune."""
         if name in self.downloads.running:
             raise Unavailable(f"model {name!r} is being downloaded")
+        request[RECORD].model = name[:200]
         name = self._base(name)
         outlives = request.method == "POST" and CONVERSATION in request.headers and await self._is_stream(request, body)
         lease = partial(
@@ -422,7 +424,7 @@ class Router:
         if request.query.get("model"):
             return await self._pass_on(request)
         from logitless.router.metrics import AllModels  # prometheus_client is imported when someone asks
-        from logitless.server.metrics import response
+        from logitless.server.observing.metrics import response
 
         texts = {}
         async with aclosing(self._answers(request)) as answers:
@@ -458,7 +460,7 @@ def _place(request: web.Request) -> Place:
 async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end the children."""
 
-    async def run() -> None:
+    async def run(_: str) -> None:
         names = [name for name, model in fleet.models.items() if model.entry.load_on_startup]
         for name in dict.fromkeys([*names, *(router.unfinished() if router.autoload else ())]):
             fleet.load(name)
@@ -467,4 +469,4 @@ async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfi
     async def stop() -> None:
         await asyncio.gather(fleet.close(), router.downloads.close())
 
-    await listen(router.app(), config, run(), stop)
+    await listen(router.app(), config, run, stop)

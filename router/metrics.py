@@ -8,7 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from logitless.server.metrics import names
+from logitless.server.observing.metrics import names
 
 _Labels = tuple[tuple[str, str], ...]
 

@@ -17,7 +17,7 @@ from logitless.router.downloads import DownloadFailed, Report
 from logitless.router.fleet import StartFailed
 
 ROOT = Path(__file__).parents[2]  # of the installation: the folder that has logitless/
-_LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)$")
+_LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)(?:$|\")")  # also in a line of JSON
 _LOADED = "model loaded"
 _LONGEST_LINE = 1 << 16
 

@@ -19,6 +19,7 @@ from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.bodies.room import SMALL
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
+from logitless.server.observing.record import RECORD, REQUEST_ID
 
 log = logging.getLogger("logitless.router")
 _HOP = frozenset(
@@ -30,10 +31,11 @@ _HOP = frozenset(
 _OURS = frozenset(
     (
         *("authorization", *(name.lower() for name in KEY_HEADERS), "origin", "accept-encoding", "content-encoding"),
-        *(name.lower() for name in (CLIENT_KEY, CLIENT_ADDRESS, OWNER, RIGHTS, SALT)),
+        *(name.lower() for name in (CLIENT_KEY, CLIENT_ADDRESS, OWNER, RIGHTS, SALT, REQUEST_ID)),
     )
 )
-NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and CORS headers, which are the router's
+NOT_BACK = frozenset((*_HOP, "server", "date", "vary", REQUEST_ID.lower(), "request-id"))
+# nor CORS headers, which are the router's
 POLL = 1.0  # seconds between two looks at a stream without a reader
 LOST = "the model's server ended while it answered; ask again and it is started again"
 
@@ -77,6 +79,8 @@ def passed_headers(request: web.Request) -> dict[str, str]:
     key = api_key(request)
     headers[CLIENT_KEY] = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else ""
     headers[CLIENT_ADDRESS] = request.remote or ""
+    if RECORD in request:
+        headers[REQUEST_ID] = request[RECORD].id
     client: Client = request.get(CLIENT) or Client()
     return headers | client.headers()
 
@@ -89,8 +93,11 @@ async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web
             response.headers.add(name, value)
     response.content_length = answer.content_length
     await response.prepare(request)
+    streams = RECORD in request and answer.content_type == "text/event-stream"
     try:
         async for piece in answer.content.iter_any():
+            if streams:
+                request[RECORD].answers()
             await response.write(piece)
         await response.write_eof()
     except (aiohttp.ClientError, TimeoutError):

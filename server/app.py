@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -22,13 +21,12 @@ from logitless.server.bodies.room import STRIDE_SECONDS
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import accepting, listen
 from logitless.server.middleware import Guard, Handler
+from logitless.server.observing.start_block import log_start
 from logitless.server.ui.page import PAGE, add_pages
-
-log = logging.getLogger("logitless.http")
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    from logitless.server.metrics import metrics  # prometheus_client is imported when someone asks
+    from logitless.server.observing.metrics import metrics  # prometheus_client is imported when someone asks
 
     return await metrics(request)
 
@@ -189,7 +187,7 @@ async def serve(service: AsyncEngine, config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the
     engine.
     """
-    await listen(make_app(service, config), config, _running(service), partial(service.stop, 2.5))
+    await listen(make_app(service, config), config, partial(_running, service, config), partial(service.stop, 2.5))
 
 
 @asynccontextmanager
@@ -200,10 +198,9 @@ async def listening(service: AsyncEngine, config: ServerConfig) -> AsyncIterator
         yield 0 if isinstance(where, str) else int(where[1])
 
 
-async def _running(service: AsyncEngine) -> None:
+async def _running(service: AsyncEngine, config: ServerConfig, address: str) -> None:
     """Until the engine ends; by itself it does so with an error only, and a server without one had
     better end too.
     """
-    served = await service.loaded()
-    log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
+    log_start(await service.loaded(), config, address)
     await service.ended()

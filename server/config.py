@@ -74,6 +74,7 @@ class ServerConfig:
     pooling: str = ""  # of embeddings; "": what the model's file says
     embd_normalize: int = 2  # what a request gets that does not say
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    log_prompts_dir: str = ""  # the folder of prompt files; "": prompts are written nowhere
     verbose: bool = False
 
     @property

@@ -19,6 +19,7 @@ from logitless.engine.errors import InvalidRequest, RequestError, ServerFault
 from logitless.server.api.context import error_response
 from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.config import ServerConfig
+from logitless.server.observing.record import log_refused
 from logitless.server.sockets import BACKLOG, address, bind, close, remove_files
 
 log = logging.getLogger("logitless.http")
@@ -72,6 +73,7 @@ class Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # logs, and refuses where an answer has begun
+        log_refused(status)
         response = error_response(_refusal(status, exc, message), request)
         response.headers["Server"] = "logitless"
         response.force_close()
@@ -81,6 +83,7 @@ class Protocol(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPExpectationFailed):
+            log_refused(ExpectationFailed.code)
             resp = error_response(ExpectationFailed("header 'Expect': can only be 100-continue"), request)
         body = request.content
         if not body.is_eof() and ("Upgrade" in request.headers or (request.content_length or 0) > LINGER_BYTES):
@@ -148,8 +151,7 @@ async def accepting(
     Raises OSError if an address cannot be bound.
     """
     protocol = log.getChild("protocol")
-    if not log.isEnabledFor(logging.DEBUG):  # malformed requests get 400; their tracebacks help nobody
-        protocol.setLevel(logging.CRITICAL)
+    protocol.setLevel(logging.CRITICAL)  # it would quote malformed requests, which may have a prompt
     runner = web.AppRunner(app, handler_cancellation=True, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
     server, loop = runner.server, asyncio.get_running_loop()
@@ -179,10 +181,10 @@ async def accepting(
 async def listen(
     app: web.Application,
     config: ServerConfig,
-    running: Coroutine[Any, Any, None],
+    running: Callable[[str], Coroutine[Any, Any, None]],
     stop: Callable[[], Awaitable[None]],
 ) -> None:
-    """Answer requests until SIGTERM or SIGINT, or until `running` ends, whose error is raised then.
+    """Answer requests until SIGTERM or SIGINT, or until `running(address)` ends, whose error is raised then.
 
     `stop`: see `accepting`.
     """
@@ -193,16 +195,18 @@ async def listen(
         with suppress(NotImplementedError):  # no signals on this platform's loop: Ctrl+C raises KeyboardInterrupt
             loop.add_signal_handler(number, signalled.set)
     stopping = asyncio.create_task(signalled.wait())
-    ending = asyncio.create_task(running)
+    ending: asyncio.Task[None] | None = None
     try:
         async with accepting(app, config, stop) as sockets:
-            log.info("listening on %s", ", ".join(address(sock, tls=config.tls is not None) for sock in sockets))
+            where = ", ".join(address(sock, tls=config.tls is not None) for sock in sockets)
+            log.info("listening on %s", where, extra={"fields": {"address": where}})
+            ending = asyncio.create_task(running(where))
             await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 ending.result()
             log.info("shutting down")
     finally:
-        for task in (stopping, ending):
+        for task in filter(None, (stopping, ending)):
             task.cancel()
         for number in signals:
             with suppress(NotImplementedError):

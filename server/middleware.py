@@ -9,12 +9,13 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
-from logitless.server.api.context import api_key, error_response
+from logitless.server.api.context import api_key, error_response, is_anthropics
 from logitless.server.auth import Keys, owner_of, same
 from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.clients import CLIENT, Client
 from logitless.server.config import ServerConfig
+from logitless.server.observing.record import CLIENT_LEFT, RECORD, REQUEST_ID, Record
 from logitless.server.origins import Origins
 from logitless.server.slashes import Slashes, canonical
 
@@ -52,7 +53,17 @@ class Guard:
     def middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._answer(request, handler)
+            record = request[RECORD] = Record(request, self._route(request))
+            status = CLIENT_LEFT
+            try:
+                response = await self._answer(request, handler)
+                status = response.status
+                return response
+            except web.HTTPException as other:
+                status = other.status
+                raise
+            finally:
+                record.end(status)
 
         return guard
 
@@ -103,9 +114,12 @@ class Guard:
 
     def _path(self, request: web.Request) -> str:
         """The route's path without the prefix, as it was declared: what a request is judged by."""
+        return self._route(request) or canonical(request.path).removeprefix(self._prefix)
+
+    def _route(self, request: web.Request) -> str:
+        """The same, "" without a route."""
         resource = request.match_info.route.resource
-        path = resource.canonical if resource is not None else canonical(request.path)
-        return path.removeprefix(self._prefix)
+        return resource.canonical.removeprefix(self._prefix) if resource is not None else ""
 
     def _client(self, request: web.Request, path: str) -> Client:
         """The client by its key. Unauthorized, Forbidden: it needs another one."""
@@ -137,6 +151,10 @@ class Guard:
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "logitless"
+        if RECORD in request:
+            response.headers[REQUEST_ID] = request[RECORD].id
+            if is_anthropics(request):
+                response.headers["request-id"] = request[RECORD].id  # the name that its clients read
         response.headers["Vary"] = "Origin"
         origin = self._origins.allowed(request)
         if origin:

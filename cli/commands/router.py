@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -82,13 +83,18 @@ async def _serve(options: SimpleNamespace) -> None:
     own = frozenset(name for f in flags if f.dest in _OWN for name in (*f.env.split(), *_negatives(f)))
     environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
 
+    def speaker(name: str) -> Callable[[str], None]:
+        if options.log_disable:
+            return _say_nothing
+        return partial(_say_json if options.log_format == "json" else _say, name)
+
     async def start(entry: Entry) -> ServerProcess:
-        say = _say_nothing if options.log_disable else partial(_say, entry.name)
+        say = speaker(entry.name)
         return await ServerProcess.start(entry.args, environ, say)
 
     async def fetch(source: str, report: Report) -> None:
         variable = "LLAMA_ARG_MODEL_URL" if "://" in source else "LLAMA_ARG_HF_REPO"  # may hold a secret
-        say = _say_nothing if options.log_disable else partial(_say, cached.name_of(source))
+        say = speaker(cached.name_of(source))
         words = ["--offline"] if options.offline else []
         words += ["--allow-private-addresses"] if options.allow_private_addresses else ["--public-only"]
         await download(words, {**environ, variable: source}, report, say)
@@ -111,6 +117,18 @@ def _say(name: str, line: str) -> None:
     """Print a line of a child's log, which has its own time and level."""
     with suppress(OSError):
         print(f"[{name}] {line}", file=sys.stderr, flush=True)
+
+
+def _say_json(name: str, line: str) -> None:
+    """The same where logs are lines of JSON, which get the member `server`."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        told = {"level": "info", "message": line}
+    with suppress(OSError):
+        print(json.dumps({**told, "server": name}, ensure_ascii=False), file=sys.stderr, flush=True)
 
 
 def _say_nothing(_: str) -> None:

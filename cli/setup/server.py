@@ -59,7 +59,8 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         models_that_draft=model_kinds(model.options),
         metrics=options.metrics,
         slots=options.slots,
-        slot_save_path=slot_folder(options.slot_save_path),
+        slot_save_path=writable_folder("--slot-save-path", options.slot_save_path),
+        log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir),
         props=options.props,
         allow_graders=tuple(options.allow_graders),
         grader_url=grader_url(options),
@@ -150,12 +151,12 @@ def media_folder(path: str) -> str:
     return path
 
 
-def slot_folder(path: str) -> str:
-    """--slot-save-path, if it is a folder that files can be made in."""
+def writable_folder(flag: str, path: str) -> str:
+    """A flag's folder, if files can be made in it."""
     if path and not os.path.isdir(path):
-        raise CliError(f"--slot-save-path: {path} is not a folder")
+        raise CliError(f"{flag}: {path} is not a folder")
     if path and not os.access(path, os.W_OK | os.X_OK):
-        raise CliError(f"--slot-save-path: {path} cannot be written to")
+        raise CliError(f"{flag}: {path} cannot be written to")
     return path
 
 

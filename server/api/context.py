@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
+from logitless.server.observing.prompts import PromptFiles
+from logitless.server.observing.record import RECORD
 from logitless.server.outgoing.fetch import fetch_all
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.media.sources import MAX_BYTES, PURPOSES, SourceError, Sources, Unfetched
@@ -72,6 +74,7 @@ class Context:
         self.sessions = Sessions()
         self.stored = StoredResponses()
         self.last_metrics = SchedulerStats()  # as /metrics told them last
+        self._prompt_files = PromptFiles(config.log_prompts_dir) if config.log_prompts_dir else None
         self.running: dict[str, tuple[str, Stream]] = {}  # (key, job that generates) by the id of its reply
 
     @property
@@ -113,6 +116,16 @@ class Context:
 
         of_files = None if tuning is None else upload
         return self.parser.reading(Sources(self.config.media_urls, self.config.media_path, of_files))
+
+    async def keep_prompts(self, request: web.Request, prompts: Sequence[Sequence[int]]) -> None:
+        """Write the token ids' text to --log-prompts-dir, if there is one."""
+        if self._prompt_files is not None:
+            await self._prompt_files.write(request[RECORD], prompts, self.served.tokenizer)
+
+    async def embeds(self, request: web.Request, model: str, texts: Sequence[Sequence[int]]) -> None:
+        """Note the texts of a request that generates nothing; `model`: "" for the server's."""
+        request[RECORD].embeds(model or self.config.model, sum(map(len, texts)))
+        await self.keep_prompts(request, texts)
 
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T], *, slow: bool = False) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long. `slow`: it always may."""

@@ -25,6 +25,7 @@ from logitless.server.api.openai.chat import ChatReply
 from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
 from logitless.server.clients import CLIENT
+from logitless.server.observing.record import RECORD
 from logitless.server.protocol.answers.llamacpp import Control
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
@@ -95,8 +96,8 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     if job.options.stream and CONVERSATION in request.headers and is_events:
         return await _resumable(request, context, job, reply)
     if job.options.stream:
-        async with await _submit(request, context, job) as stream:
-            told = _told(context, client_key(request), stream, reply)
+        async with await _submit(request, context, job, reply) as stream:
+            told = _told(request, context, stream, reply)
             ping_interval = reply.options.sse_ping_interval if is_events else -1
             return await send(request, context, told, ping_interval, reply.content_type)
     await collect(request, context, job, reply)
@@ -105,8 +106,10 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     return json_response(reply.whole())
 
 
-async def _submit(request: web.Request, context: Context, job: Job) -> Stream:
+async def _submit(request: web.Request, context: Context, job: Job, reply: Reply) -> Stream:
     """Submit the job's requests for the client, with its cache salt."""
+    request[RECORD].generates(reply.model, len(job.requests), job.options.best_of)
+    await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.options.best_of]])
     client, shared = request[CLIENT], context.config.cache_shared
     requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in job.requests]
     return await context.service.submit(requests, user_of(request, job))
@@ -114,11 +117,13 @@ async def _submit(request: web.Request, context: Context, job: Job) -> Stream:
 
 async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
     """Have the job done and give its results to the reply."""
-    async with await _submit(request, context, job) as stream:
+    async with await _submit(request, context, job, reply) as stream:
         context.running[reply.id] = client_key(request), stream
         try:
-            async for index, event in stream:
-                reply.add(index, event)
+            while events := await stream.batch():
+                request[RECORD].take(events)
+                for index, event in events:
+                    reply.add(index, event)
         finally:
             del context.running[reply.id]
 
@@ -130,21 +135,23 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
     place = client_key(request), id
     session = context.sessions.open(place)
     try:
-        stream = await _submit(request, context, job)
+        stream = await _submit(request, context, job, reply)
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)
         raise
 
-    session.begin(stream, _told(context, place[0], stream, reply), reply.options.sse_ping_interval)
+    session.begin(stream, _told(request, context, stream, reply), reply.options.sse_ping_interval)
     return await send(request, context, session.read(0), -1)
 
 
-async def _told(context: Context, key: str, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def _told(request: web.Request, context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a stream."""
-    context.running[reply.id] = key, stream
+    context.running[reply.id] = client_key(request), stream
+    record = request[RECORD]
     try:
         while events := await stream.batch():
+            record.take(events)
             data = b"".join([_event_data(reply, index, event) for index, event in events])
             failed = next((event for _, event in events if isinstance(event, Failed)), None)
             if failed is not None:

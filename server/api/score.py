@@ -41,6 +41,7 @@ async def score(request: web.Request) -> web.Response:
         return examples, asked.gradient_norm, shown, parse_lora(asked.model, asked.lora, served.adapters)
 
     examples, gradient, model, lora = await context.parsed(request, parse)
+    await context.embeds(request, model, [example.tokens.tolist() for example in examples])
     scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]
     n_tokens = sum(len(e.tokens) for e in examples)
     data = [shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,15 +17,16 @@ SAY = """
 import logging, sys
 from types import SimpleNamespace
 from logitless.cli.log import start_log
-start_log(SimpleNamespace(log_file=sys.argv[1], verbose=False, log_disable=False))
+start_log(SimpleNamespace(log_file=sys.argv[1], verbose=False, log_disable=False, log_format=sys.argv[2]))
 for i in range(3):
     logging.getLogger("logitless.x").info("line %d %s", i, "x" * 5000)
 """
 
 
-def said(path: Path) -> list[str]:
+def said(path: Path, layout: str = "text") -> list[str]:
     """The standard error of a process with this log file."""
-    got = subprocess.run([sys.executable, "-c", SAY, str(path)], capture_output=True, cwd=ROOT, text=True, timeout=60)
+    words = [sys.executable, "-c", SAY, str(path), layout]
+    got = subprocess.run(words, capture_output=True, cwd=ROOT, text=True, timeout=60)
     assert got.returncode == 0
     return got.stderr.splitlines()
 
@@ -34,6 +37,17 @@ def test_lines_go_to_the_terminal_and_to_the_end_of_the_file(tmp_path: Path) -> 
     lines = said(path)
     assert path.read_text().splitlines() == ["before", *lines]
     assert [line.split()[4:6] for line in lines] == [["line", str(i)] for i in range(3)]
+
+
+def test_lines_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = said(path, "json")
+    assert path.read_text().splitlines() == lines
+    told = [json.loads(line) for line in lines]
+    assert [list(line) for line in told] == [["time", "level", "logger", "message"]] * 3
+    assert {(line["level"], line["logger"]) for line in told} == {("info", "logitless.x")}
+    assert [line["message"][:7] for line in told] == [f"line {i} " for i in range(3)]
+    assert all(datetime.fromisoformat(line["time"]).tzinfo is not None for line in told)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no such device here")

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -63,6 +64,8 @@ class Server:
                 break
         else:
             raise RuntimeError("the server ended")
+        self._reading = threading.Thread(target=self.process.stderr.read, daemon=True)  # a full pipe would stop it
+        self._reading.start()
         while True:
             try:
                 urllib.request.urlopen(f"{self.url}/health", timeout=60).close()
@@ -74,7 +77,10 @@ class Server:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self._reading.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
     def memory(self) -> float:
         """Memory of the process in MiB."""

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +48,29 @@ class Server:
                 break
         else:
             raise RuntimeError(f"the server ended: {''.join(self.log)}")
+        self._said = threading.Condition()
+        self._reading = threading.Thread(target=self._read, daemon=True)  # a full pipe would stop the server
+        self._reading.start()
         self.wait_until_loaded()
+
+    def _read(self) -> None:
+        for line in self.process.stderr or ():
+            with self._said:
+                self.log.append(line)
+                self._said.notify_all()
+
+    def line(self, pattern: str) -> str:
+        """The newest line of the log that matches, waited for."""
+        with self._said:
+            found: list[str] = []
+            assert self._said.wait_for(lambda: found.extend(x for x in self.log if re.search(pattern, x)) or found, 60)
+            return found[-1]
+
+    def ended(self) -> str:
+        """Wait for the end of the process; its log."""
+        self.process.wait(20)
+        self._reading.join(20)
+        return "".join(self.log)
 
     def wait_until_loaded(self) -> None:
         """/health answers 503 while the model loads; each look takes as long as the server holds it."""
@@ -63,8 +86,7 @@ class Server:
                     raise RuntimeError(f"the server ended: {''.join(self.log)}") from error
             except OSError as error:  # nobody listens
                 self.process.kill()
-                rest = self.process.communicate()[1]
-                raise RuntimeError(f"{error}, ended by {self.process.returncode}: {''.join(self.log)}{rest}") from error
+                raise RuntimeError(f"{error}: {self.ended()}, ended by {self.process.returncode}") from error
 
     def post(self, path: str, body: dict[str, Any], key: str = "none") -> Any:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
@@ -79,7 +101,7 @@ class Server:
 
     def stop(self) -> int:
         self.process.terminate()
-        self.process.communicate(timeout=20)
+        self.ended()
         return self.process.returncode
 
 
@@ -97,9 +119,11 @@ def servers() -> Iterator[ServerFactory]:
     for server in started:
         server.process.terminate()
     for server in started:
-        rest = server.process.communicate(timeout=20)[1] if not server.process.stderr.closed else ""  # type: ignore[union-attr]
+        told = server.ended()
+        assert server.process.stderr is not None
+        server.process.stderr.close()
         if server.process in crashed:
-            print(f"a server ended by itself with {server.process.returncode}: {''.join(server.log)}{rest}")
+            print(f"a server ended by itself with {server.process.returncode}: {told}")
 
 
 @pytest.fixture

@@ -106,24 +106,12 @@ def test_keys_are_the_routers_and_a_child_is_closed_to_all_others(router: Any, c
     say(client, "b")
     with pytest.raises(openai.AuthenticationError):
         say(client.with_options(api_key="wrong"), "b")
-    listening = next(line for line in reversed(router_log(router)) if "listening on" in line)
+    listening = router.line(r"^\[b\] .*listening on")
     child = client.with_options(base_url=listening.split()[-1] + "/v1")
     with pytest.raises(openai.AuthenticationError):
         say(child, "b")
-    shown = client.models.list().model_dump_json() + "".join(router_log(router))
+    shown = client.models.list().model_dump_json() + "".join(router.log)
     assert KEY not in shown
-
-
-def router_log(router: Any) -> list[str]:
-    """What has been written up to now, children's lines too."""
-    assert router.process.stderr is not None
-    fd = router.process.stderr.fileno()
-    os.set_blocking(fd, False)
-    with contextlib.suppress(BlockingIOError):
-        while data := os.read(fd, 1 << 16):
-            router.log += data.decode().splitlines()
-    os.set_blocking(fd, True)
-    return router.log
 
 
 def test_a_client_that_leaves_ends_its_request_in_the_child(router: Any, client: openai.OpenAI) -> None:

@@ -166,11 +166,9 @@ def test_the_log_has_one_line_an_event(guarded: Guarded) -> None:
         guarded.ask("POST", path, {"filename": "a\nFORGED line"})
     guarded.ask("POST", "/completion", {"prompt": "a", "grammar": "FORGED\nFORGED line\n"})
     guarded.server.process.terminate()
-    err = guarded.server.process.stderr.read()  # to its end; `communicate` forgets what was read ahead with "listening"
-    guarded.server.process.wait(20)
-    told = "".join(guarded.server.log) + err
+    told = guarded.server.ended()
     assert SECRET not in told
     assert "listening on" in (kept := guarded.log.read_text())
     assert {line for line in kept.splitlines() if "listening" not in line} <= set(told.splitlines())
-    assert "\x1b" not in err
-    assert not any(line.startswith("FORGED") for line in err.splitlines())
+    assert "\x1b" not in told
+    assert not any(line.startswith("FORGED") for line in told.splitlines())

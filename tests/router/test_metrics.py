@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from logitless.router.metrics import AllModels
-from logitless.server.metrics import response
+from logitless.server.observing.metrics import response
 
 ONE = """\
 # HELP llamacpp:prompt_tokens_total Prompt tokens evaluated.

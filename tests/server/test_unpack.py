@@ -104,10 +104,10 @@ async def routing(caplog: pytest.LogCaptureFixture) -> tuple[asyncio.Task[None],
     caplog.set_level("INFO", "logitless")
     fleet, router = made(**SETTINGS)
 
-    async def forever() -> None:
+    async def forever(_: str) -> None:
         await asyncio.get_running_loop().create_future()
 
-    task = asyncio.create_task(run(router.app(), ServerConfig(**SETTINGS), forever(), fleet.close))
+    task = asyncio.create_task(run(router.app(), ServerConfig(**SETTINGS), forever, fleet.close))
     while "listening on " not in caplog.text:
         assert not task.done(), task.exception()
         await asyncio.wait([task], timeout=0.01)

@@ -110,6 +110,7 @@ async def _vectors(
         return asked, ids, parse_lora(ours, None, parser.adapters), dimensions
 
     asked, ids, lora, dimensions = await context.parsed(request, parse)
+    await context.embeds(request, "", ids)
     made = await vectors_of(context, embedder, ids, pooling, lora)
 
     def shown() -> list[list[float]]:

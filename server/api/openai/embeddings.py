@@ -50,6 +50,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
     embedder, pooling = embedder_for_texts(context)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    await context.embeds(request, job.model, job.texts)
     vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.images)
     n_tokens = sum(map(len, job.texts))
     model = job.model or context.config.model
@@ -69,6 +70,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     embedder, pooling = _embedder(context)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    await context.embeds(request, job.model, job.texts)
     vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.images)
 
     def reply() -> web.Response:
@@ -84,6 +86,7 @@ async def rerank(request: web.Request) -> web.Response:
     rank_or_refuse(embedder, pooling == "rank")
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_rerank(body, parser, embedder))
+    await context.embeds(request, job.model, job.pairs)
     scores = [float(v[0]) for v in await vectors_of(context, embedder, job.pairs, "rank", job.lora)]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
     n_tokens = sum(map(len, job.pairs))

@@ -1,0 +1,1 @@
+"""Observability: request ids, access lines, prompt files, start block, metrics."""

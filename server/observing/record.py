@@ -1,0 +1,123 @@
+"""Record of one request: its id, tokens and times, and its access line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from logitless.engine.requests import Event, Failed, Finished, StopType, Token
+
+log = logging.getLogger("logitless.access")
+REQUEST_ID: Final = "X-Request-Id"
+CLIENT_LEFT: Final = 499  # nginx's status of a request whose client closed the connection
+_ID = re.compile(r"[!-~]{1,128}")
+_LONGEST_PATH = 200  # characters of a path in the log
+_PROBES = frozenset(("/health", "/v1/health", "/metrics"))  # logged with -v only, while they succeed
+_REASONS: dict[StopType, str] = {"eos": "stop", "word": "stop", "limit": "length"}  # vLLM's words
+_PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's X-Request-Id if it is 1 to 128 printable ASCII characters without spaces, else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+class Record:
+    """One request, from its arrival to the end of its answer."""
+
+    __slots__ = (
+        *("id", "method", "path", "route", "model", "began", "status", "seconds"),
+        *("ttft", "n_prompt", "n_cached", "n_generated", "reasons", "_n_running", "_n_alike"),
+    )
+
+    def __init__(self, request: web.Request, route: str) -> None:
+        """`route`: the declared path, "" if there is none for the request's."""
+        self.id = request_id(request.headers)
+        self.method, self.route, self.model = request.method, route, ""
+        self.path = request.rel_url.raw_path[:_LONGEST_PATH]  # escaped, so that it stays one line; no query
+        self.began = time.perf_counter()
+        self.status, self.seconds = 0, 0.0
+        self.ttft: float | None = None  # seconds to the first token
+        self.n_prompt: int | None = None  # tokens, cached ones included
+        self.n_cached = self.n_generated = 0
+        self.reasons: list[str] = []  # of the generations that ended: stop, length, error, abort
+        self._n_running, self._n_alike = 0, 1
+
+    def generates(self, model: str, n: int, n_alike: int) -> None:
+        """`n` generations begin; `n_alike` in a row have the same prompt, which counts once."""
+        self.model, self.n_prompt = model, 0
+        self._n_running, self._n_alike = n, n_alike
+
+    def embeds(self, model: str, n_tokens: int) -> None:
+        """Texts of so many tokens are evaluated."""
+        self.model, self.n_prompt = model, n_tokens
+
+    def answers(self) -> None:
+        """The first token, or the first part of a passed-on stream, is there."""
+        if self.ttft is None:
+            self.ttft = time.perf_counter() - self.began
+
+    def take(self, events: Iterable[tuple[int, Event]]) -> None:
+        """Count events of the generations."""
+        for index, event in events:
+            if self.ttft is None and isinstance(event, Token):
+                self.answers()
+            elif isinstance(event, Finished):
+                self._n_running -= 1
+                self.reasons.append(_REASONS[event.stop_type])
+                self.n_generated += event.n_predicted
+                if index % self._n_alike == 0:
+                    self.n_prompt = (self.n_prompt or 0) + event.n_prompt
+                    self.n_cached += event.n_cached
+            elif isinstance(event, Failed):
+                self._n_running -= 1
+                self.reasons.append("error")
+
+    def end(self, status: int) -> None:
+        """The answer is complete, or the client has left: write the access line."""
+        self.status, self.seconds = status, time.perf_counter() - self.began
+        if self._n_running > 0:
+            self.reasons.append("error" if status >= 500 else "abort")
+        quiet = self.route in _PROBES and status < 400
+        level = logging.DEBUG if quiet else logging.INFO
+        if log.isEnabledFor(level):
+            fields = self._fields()
+            shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+            line = f"{self.method} {self.path} {status} {shown}"
+            told = {"method": self.method, "path": self.path, "status": status, **fields}
+            log.log(level, "%s", line, extra={"fields": {"message": "request", **told}})
+
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"request_id": self.id}
+        if self.model:
+            fields["model"] = self.model
+        if self.n_prompt is not None:
+            fields |= {"prompt_tokens": self.n_prompt, "cached_tokens": self.n_cached}
+            fields["completion_tokens"] = self.n_generated
+        if self.ttft is not None:
+            fields["ttft_s"] = round(self.ttft, 4)
+        fields["total_s"] = round(self.seconds, 4)
+        if self.reasons:
+            fields["finish"] = ",".join(dict.fromkeys(self.reasons))
+        return fields
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def log_refused(status: int) -> None:
+    """The access line of what is no HTTP request, or of one that no route may see."""
+    log.info("- - %d", status, extra={"fields": {"message": "request", "status": status}})
+
+
+RECORD: web.RequestKey[Record] = web.RequestKey("record", Record)  # set by the guard
