@@ -163,6 +163,14 @@ class AsyncEngine:
         """Number of running and waiting streams."""
         return len(self._streams)
 
+    def adapters_in_use(self) -> tuple[set[int], set[int]]:
+        """Ids of the adapters that running requests name, and of those that waiting ones do."""
+        running, waiting = set[int](), set[int]()
+        for state in list(self._states.values()):  # the engine thread's: as of one moment
+            named = {id for id, scale in state.sequence.request.lora or () if scale}
+            (waiting if state.sequence.slot is None else running).update(named)
+        return running, waiting
+
     async def submit(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
         """Queue a client's requests, all or none.
 

@@ -39,6 +39,7 @@ from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
 from logitless.server.observing.record import RECORD
+from logitless.server.observing.traffic import TRAFFIC
 from logitless.server.protocol.fields import read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
@@ -287,8 +288,9 @@ class Router:
         """Pass the request to a model, or to the base model of a finetune."""
         if name in self.downloads.running:
             raise Unavailable(f"model {name!r} is being downloaded")
-        request[RECORD].model = name[:200]
-        name = self._base(name)
+        if self._fleet.get(base := self._base(name)) is not None:
+            request[RECORD].model = name
+        name = base
         outlives = request.method == "POST" and CONVERSATION in request.headers and await self._is_stream(request, body)
         lease = partial(
             self._fleet.lease,
@@ -434,7 +436,7 @@ class Router:
         if not texts and not self._config.metrics:
             raise NotSupported("no model that is loaded has metrics; start the server with --metrics")
         states = [model.state for model in self._fleet.models.values()]
-        return response(AllModels(texts, len(states), states.count(LOADED)))
+        return response(AllModels(texts, len(states), states.count(LOADED), request.app[TRAFFIC]))
 
     def unfinished(self) -> list[str]:
         """Load the models that fine-tuning jobs need, as many as have room."""

@@ -8,7 +8,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from logitless.server.observing.metrics import names
+from logitless.server.observing.metrics import names, traffic_metrics
+from logitless.server.observing.traffic import Traffic
 
 _Labels = tuple[tuple[str, str], ...]
 
@@ -18,13 +19,14 @@ class AllModels(Collector):
 
     Rates and averages have no sum."""
 
-    def __init__(self, texts: Mapping[str, str], n_models: int, n_loaded: int) -> None:
-        """`texts`: /metrics of the running servers, by model."""
-        self._texts, self._n_models, self._n_loaded = texts, n_models, n_loaded
+    def __init__(self, texts: Mapping[str, str], n_models: int, n_loaded: int, traffic: Traffic) -> None:
+        """`texts`: the metrics of the running servers, by model; `traffic`: the router's own."""
+        self._texts, self._n_models, self._n_loaded, self._traffic = texts, n_models, n_loaded, traffic
 
     def collect(self) -> Iterable[Metric]:
         yield _gauge("models", "Models that the router knows.", self._n_models)
         yield _gauge("models_loaded", "Models that are loaded.", self._n_loaded)
+        yield from traffic_metrics(self._traffic, "router_")
         found: dict[str, Metric] = {}
         totals: dict[str, dict[tuple[str, _Labels], float]] = {}
         own, largest = names("own"), names("largest")
@@ -33,9 +35,11 @@ class AllModels(Collector):
                 metric = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 sums = totals.setdefault(family.name, {})
                 for sample in family.samples:
-                    metric.add_sample(sample.name, {**sample.labels, "model": model}, sample.value)
+                    finetune = sample.labels.get("model")  # a model of the server's model
+                    metric.add_sample(sample.name, {**sample.labels, "model": finetune or model}, sample.value)
                     if sample.name not in own:
-                        place = sample.name, tuple(sample.labels.items())
+                        shared = {k: v for k, v in sample.labels.items() if k not in ("model", "model_name")}
+                        place = sample.name, tuple(shared.items())
                         before = sums.get(place, 0.0)
                         is_largest = sample.name.removesuffix("_total") in largest  # the parser adds it
                         sums[place] = max(before, sample.value) if is_largest else before + sample.value

@@ -16,6 +16,7 @@ from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.clients import CLIENT, Client
 from logitless.server.config import ServerConfig
 from logitless.server.observing.record import CLIENT_LEFT, RECORD, REQUEST_ID, Record
+from logitless.server.observing.traffic import TRAFFIC, Traffic
 from logitless.server.origins import Origins
 from logitless.server.slashes import Slashes, canonical
 
@@ -44,6 +45,7 @@ class Guard:
     def application(self) -> web.Application:
         """A new application behind this guard, without routes. Its connections unpack no body."""
         app = web.Application(middlewares=[self.middleware], handler_args=RAW_BODIES)
+        app[TRAFFIC] = Traffic(self._config.model if self._config.behind_router else "")
         app[BODIES] = Bodies(self._config.max_body, self._config.timeout)
         app.router.register_resource(Slashes(app.router))
         app.on_response_prepare.append(self.add_headers)
@@ -64,6 +66,7 @@ class Guard:
                 raise
             finally:
                 record.end(status)
+                request.app[TRAFFIC].count(record)
 
         return guard
 

@@ -1,19 +1,27 @@
-"""GET /metrics: llama-server's metrics, and further ones."""
+"""GET /metrics: llama-server's names, ours for what it does not tell, and those of vLLM that gateways read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from logitless.engine.adapters import MAX_RESIDENT, Adapters
+from logitless.engine.async_engine import LoadedModel
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import NotSupported
 from logitless.engine.stats import SchedulerStats, TrainingStats
 from logitless.server.api.context import CONTEXT, STARTED, Context
+from logitless.server.config import BUILD_INFO
+from logitless.server.observing.traffic import TRAFFIC, Traffic
 
 Stats = TypeVar("Stats")
 Table = tuple[tuple[str, str, str, Callable[[Stats], float | None]], ...]
@@ -25,7 +33,7 @@ async def metrics(request: web.Request) -> web.Response:
     if not context.config.metrics:
         raise NotSupported("this server has no metrics; start it with --metrics")
     _ = context.served
-    return response(_Server(context))
+    return response(_Server(context, request.app[TRAFFIC]))
 
 
 def response(collector: Collector) -> web.Response:
@@ -109,17 +117,37 @@ _TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
 )
 
 
+_VLLM: Table[SchedulerStats] = (
+    ("num_requests_running", "gauge", "Requests that run.", lambda s: s.requests_processing),
+    ("num_requests_waiting", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
+    ("kv_cache_usage_perc", "own", "Share of the KV cache that running requests use, 0 to 1.", lambda s: _usage(s)),
+)
+_VLLM_OWN = frozenset(("vllm:lora_requests_info", "vllm:cache_config_info"))
+_TOKENS: tuple[tuple[str, Callable[[SchedulerStats], float]], ...] = (
+    ("prompt", lambda s: s.prompt_tokens),
+    ("cached", lambda s: s.prompt_tokens_cached),
+    ("recomputed", lambda s: s.recomputed_tokens),
+    ("generated", lambda s: s.tokens_predicted),
+    ("draft", lambda s: s.draft_tokens),
+    ("draft_accepted", lambda s: s.draft_tokens_accepted),
+)
+
+
 def names(kind: str) -> frozenset[str]:
     """The names of metrics of a kind."""
-    tables = (("llamacpp", _LLAMACPP), ("llamacpp", _RATES), ("logitless", _OURS), ("logitless", _TRAINING))
-    return frozenset(f"{prefix}:{row[0]}" for prefix, table in tables for row in table if row[1] == kind)
+    tables = (
+        *(("llamacpp", _LLAMACPP), ("llamacpp", _RATES)),
+        *(("logitless", _OURS), ("logitless", _TRAINING), ("vllm", _VLLM)),
+    )
+    found = frozenset(f"{prefix}:{row[0]}" for prefix, table in tables for row in table if row[1] == kind)
+    return found | _VLLM_OWN | {"logitless:build_info"} if kind == "own" else found
 
 
 class _Server(Collector):
     """Reads the counters where they are."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, traffic: Traffic) -> None:
+        self._context, self._traffic = context, traffic
 
     def collect(self) -> Iterable[Metric]:
         served, stats = self._context.served, self._context.served.scheduler.stats
@@ -139,6 +167,75 @@ class _Server(Collector):
             ("step_seconds", "One step of the engine.", latency.step),
         ):
             yield HistogramMetricFamily(f"logitless:{name}", text, histogram.cumulative(), histogram.total)
+        yield _tokens(stats)
+        yield from traffic_metrics(self._traffic)
+        yield _build(self._context, served)
+        yield from self._vllm(served, stats)
+
+    def _vllm(self, served: LoadedModel, stats: SchedulerStats) -> Iterable[Metric]:
+        """vLLM's names, with its label `model_name`."""
+        model = self._context.config.model
+        for metric in _metrics_of("vllm", _VLLM, stats):
+            metric.samples = [sample._replace(labels={"model_name": model}) for sample in metric.samples]
+            yield metric
+        if served.engine is not None:
+            sizes = {"block_size": str(BLOCK_SIZE), "num_gpu_blocks": str(served.engine.n_blocks)}
+            yield _info("vllm:cache_config_info", "The KV cache.", {"model_name": model, **sizes}, 1)
+        if served.adapters is not None and served.adapters.entries:
+            running, waiting = self._context.service.adapters_in_use()
+            named = {
+                "max_lora": str(MAX_RESIDENT),
+                "running_lora_adapters": _named(served.adapters, running),
+                "waiting_lora_adapters": _named(served.adapters, waiting),
+            }
+            yield _info("vllm:lora_requests_info", "Adapters in use; the value is the time.", named, time.time())
+
+
+def _named(adapters: Adapters, ids: Iterable[int]) -> str:
+    entries = [adapters.entries[id] for id in sorted(ids)]
+    return ",".join(entry.name or Path(entry.path).stem for entry in entries)
+
+
+def _info(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    metric = GaugeMetricFamily(name, text, labels=list(labels))
+    metric.add_metric(list(labels.values()), value)
+    return metric
+
+
+def _build(context: Context, served: LoadedModel) -> Metric:
+    told = {"version": version("logitless"), "build": BUILD_INFO, "model": context.config.model}
+    if context.config.behind_router:
+        told["model"] = ""
+    told["type"] = served.info.ftype
+    if served.engine is not None:
+        told |= {"architecture": served.engine.hparams.arch, "devices": ",".join(served.engine.devices)}
+    return _info("logitless:build_info", "The program and its model.", told, 1)
+
+
+def _tokens(stats: SchedulerStats) -> Metric:
+    metric = CounterMetricFamily("logitless:tokens", "Tokens by kind.", labels=["kind"])
+    for kind, value in _TOKENS:
+        metric.add_metric([kind], value(stats))
+    return metric
+
+
+def traffic_metrics(traffic: Traffic, own: str = "") -> Iterable[Metric]:
+    """Requests, generations and latency by their labels; `own`: begins the names of a router's."""
+    text = "Requests that have ended; status 499: the client left before the answer."
+    requests = CounterMetricFamily(f"logitless:{own}requests", text, labels=["method", "route", "status", "model"])
+    for labels, n in sorted(traffic.requests.items()):
+        requests.add_metric(labels, n)
+    yield requests
+    text = "Generations that have ended: stop, length, error or abort."
+    generations = CounterMetricFamily(f"logitless:{own}generations", text, labels=["route", "finish_reason", "model"])
+    for reasons, n in sorted(traffic.generations.items()):
+        generations.add_metric(reasons, n)
+    yield generations
+    text = "From a request's arrival to the end of its answer, of requests with tokens."
+    latency = HistogramMetricFamily(f"logitless:{own}request_seconds", text, labels=["model"])
+    for model, histogram in sorted(traffic.latency.items()):
+        latency.add_metric([model], histogram.cumulative(), histogram.total)
+    yield latency
 
 
 def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metric]:
@@ -164,6 +261,11 @@ def _by_position(accepted_at: Sequence[int]) -> Metric:
     for position, n in enumerate(accepted_at):
         metric.add_sample(f"{name}_total", {"position": str(position)}, n)
     return metric
+
+
+def _usage(stats: SchedulerStats) -> float:
+    used = stats.kv_pages_used - stats.kv_pages_cached
+    return _per(used, stats.kv_pages_used + stats.kv_pages_free)
 
 
 def _per(value: float, whole: float) -> float:
