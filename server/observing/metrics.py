@@ -1,4 +1,4 @@
-"""GET /metrics: llama-server's names, ours for what it does not tell, and those of vLLM that gateways read."""
+"""GET /metrics: metrics by the names of llama-server, of vLLM where gateways read them, and by our own."""
 
 from __future__ import annotations
 
