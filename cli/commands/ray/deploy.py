@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import CliError, Flag, Group
-from logitless.cli.flags.options import GENERAL
+from logitless.cli.flags.options import GENERAL, VERBOSE
 from logitless.engine.loading.values import address, file_name, not_empty, whole
 
 RAY_DEPLOY = (
@@ -20,6 +20,7 @@ RAY_DEPLOY = (
             Flag("-H --host", "address of the HTTP proxies if Serve does not run yet", address, "127.0.0.1", "ADDRESS"),
             Flag("-p --port", "port of the HTTP proxies if Serve does not run yet", whole(0, 65535), 8000),
             Flag("--blocking", "stay until Ctrl-C, and remove the application then"),
+            VERBOSE,
             *GENERAL,
         ),
     ),
