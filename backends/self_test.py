@@ -29,7 +29,7 @@ Failures = dict[str, str]  # op → reason
 
 
 def run_self_test(backend: Backend, nodes: Iterable[Tensor], seconds: float = MAX_SECONDS) -> Failures:
-    """Self-test the ops of these nodes: those that fail, which the device refuses from now on."""
+    """Self-test the ops of these nodes; return the failed ones, which the device refuses from now on."""
     computed = [t for t in nodes if not t.is_leaf and t.op not in ALIASES]
     failures = backend.self_test(sorted(set(map(_kind, computed))))
     if failures is not None:

@@ -122,7 +122,7 @@ class AttentionParams(NamedTuple):
     window: int = 0
     cap: float = 0.0
     sinks: tuple[Tensor, ...] = ()  # one of shape (H,), or none
-    causal_images: bool = False  # rows of images see only earlier rows, whatever their projector says
+    causal_images: bool = False  # rows of images see only earlier rows, for any projector
 
 
 class LinearAttentionParams(NamedTuple):
@@ -191,7 +191,7 @@ class Batch:
         return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
 
     def seen(self, params: AttentionParams, *, of_out: bool) -> tuple[Tensor, Tensor]:
-        """Slots of the rows that have queries, and what each sees (graph/ops/attention/)."""
+        """Slots of the rows that have queries, and their visible cells (graph/ops/attention/)."""
         queries = self.out if of_out and self.out is not None else self
         if self.images is None or params.causal_images:
             return queries.slot, queries.pos

@@ -151,7 +151,7 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
 
 
 def endpoints() -> Iterator[tuple[str, str]]:
-    """(method, path) of what a model's server answers, but for the page."""
+    """(method, path) of the routes of a model's server, without the page."""
     yield from (("GET", path) for path in _GET)
     yield from (("POST", path) for path in _POST)
     yield from ((method, path) for method, path, _ in _RARE)

@@ -94,7 +94,7 @@ class _Connection(asyncio.Transport):
         return self._closing
 
     def abort(self) -> None:
-        """End the exchange; what was not sent is lost."""
+        """End the exchange; unsent data are lost."""
         self._closing = True
         self._abort()
 

@@ -69,7 +69,7 @@ class Keys:
 
 
 def read_keys(path: str) -> list[str]:
-    """One key a line; blank lines and those that begin with # count for nothing. ValueError: there
+    """One key a line; blank lines and lines that begin with # are ignored. ValueError: there
     is none.
     """
     with open(path, "rb") as f:
@@ -87,7 +87,7 @@ def read_keys(path: str) -> list[str]:
 
 
 def same(key: str, known: str) -> bool:
-    """True if two keys are equal, in constant time whatever their lengths."""
+    """True if two keys are equal, in constant time for any lengths."""
     return hmac.compare_digest(_digest(key), _digest(known))
 
 

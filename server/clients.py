@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-OWNER, RIGHTS, SALT = "X-Logitless-Owner", "X-Logitless-Rights", "X-Logitless-Salt"  # what a router says of its clients
+OWNER, RIGHTS, SALT = "X-Logitless-Owner", "X-Logitless-Rights", "X-Logitless-Salt"  # client headers of a router
 _ALL, _ADMIN = "all", "admin"
 
 
@@ -22,7 +22,7 @@ class Client:
     salt: str = ""  # owner of its cached prefixes; "": they are shared with everybody
 
     def may_see(self, row: Mapping[str, Any]) -> bool:
-        """True for what this key made, and for what was made without keys."""
+        """True for items that this key made, and for items made without keys."""
         return self.sees_all or row.get("owner", "") in ("", self.owner)
 
     def cache_salt(self, named: str, shared: Collection[str]) -> str:

@@ -31,10 +31,10 @@ class ServerConfig:
     n_predict: int = -1  # of requests that do not say; -1: until the end
     n_keep: int = 0
     cache_prompt: bool = True
-    n_cache_reuse: int = 0  # what a request gets that does not say
+    n_cache_reuse: int = 0  # default of requests
     backend_sampling: bool = True
     special: bool = False  # show special tokens as text
-    spm_infill: bool = False  # POST /infill: what comes after the gap is first in the prompt
+    spm_infill: bool = False  # POST /infill: the suffix is first in the prompt
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
@@ -43,11 +43,11 @@ class ServerConfig:
     api_key_file: str = ""  # more of them; read again when it changes
     cache_isolation: str = "auto"  # whether keys share no cached prefixes: "on", "off", "auto": with several keys
     cache_shared: tuple[str, ...] = ()  # names of cache salts that all keys share
-    admin_api_key: str = ""  # what changes of the server need, where it is set
+    admin_api_key: str = ""  # required for changes of the server, where it is set
     api_prefix: str = ""
     tls: SSLContext | None = None  # the key and certificate of HTTPS
     reuse_port: bool = False
-    behind_router: bool = False  # a router is the only client, and says whom each request is for
+    behind_router: bool = False  # a router is the only client, and names the client of each request
     cors_origins: str = (
         ""  # "*": any; "localhost": this machine's names; a comma list; "": see logitless.server.origins
     )
@@ -71,8 +71,8 @@ class ServerConfig:
     reasoning_effort: str = ""  # of requests that do not say, a variable of the chat template
     reasoning_budget: int = -1  # tokens of reasoning before it is ended; -1: no limit
     reasoning_budget_message: str = ""  # comes before the end of reasoning where its budget ends it
-    pooling: str = ""  # of embeddings; "": what the model's file says
-    embd_normalize: int = 2  # what a request gets that does not say
+    pooling: str = ""  # of embeddings; "": the model file's
+    embd_normalize: int = 2  # default of requests
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     log_prompts_dir: str = ""  # the folder of prompt files; "": prompts are written nowhere
     verbose: bool = False

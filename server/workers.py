@@ -83,7 +83,7 @@ class Workers:
             job = self._take()
             client = job.client
             job.run()
-            del job  # what it refers to may be large
+            del job  # its references may be large
             with self._lock:
                 self._busy -= Counter((client,))
                 self._lock.notify()  # a job may have waited for this client's turn

@@ -17,7 +17,7 @@ OpenCL C and to GLSL:
 * Constants are `#define`s. A *variant* is one choice of them. Every kernel lists all its variants,
   so that SPIR-V can be compiled during development.
 
-**Device classes** (`language.dialect.Shape`) decide what a SIMD lane is. `SIMT` (GPUs): a lane is a
+**Device classes** (`language.dialect.Shape`) decide the meaning of a SIMD lane. `SIMT` (GPUs): a lane is a
 thread. `CPU` (OpenCL on a CPU): a work group is one thread, and lanes are the elements of a float16
 vector. `SOFT` (Vulkan on a CPU) is `SIMT` with smaller groups and a `linear` of its own. Bodies
 that depend on it use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers at once.
@@ -25,7 +25,7 @@ that depend on it use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers a
 **Fewer launches**: `fuse` (fuse.py) merges nodes before memory planning (graph/ops/fused.py). A
 kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch has several weights.
 
-**What a runtime does** (backends/opencl, backends/vulkan):
+**Duties of a runtime** (backends/opencl, backends/vulkan):
 
 * `supports`, `rewrite`, `constant_nbytes`, `pack` (device.py) answer for the backend protocol's
   methods.

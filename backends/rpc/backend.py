@@ -129,7 +129,7 @@ class RemoteBackend(Backend):
         return self._supported[key]
 
     def self_test(self, kinds: Sequence[Kind]) -> dict[str, str]:
-        """Self-test ops on the server (backends/self_test.py), which refuses those that fail."""
+        """Self-test ops on the server (backends/self_test.py), which refuses the ops that fail."""
         failures: dict[str, str] = self._request({"do": "self_test", "kinds": kinds})[0]["failures"]
         if failures:
             self._supported.clear()

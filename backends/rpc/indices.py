@@ -22,7 +22,7 @@ Ranges = tuple[Bounds, ...]  # of the equal parts of a tensor
 
 @dataclass(slots=True)
 class Region:
-    """Indices in a client's memory. `checked`: what lies there now is within the bounds."""
+    """Indices in a client's memory. `checked`: the present values are within the bounds."""
 
     memory: int
     offset: int
@@ -31,7 +31,7 @@ class Region:
     checked: bool = False
 
     def check(self, offset: int, data: Bytes) -> None:
-        """Check what is written to the memory from `offset` on. ValueError: an index is out of bounds."""
+        """Check the values written to the memory from `offset` on. ValueError: an index is out of bounds."""
         start, stop = max(offset, self.offset), min(offset + len(data), self.offset + self.nbytes)
         if start >= stop:
             return
@@ -83,7 +83,7 @@ def parts_of(t: Tensor, bounds: Mapping[Tensor, Ranges]) -> list[tuple[int, int,
 
 
 def holds(writer: Tensor, t: Tensor) -> bool:
-    """True if what a node has written are indices within t's bounds."""
+    """True if a node has written indices within t's bounds."""
     computed, needed = _computed(_whole(writer)), _computed(_whole(t))
     return len(computed) == len(needed) > 0 and all(map(_within, computed, needed))
 
@@ -154,7 +154,7 @@ def _bounds(src: dict[str, Tensor], t: Tensor) -> dict[str, Bounds]:
 
 
 def _n_rows(src: dict[str, Tensor], t: Tensor) -> int:
-    """The number of what a node's `ids` choose from."""
+    """The number of rows that a node's `ids` choose from."""
     if "n" in t.attrs:  # add_rows, expert_scatter, expert_order
         return int(t.attrs["n"])
     if "table" in src:

@@ -69,7 +69,7 @@ class ClientBuffer:
 class Door:
     """The entrance: for clients with a key, over TLS if there is a context, as many as have a place.
 
-    A connection takes a place once it has said hello, so those that say nothing hold none.
+    A connection takes a place once it has said hello, so silent connections hold none.
     """
 
     def __init__(self, knows: Callable[[str], bool] = lambda _: True, tls: ssl.SSLContext | None = None) -> None:
@@ -341,7 +341,7 @@ class Client:
                     writer = next(over, None)
                     if writer is not None and not holds(writer, s):
                         raise ValueError(f"the indices that {t.op} takes are overwritten by {writer.op}")
-                    if writer is None:  # they are what the client has put there
+                    if writer is None:  # they are the client's own values
                         key = first, size, of
                         known = self._indices.setdefault(at[0], {})
                         regions.append(known.setdefault(key, Region(at[0], *key)))

@@ -206,7 +206,7 @@ def instance(validation: bool = False) -> Instance:
 
 
 def all_devices(validation: bool = False) -> list[DeviceInfo]:
-    """Every device that the loader knows, at least one. DeviceError names what is not installed."""
+    """Every device that the loader knows, at least one. DeviceError names the missing library or driver."""
     devices = instance(validation).devices()
     if not devices:
         raise DeviceError("Vulkan: no driver has a device")

@@ -1,9 +1,9 @@
 """SPIR-V build: every variant of every kernel, with a manifest of their sources' hashes.
 
-    scripts/build-shaders            compile what changed
+    scripts/build-shaders            compile changed kernels
     scripts/build-shaders --check    compare only
 
-Needs glslc and spirv-val, only on the machine of whoever changes a kernel. The shipped files were
+Needs glslc and spirv-val, only where a kernel is changed. The shipped files were
 compiled with shaderc 2026.4 (SPIRV-Tools 2026.4); older ones lack cooperative matrices (glslang
 before 13) or drop `precise`.
 """
@@ -72,7 +72,7 @@ def outdated() -> Iterator[str]:
 
 
 def build() -> list[str]:
-    """Compile outdated files; returns the names of what changed. ShaderError names a kernel
+    """Compile outdated files; returns the names of changed ones. ShaderError names a kernel
     that does not compile.
     """
     check_compiler()

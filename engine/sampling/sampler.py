@@ -49,8 +49,8 @@ def chain_codes(p: SamplingParams) -> list[int]:
     if "adaptive_p" in names:
         return [*codes, s.ADAPTIVE]
     if cold and p.dynatemp_range <= 0 and s.TEMPERATURE in codes and not {s.TYP_P, s.XTC} & set(codes):
-        # The likeliest token passes every filter, so only changes of logits matter, and samplers that
-        # comes before that.
+        # The likeliest token passes every filter, so only samplers that change
+        # logits matter, and the samplers before them.
         while codes and codes[-1] not in (s.PENALTIES, s.DRY):
             codes.pop()
         return [*codes, s.GREEDY]

@@ -122,7 +122,7 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, deviations: float) -> Tensor:
-    """Gaussian top-k: what elements of a row (T, n) exceed mean + `deviations` · std by, else 0."""
+    """Gaussian top-k: excess of elements of a row (T, n) over mean + `deviations` · std, else 0."""
     away = centred(x)
     variance = scaled(sum_to(square(away), shape=(x.shape[0], 1)), 1 / (x.shape[1] - 1))
     return relu(sub(away, scaled(sqrt(variance), deviations)))

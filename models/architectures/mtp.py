@@ -36,7 +36,7 @@ def can_guess(gguf: GGUFFile, h: Hparams) -> bool:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Ring buffer of last hidden states on the device: a step reads those of the tokens before
+    """Ring buffer of last hidden states on the device: a step reads the rows of the tokens before
     its own, and writes its own."""
 
     rows: Tensor  # (n / 16, 1, 16, n_embd) f32: written and read as values of a cache are

@@ -1,6 +1,6 @@
 """Chat templates by the short names that llama.cpp's --chat-template knows, written in Jinja.
 
-They give what llama.cpp's own formatter gives for each name (facts from its `src/llama-chat.cpp`):
+They render as llama.cpp's own formatter does for each name (facts from its `src/llama-chat.cpp`):
 no BOS, which the tokenizer adds.
 """
 
@@ -57,7 +57,7 @@ def _llama2(start: str, system: str, strip: bool = False) -> str:
 
 
 CHATML = _turns("{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}", "{{ '<|im_start|>assistant\n' }}")
-"""What a model without a template of its own gets."""
+"""Template of a model without one."""
 CHATML_END = "<|im_end|>"
 
 _SYS = "{{ '<<SYS>>\n' }}C{{ '\n<</SYS>>\n\n' }}"

@@ -56,7 +56,7 @@ class Renderer:
             raise ChatTemplateError("the chat template needs too much memory") from None
         except RecursionError:
             raise ChatTemplateError("the chat template recurses too deeply") from None
-        except Exception as error:  # whatever an expression of the template may raise
+        except Exception as error:  # an expression of the template may raise any error
             raise ChatTemplateError(f"the chat template fails: {error or type(error).__name__}") from None
         return "".join(chunks)
 

@@ -1,7 +1,7 @@
 """Sandbox of chat templates: processes that render the templates of model files and can be ended.
 
 A template comes with a model's file, so anybody may have written it. It runs in a process of its
-own with bounded processor time and memory, whatever it computes. A template that exceeds a bound
+own with bounded processor time and memory. A template that exceeds a bound
 ends its process and fails one request; the next request has a new process.
 """
 
@@ -134,7 +134,7 @@ def _receive(pipe: IO[bytes]) -> bytes:
 
 
 def main() -> None:
-    """Render what comes on standard input until it ends."""
+    """Render the requests on standard input until it ends."""
     import functools
     import resource
 

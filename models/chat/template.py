@@ -65,7 +65,7 @@ def of_file(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
 
 
 class ChatTemplate:
-    """Renders conversations as llama-server does, with its adjustments to what a template can take.
+    """Renders conversations as llama-server does, with its adjustments to the template's abilities.
 
     `source` is Jinja or the name of a built-in template; `tool_use`, if given, renders requests
     with tools. `caps` are the capabilities that probes found; `calls` and `reasoning` the model's
@@ -240,7 +240,7 @@ class ChatTemplate:
 
 
 def _renderer(source: str) -> Callable[[dict[str, Any]], str]:
-    """In this process for our own templates, in a sandbox for those of model files."""
+    """In this process for our own templates, in a sandbox for model files' templates."""
     return Renderer(source) if source in BUILTINS.values() else SandboxedRenderer(source)
 
 

@@ -16,11 +16,11 @@ ABANDONED = 3600
 
 @contextmanager
 def unfinished(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what lies there when the block ends takes the name in one
+    """A path beside `path` to write to; the file there when the block ends takes the name in one
     step. A link stays one, and its file is written.
 
-    What processes that were killed have left of this file goes first. OSError names `path`: nobody
-    knows the other.
+    Leftovers of killed processes are deleted first. OSError names `path`, not
+    the temporary file.
     """
     file = Path(os.path.realpath(path))
     parts = file.parent.glob(f"{glob.escape(file.name)}.*.part")
@@ -56,14 +56,14 @@ def open_private(path: str, flags: int) -> int:
 
 
 def settle(part: Path, path: Path) -> None:
-    """Bring what lies under `part` to the disk and give it the name `path` in one step."""
+    """Sync the file `part` to disk and rename it to `path`, atomically."""
     _sync(part)
     part.replace(path)
     _sync(path.parent)
 
 
 def sweep(parts: Iterable[Path]) -> None:
-    """Take away those that are abandoned."""
+    """Delete abandoned files."""
     for part in parts:
         with suppress(OSError):
             if part.stat().st_mtime < time.time() - ABANDONED:

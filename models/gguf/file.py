@@ -51,7 +51,7 @@ class GGUFFile:
     @classmethod
     def open(cls, path: str | Path, overrides: Overrides = NONE, *, block: str = "") -> GGUFFile:
         """Map a model and read its header; `block`: the file of models/gguf/file.py, for one
-        that has no block itself. Raises ModelFileError for whatever is wrong with the files, and
+        that has no block itself. Raises ModelFileError for any fault of the files, and
         for overrides that do not suit them."""
         path = Path(path)
         parts = [read_part(path)]

@@ -67,7 +67,7 @@ class Part:
 
 
 def read_part(path: Path, index: int = 0) -> Part:
-    """Map the file and read its header. Raises ModelFileError for whatever is wrong with it."""
+    """Map the file and read its header. Raises ModelFileError for any fault of it."""
     buffer = _map(path)
     try:
         return _Parser(path, buffer).parse(index)
@@ -104,7 +104,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 class _Parser:
-    """A cursor over the header. `where` says what is being read, for messages."""
+    """A cursor over the header. `where` names the field being read, for messages."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self.path, self.buffer = path, buffer

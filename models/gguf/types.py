@@ -69,7 +69,7 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
 }
 
-# general.file_type: what most of a model's matrices are; the gaps are types that are gone
+# general.file_type: the type of most matrices of a model; the gaps are types that are gone
 FILE_TYPES = {
     **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
     **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M"), 7)),

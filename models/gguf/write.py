@@ -55,8 +55,8 @@ class Data:
     """A tensor's bytes: `raw` (..., bytes of a row) uint8 for block types, or the numbers
     themselves (f32).
 
-    Instead of an array: what gives its rows in pieces when they are written, so that they are never
-    there as a whole.
+    Replaces an array by a source of its rows, read in pieces while they are written; the whole is
+    never in memory.
     """
 
     array: Numbers | Callable[[], Iterable[Numbers]]

@@ -23,7 +23,7 @@ class GrammarError(ValueError):
 
 
 class NotEnforceable(GrammarError):
-    """A grammar that is right, but has what this engine cannot enforce."""
+    """A valid grammar with a part that this engine cannot enforce."""
 
 
 def reason(error: str) -> str:

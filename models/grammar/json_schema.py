@@ -214,7 +214,7 @@ class _Identifiers:
 
 
 class _Closing:
-    """Closes objects with `properties`: no members other than those that the schema names.
+    """Closes objects with `properties`: no members beside the named ones.
 
     An object stays open if it has a keyword for other members (`additionalProperties`,
     `patternProperties`, `unevaluatedProperties`), or if a composition describes members of the same

@@ -60,7 +60,7 @@ def _references(node: Node) -> set[str] | None:
 def _regular(grammar: Rules) -> dict[str, str]:
     """Regular expressions of the rules that reach neither recursion nor tokens.
 
-    A rule comes after those that it refers to.
+    A rule comes after the rules that it refers to.
     """
     waits = {name: _references(node) for name, node in grammar.rules.items()}
     users: dict[str, list[str]] = {name: [] for name in grammar.rules}

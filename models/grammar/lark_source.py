@@ -48,7 +48,7 @@ def parse_lark(source: str) -> Rules:
     """The rules of a grammar; the root is `start`.
 
     GrammarError names line and column, or the rule. NotEnforceable: it is well-formed as far as it
-    was read, and has what this engine cannot enforce.
+    was read, and has a part that this engine cannot enforce.
     """
     return _Parser(source).rules()
 
@@ -153,7 +153,7 @@ class _Parser:
         return Rules(rules, "start")
 
     def spaced(self, node: Node) -> Node:
-        """A rule with what is ignored after each of its terminals."""
+        """A rule with the ignored terminals after each of its terminals."""
         if isinstance(node, Ref):
             return Seq((node, Ref(_IGNORED))) if is_terminal(node.name) else node
         if isinstance(node, Seq):

@@ -37,7 +37,7 @@ class Grammar:
 
     @classmethod
     def compile(cls, kind: str, source: str, tokenizer: Tokenizer) -> Grammar:
-        """A grammar for a vocabulary. GrammarError says what is wrong and where.
+        """A grammar for a vocabulary. GrammarError names the fault and its place.
 
         kind is one of KINDS: "gbnf" (llama.cpp's dialect), "json_schema" (the schema as JSON text;
         keywords that cannot be enforced are ignored, as llama.cpp does) and "strict_json_schema"

@@ -13,7 +13,7 @@ from logitless.models.tokenizer import Tokenizer
 
 KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
 
-# Between the tokens of JSON: what llama.cpp's schema grammars allow, so that a model cannot go on
+# Between the tokens of JSON: the blanks of llama.cpp's schema grammars, so that a model cannot go on
 # with blanks for ever.
 _SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at fault

@@ -19,11 +19,11 @@ class RopeScalingType(StrEnum):
 class RopeScaling:
     """RoPE scaling for positions beyond the training context (`rope.scaling.*`)."""
 
-    # per-frequency factors are tensors, whatever the type
+    # per-frequency factors are tensors, for any type
     kind: RopeScalingType = RopeScalingType.NONE
     factor: float = 1.0
     original_context: int = 0
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    log_multiplier: float = 0.0  # how much of what YaRN does to the magnitude is taken back
+    log_multiplier: float = 0.0  # part of YaRN's change of magnitude that is undone

@@ -27,7 +27,7 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 
 def storable_dtype(dtype: str, row: int) -> str:
-    """The type itself if rows of `row` elements are whole blocks of it, else what llama.cpp falls
+    """The type itself if rows of `row` elements are whole blocks of it, else the type that llama.cpp falls
     back to."""
     if row % block_of(dtype)[0] == 0:
         return dtype

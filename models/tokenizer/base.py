@@ -173,8 +173,8 @@ class Tokenizer(ABC):
         """The bytes of a text that starts with these tokens: the pieces without the space that
         `encode` put in front.
 
-        As llama_detokenize without its clean-up of spaces before punctuation, which loses what the
-        tokens say. The space is taken from the first token only, so after a BOS it stays, as there.
+        As llama_detokenize without its clean-up of spaces before punctuation, which loses text of the
+        tokens. The space is taken from the first token only, so after a BOS it stays, as there.
         """
         first, *rest = [self.piece(id, special=special) for id in ids] or [b""]
         return b"".join([first.removeprefix(b" ") if self.add_space_prefix else first, *rest])

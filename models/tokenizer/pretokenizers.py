@@ -5,7 +5,7 @@ The facts (names, expressions, which names ignore merges or add a BOS) are those
 simplify the original tokenizer.json (kimi-k2 and tiny_aya do not tell upper from lower case, for
 instance) the simplification is kept, because ids must equal llama.cpp's. Expressions are in
 Oniguruma's syntax. Each one in turn isolates its matches inside the pieces that the one before it
-left, and what lies between two matches is a piece too."""
+left, and the text between two matches is a piece too."""
 
 from __future__ import annotations
 

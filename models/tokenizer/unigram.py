@@ -120,7 +120,7 @@ def _longest_of(texts: Iterator[str]) -> re.Pattern[str] | None:
 
 
 class Charsmap:
-    """Sentencepiece's table of normalisations: beginnings of texts, and what they become.
+    """Sentencepiece's table of normalisations: beginnings of texts, and their replacements.
 
     A length, a trie as a double array of that many bytes (Aoe, 1989; 32 bits a node: the character
     that leads here, a flag whether a beginning ends here, and an offset to the children, which is

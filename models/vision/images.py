@@ -42,7 +42,7 @@ def decode_image(data: bytes) -> Image:
         raise
     except UnidentifiedImageError:
         raise ImageError(f"is no image of a known format ({', '.join(FORMATS)})") from None
-    except Exception as error:  # decoders raise whatever a broken file leads them to
+    except Exception as error:  # decoders raise any error on a broken file
         raise ImageError(f"cannot be decoded: {' '.join(str(error).split())[:200] or type(error).__name__}") from None
 
 

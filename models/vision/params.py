@@ -94,7 +94,7 @@ def read_params(
     """The parameters of a projector file. ModelFileError names the key at fault.
 
     `tokens`: least and most rows of a dynamic tile where not 0 (`--image-min-tokens`,
-    `--image-max-tokens`). `causal`: the text model has causal images, whatever the projector.
+    `--image-max-tokens`). `causal`: the text model has causal images, with any projector.
     `n_ubatch`: tokens of a step, which a bidirectional image must fit into; 0: not known.
     """
     metadata, path = gguf.metadata, str(gguf.path)

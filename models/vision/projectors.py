@@ -92,7 +92,7 @@ class Projector:
     windows: bool = False  # most layers attend within windows of the tile (Qwen 2.5 VL)
     skip_last_layer: bool = False
     activation: Activation | None = None  # of the encoder's MLPs, where the file does not decide
-    whole_patches: bool = False  # a patch is what becomes one row: its sides are merged before the encoder
+    whole_patches: bool = False  # a patch becomes one row: its sides are merged before the encoder
     framed: bool = False  # a row begins an image, one ends each of its lines, and one ends it (HunyuanVL)
     class_first: bool = False  # the class token has the first position, not the last
     rope_base: float = 10000.0

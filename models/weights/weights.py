@@ -228,7 +228,7 @@ def _transposed(info: TensorInfo, raw: Bytes, part: TensorSlice, dtype: str) -> 
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """A norm or bias as f32, whatever its type in the file."""
+    """A norm or bias as f32, from any type in the file."""
     if dtype == "bf16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     kind = DTYPES[dtype].numpy

@@ -64,7 +64,7 @@ class Blocks:
         return steps
 
     def finish(self, *, cut: bool = False) -> list[Step]:
-        """The end of the last block. `cut`: the generation had to end here, whatever it was writing."""
+        """The end of the last block. `cut`: the generation ended inside it, at its limit."""
         if not self._open:
             return []
         self._open = False

@@ -42,7 +42,7 @@ _SLOW = (
 )
 
 KEY_HEADERS = ("X-Api-Key", "Api-Key")  # beside Authorization
-CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
+CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # client headers of a router
 
 STARTED = int(time.time())  # of the server, Unix time in seconds
 

@@ -89,7 +89,7 @@ async def verify(request: web.Request) -> web.StreamResponse:
 
 
 async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
-    """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots. Only a stream
+    """Leaving early cancels the request: a client that disconnects frees its slots. Only a stream
     whose request has X-Conversation-Id goes on, to be found again (logitless.server.api.llamacpp.resume)."""
     _ = context.writer
     is_events = reply.content_type == EVENTS
@@ -187,7 +187,7 @@ async def send(
             await response.write_eof()
         except ConnectionError:
             log.debug("the client of %s went away", request.rel_url.raw_path)
-            if request.transport is not None:  # it is too slow for what is kept: let it know
+            if request.transport is not None:  # it is too slow for the buffer: let it know
                 request.transport.abort()
         finally:
             attendant.cancel()

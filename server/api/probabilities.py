@@ -141,7 +141,7 @@ class LegacyLogprobs:
         return told
 
     def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> TextLogprobs:
-        """The prompt's tokens: the first has no probability. `text` may lack what the tokenizer put
+        """The prompt's tokens: the first has no probability. `text` may lack the blank that the tokenizer put
         in front.
         """
         told = TextLogprobs([], [], [], [])

@@ -158,7 +158,7 @@ class Reply:
     # -- pieces of both
 
     def settings(self, request: CompletionRequest) -> GenerationSettings:
-        """`generation_settings`: what was asked for, with every default filled in."""
+        """`generation_settings`: the request's parameters, with every default filled in."""
         options = self.options
         others = {**options.settings, "stream": options.stream, "timings_per_token": options.timings_per_token}
         return generation_settings(request, others)
@@ -216,14 +216,14 @@ class Reply:
 
 
 def failure(event: Failed) -> RequestError:
-    """The exception that says what a Failed event says."""
+    """The exception of a Failed event."""
     error = RequestError(event.message)
     error.code, error.type = event.code, event.type
     return error
 
 
 def timings(t: Timings) -> TimingsObject:
-    """llama-server's `timings`. The first token costs no decode step, so the rates are of those after it."""
+    """llama-server's `timings`. The first token costs no decode step, so the rates are of the later tokens."""
     n_steps = max(0, t.predicted_n - 1)
     times = TimingsObject(
         cache_n=t.cache_n,

@@ -103,7 +103,7 @@ class Bodies:
 
 
 async def in_time(arriving: Awaitable[T], seconds: float) -> T:
-    """The result of what the client sends; 408 where it takes longer than `seconds`."""
+    """The client's body; 408 where it takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await arriving

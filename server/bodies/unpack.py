@@ -17,7 +17,7 @@ from logitless.engine.errors import InvalidRequest, TooLarge, UnsupportedEncodin
 
 RAW_BODIES: Final[dict[str, Any]] = {"auto_decompress": False}  # a setting of aiohttp's connections
 PIECE = 1 << 18  # bytes that are unpacked at once
-_WINDOW = 1 << 12  # compressed bytes that zlib gets at once; it copies those it does not need yet
+_WINDOW = 1 << 12  # compressed bytes that zlib gets at once; it copies the bytes that it does not need yet
 _GZIP, _ZLIB, _DEFLATE = 31, 15, -15  # zlib's wbits
 _MEMBERS = 1 << 14  # of a gzip body: beginning one takes time, and it may be empty
 _CODINGS = {"gzip": (_GZIP, _MEMBERS), "x-gzip": (_GZIP, _MEMBERS), "deflate": (_ZLIB, 1)}
@@ -27,7 +27,7 @@ def content(request: web.Request, limit: int) -> StreamReader:
     """The request's body, decompressed; a body without Content-Encoding is the stream as it is.
 
     UnsupportedEncoding: neither gzip nor deflate. Reading a decompressed body raises TooLarge
-    beyond `limit` bytes, and InvalidRequest if it is not what the header says.
+    beyond `limit` bytes, and InvalidRequest if it is not of the header's encoding.
     """
     said = ",".join(request.headers.getall("Content-Encoding", ()))
     codings = [name for part in said.split(",") if (name := part.strip().lower()) not in ("", "identity")]

@@ -62,7 +62,7 @@ _LLAMACPP: Table[SchedulerStats] = (  # name, kind, help, value
     ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
     ("n_busy_slots_per_decode", "own", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
 )
-_RATES: Table[SchedulerStats] = (  # of what was added since the last look, as llama-server's
+_RATES: Table[SchedulerStats] = (  # of the additions since the last look, as llama-server's
     ("prompt_tokens_seconds", "own", "Prompt tokens per second.", lambda s: _per(s.prompt_tokens, s.prompt_seconds)),
     (
         "predicted_tokens_seconds",
@@ -249,7 +249,7 @@ def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metr
 
 
 def _added(stats: SchedulerStats, before: SchedulerStats) -> SchedulerStats:
-    """Counters of the rates, less those of `before`."""
+    """Counters of the rates, minus `before`'s."""
     counted = ("prompt_tokens", "prompt_seconds", "tokens_decoded", "predicted_seconds")
     return SchedulerStats(**{name: getattr(stats, name) - getattr(before, name) for name in counted})
 

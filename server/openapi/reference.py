@@ -36,7 +36,7 @@ def markdown() -> str:
 
 
 def _answer(method: str, path: str, streams: bool, objects: dict[str, Schema], *, lines: bool) -> str:
-    """The types of an endpoint's answer and of its stream's events; `objects` gets those that they refer to."""
+    """The types of an endpoint's answer and of its stream's events; `objects` gets the types that they refer to."""
     schema, components = answer_schema(REPLIES.get((method, path), {}))
     told = f"Answer: {_linked(schema)}." if schema else ""
     if streams:

@@ -49,7 +49,7 @@ def body_schema(*kinds: type[Struct]) -> tuple[Schema, dict[str, Schema]]:
 
 
 def _described(schema: Schema, param: Param, required: bool) -> Schema:
-    """The schema of a field with what its declaration says."""
+    """The schema of a field with its declaration's help and bounds."""
     described = {**schema, "description": param.doc}
     if param.hard:
         described |= {"minimum": param.low, "maximum": param.high}

@@ -173,7 +173,7 @@ _SAMPLERS = params_of(GenerationSettings)  # their fields have the requests' dec
 def answer_schema(answer: Any) -> tuple[Schema, dict[str, Schema]]:
     """(schema of an answer of this type, or of one of a list of types, schemas that it refers to).
 
-    All fields but those of Opt are always there.
+    All fields are always there, except Opt ones.
     """
     if isinstance(answer, dict):
         return answer, {}

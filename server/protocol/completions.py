@@ -79,10 +79,10 @@ class ReplyOptions:
     verbose: bool = False
     sse_ping_interval: int = 30
     prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
-    style: Style = field(default_factory=Style)  # chat: what an answer may consist of
+    style: Style = field(default_factory=Style)  # chat: the parts that an answer may have
     reasoning: bool = True  # chat: show the reasoning
     functions: bool = False  # chat: tell of a call in OpenAI's first form
-    user: str = ""  # whom the client asks for; users take turns
+    user: str = ""  # the client's end user; users take turns
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 
 
@@ -148,7 +148,7 @@ class RequestParser:
         return self.job(request, body, tokens, many=many, top=request.n_probs or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
-        """POST /v1/completions, with what llama-server refuses: echo, best_of, suffix."""
+        """POST /v1/completions, with fields that llama-server refuses: echo, best_of, suffix."""
         request = self.read(OpenAICompletion, _counted(body))
         _refuse_tools(body)
         top = request.n_probs if request.n_probs is not None else request.logprobs
@@ -393,7 +393,7 @@ class RequestParser:
 
 class Room:
     """Room of the prompts of one request, which are tokenized one by one: the first that does not
-    fit is refused, and what follows is not looked at."""
+    fit is refused, and later prompts are not looked at."""
 
     def __init__(self, n_ctx: int, *, spare: int = 0, what: str = "request") -> None:
         """`spare`: more tokens that a context of `n_ctx` has to take; `what`: a prompt's name in errors."""
@@ -472,7 +472,7 @@ _REFUSED = {  # fields of other servers that change the output: better refused t
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """400 for what would change the result and is not there: better than silence."""
+    """400 for missing features that would change the result."""
     for name, why in _REFUSED.items():
         if body.get(name) not in (None, False, "", []):  # `web_search_options: {}` asks for a search
             bad_request(name, why)

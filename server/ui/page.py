@@ -130,7 +130,7 @@ def add_pages(app: web.Application, config: ServerConfig) -> None:
 
 
 def _inside(root: Path, name: str) -> Path | None:
-    """The file of this name, if it lies in the folder, whatever links say."""
+    """The file of this name, if it lies in the folder, with links resolved."""
     try:
         path = (root / name).resolve()
         return path if path.is_relative_to(root) and path.is_file() else None

@@ -111,7 +111,7 @@ class CompileWorkers:
             )
         except OSError:
             return self._retire()
-        # closing flushes what a dead process did not read
+        # closing flushes bytes that a dead process did not read
         with contextlib.suppress(BrokenPipeError), process:
             while (name := self._next()) is not None:
                 with contextlib.ExitStack() as held:

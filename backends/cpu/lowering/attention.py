@@ -91,7 +91,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
     fit = n * kv_heads // (UNITS_PER_CORE * cores())
     tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))
-    # neighbours of a sequence share what is read
+    # neighbours of a sequence share their reads of the KV cache
     tokens = min(tokens, max(1, MAX_UNIT_ROWS // group))
     units = -(-n // tokens) * kv_heads
     parts, shared = _parts(units), _state_nbytes(-(-tables.shape[1] * PAGE // ATTENTION_SPAN) * n * heads, size)

@@ -125,7 +125,7 @@ class TaskList:
 
         Several phases become one list each, a phase of several tasks one list a task, and a single
         task at most `n` ranges of units, each with work for every thread. A list with shared memory
-        stays whole: a task reads there what the one before it wrote.
+        stays whole: a task reads the results of the one before it there.
         """
         if self.shared:
             return [self]

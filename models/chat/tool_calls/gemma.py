@@ -152,7 +152,7 @@ def _cut(p: Parser) -> Step[bool]:
 
 
 def _ended(c: str) -> bool:
-    """False where the answer ended; NotACall where something else came than what must."""
+    """False where the answer ended; NotACall where an unexpected text came."""
     if c:
         raise NotACall
     return False

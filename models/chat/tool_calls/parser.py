@@ -58,7 +58,7 @@ class Style:
     reasoning: tuple[str, str] | None = None  # the tags around it; None: it is text like any other
     # deepseek-legacy: the text keeps the reasoning, with its tags, too
     tags_in_content: bool = False
-    parallel: bool = True  # false: what follows the first call is text
+    parallel: bool = True  # false: the rest after the first call is text
     primer: str = ""  # the beginning of the answer, which the prompt contains
     custom: frozenset[str] = frozenset()  # of the names, those of custom tools, whose argument is a text
     # (tool, parameter): strings, for calls that are not JSON
@@ -80,12 +80,12 @@ class Parser:
         self._tagged: list[str] = []  # text that repeats reasoning
         self._back: list[str] = []  # characters to be read again, the next one last
         self._ended = False
-        self._raw: list[str] = []  # what was read since `mark`
+        self._raw: list[str] = []  # text read since `mark`
         self._held = ""  # blanks that are text only if no call follows
         self._input: InputText | None = None  # of the last call, if it is one to a custom tool
         self._fresh = True  # nothing but blanks and calls so far
         self._called = False  # nothing but blanks since the last call
-        # what needs no coroutine to be understood, and where it goes
+        # text that needs no coroutine to be understood, and its part of the message
         self._ordinary: re.Pattern[str] | None = None
         self._told: Callable[[str], None] = self._text
         self._run = self._message()
@@ -264,7 +264,7 @@ class Parser:
         yield from self.thought_until(closing)
 
     def thought_until(self, closing: str) -> Step[None]:
-        """Reasoning, up to and with what closes it and the blanks after that."""
+        """Reasoning, up to and with its closing tag and the blanks after it."""
         ordinary, told = _run_without(closing[0]), self._told
         self._told, self.thinking = self._thought, True
         while True:
@@ -291,7 +291,7 @@ class Parser:
         self._repeat()
 
     def _repeat(self) -> None:
-        """deepseek-legacy: what was read since the last time is text as well."""
+        """deepseek-legacy: reasoning read since the last call is text as well."""
         if self.style.tags_in_content:
             self._tagged += self._raw
         self._raw.clear()

@@ -30,7 +30,7 @@ def _place(request: web.Request) -> Place:
 
 
 async def follow(request: web.Request) -> web.StreamResponse:
-    """GET /v1/stream/{id}?from=N: the stream from byte N on (default 0), and then what comes."""
+    """GET /v1/stream/{id}?from=N: the stream from byte N on (default 0), until its end."""
     context = request.app[CONTEXT]
     place, offset = _place(request), request.query.get("from", "0")
     if not (offset.isascii() and offset.isdecimal() and len(offset) < 16):

@@ -19,7 +19,7 @@ MAX_BYTES = 4 << 20  # of one stream
 MAX_SESSIONS = 32  # so 128 MiB in all
 KEEP = 300.0  # seconds that a stream is kept when it is complete, and that it goes on when nobody reads it
 
-Place = tuple[str, str]  # the client's key, and its name for the stream: nobody finds what another key began
+Place = tuple[str, str]  # the client's key, and its name for the stream: keys see their own streams only
 
 
 class Session:

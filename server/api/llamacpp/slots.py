@@ -137,7 +137,7 @@ def _slot_id(text: str, n_slots: int) -> int:
 
 
 def _slot(slot: Slot, context: Context, *, whole: bool) -> SlotState:
-    """One item of /slots; what was asked for is there once the slot has been used, if it is `whole`."""
+    """One item of /slots; the last request's parameters are in it if it is `whole` and the slot was used."""
     data = SlotState(
         id=slot.id,
         n_ctx=slot.n_ctx,

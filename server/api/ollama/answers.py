@@ -122,7 +122,7 @@ class OllamaReply(Reply):
         return OllamaAnswer(self.model, timestamp(), **fields)
 
     def _end(self, done: Finished) -> dict[str, Any]:
-        """The fields of the end. `load_duration` is what the request waited for."""
+        """The fields of the end. `load_duration` is the request's time of waiting."""
         total, timings, request = time.monotonic() - self._began, done.timings, self.results[0].request
         waited = total * 1e3 - timings.prompt_ms - timings.predicted_ms
         ended: dict[str, Any] = {

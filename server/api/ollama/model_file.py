@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 
 def _capabilities(info: dict[str, Any], family: str, template: str) -> tuple[str, ...]:
-    """Ollama's names of what a model can do, as far as its file says."""
+    """Ollama's capabilities of a model, by its file."""
     if f"{family}.pooling_type" in info:
         return ("embedding",)
     found = ["completion"]

@@ -105,7 +105,7 @@ async def not_here(request: web.Request) -> web.StreamResponse:
 
 
 async def _file(context: Context) -> ModelFile:
-    """The loaded model: what its file says, with what only the loaded one knows."""
+    """The loaded model: details of its file, and facts of the loaded one."""
     served, path = context.served, context.config.model_path
     file = await to_thread(lambda: model_file(path))
     info, template = served.info, served.template

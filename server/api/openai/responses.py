@@ -87,7 +87,7 @@ async def forget(request: web.Request) -> web.Response:
 
 
 async def input_items(request: web.Request) -> web.Response:
-    """GET /v1/responses/{id}/input_items: what was said for it, the last first unless `order` is
+    """GET /v1/responses/{id}/input_items: its input items, the last first unless `order` is
     asc.
     """
     items = list(_found(request).input)

@@ -30,7 +30,7 @@ _COUNT = {"low": -INT_MAX, "high": INT_MAX, "hard": True}
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """`options`. Those of loading (num_batch, num_gpu, num_thread, …) are the server's flags here."""
+    """`options`. Options of loading (num_batch, num_gpu, num_thread, …) are the server's flags here."""
 
     num_ctx: Annotated[int | None, Param("most tokens of prompt and answer; the server's, where that is less", 1)] = (
         None

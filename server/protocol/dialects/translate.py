@@ -27,7 +27,7 @@ class Translated:
     names: dict[str, str]
 
     def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T:
-        """`parse` of the chat request; what it refuses is named as the client has it."""
+        """`parse` of the chat request; errors name the client's own fields."""
         try:
             return parse(self.chat)
         except RequestError as error:

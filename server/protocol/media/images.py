@@ -27,7 +27,7 @@ class Media:
     """Reads the images of one model's requests; without a vision encoder it refuses them."""
 
     def __init__(self, vision: VisionInput | None, max_bytes: int = 64 << 20, sources: Sources | None = None) -> None:
-        """`max_bytes`: of the images of one request together; `sources`: what a request may name, None: nothing."""
+        """`max_bytes`: of the images of one request together; `sources`: allowed sources, None: none."""
         self.vision = vision
         self.max_bytes = max_bytes
         self.sources = sources or Sources()

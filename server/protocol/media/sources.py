@@ -21,7 +21,7 @@ class SourceError(Exception):
 
 
 class Unfetched(Exception):
-    """The request names addresses: it can be parsed when `sources` has what they hold."""
+    """The request names addresses: it can be parsed when `sources` has their contents."""
 
     def __init__(self, sources: Sources) -> None:
         super().__init__("addresses must be fetched first")

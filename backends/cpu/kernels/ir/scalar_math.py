@@ -1,6 +1,6 @@
 """Scalar exp and log of f32, computed in double and rounded once. Loops of them vectorise.
 
-They return what glibc's expf and logf return, in all but about one case in a million
+They return glibc's expf and logf, in all but about one case in a million
 (test_scalar_math.py). They use only fused multiply-adds and bit patterns, so re-association cannot
 change them. The polynomials are weighted minimax fits made for this file. ir/math.py is faster
 where an ulp does not decide a token.

@@ -4,7 +4,7 @@
 also computes both GEMMs of many rows, `…:1` of one row.
 
 A tile of many rows has 16 outputs of gate next to the same 16 of up. Both are in the L1 cache when
-they meet, and what is written is a quarter of one of them. One row saves a phase. Every number has
+they meet, and the result is a quarter of one of them. One row saves a phase. Every number has
 the bits that `linear`, `glu` and `quantize_act` give it.
 """
 

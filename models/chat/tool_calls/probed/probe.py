@@ -50,7 +50,7 @@ _TOOLS: list[dict[str, Any]] = [
 
 
 class Probe:
-    """Probe of one template, by what it renders."""
+    """Probe of one template, by its renderings."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
