@@ -48,6 +48,7 @@ class CompletionRequest:
     reasoning: ReasoningLimit | None = None
     # special tokens that are shown even if `special` is False
     preserved: frozenset[int] = frozenset()
+    background: bool = False  # of training: computed in the time that users leave (Scheduler.step_background)
     images: PromptImages | None = None  # tiles in the prompt, whose tokens there are negative
 
     @property

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.options import Options
+    from logitless.training.graders.grade import Surroundings
 
 F32 = npt.NDArray[np.float32]
 Rows = Iterable[Mapping[str, Any] | str]
@@ -273,6 +274,7 @@ class AsyncLLM:
         data: str | Path | Rows,
         *,
         method: str = "supervised",
+        grader: Mapping[str, Any] | None = None,
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
@@ -283,9 +285,11 @@ class AsyncLLM:
         `data`: a file of rows (.jsonl, .json, .csv, .parquet), or rows: `{"messages": […]}`,
         `{"prompt": …, "completion": …}`, `{"text": …}` or a text. `method`: "supervised", or from
         preferences "dpo", "orpo", "simpo" (rows with `prompt`, `chosen`, `rejected`) or "kto"
-        (`prompt`, `completion`, `label`), with `beta` among the hyperparameters. These are
-        `n_epochs`, `batch_size`, `context_length`, `learning_rate_multiplier`, `warmup_steps` ("auto"
-        or not given: chosen from the data), `validation_split`, `early_stopping_patience`, `lora_r`,
+        (`prompt`, `completion`, `label`), with `beta` among the hyperparameters; or "reinforcement",
+        from rewards that a `grader` gives to answers (rows with `messages` or `prompt`, and fields
+        for the grader; docs/training.md has its hyperparameters). The others' are `n_epochs`,
+        `batch_size`, `context_length`, `learning_rate_multiplier`, `warmup_steps` ("auto" or not
+        given: chosen from the data), `validation_split`, `early_stopping_patience`, `lora_r`,
         `lora_alpha`, and `full=True` for all weights instead of an adapter. Requests use the result
         by `SamplingParams(model=job.model)`.
         """
@@ -302,10 +306,11 @@ class AsyncLLM:
                 "model": tuning.base,
                 "suffix": suffix,
                 "seed": seed,
-                "method": {"type": method},
+                "method": {"type": method, **({method: {"grader": dict(grader)}} if grader is not None else {})},
                 "hyperparameters": hyperparameters,
             }
-            row = new_job(body, tuning.store, tuning.base, {tuning.base}, self.model.hparams.n_ctx_train)
+            n_ctx = self.model.hparams.n_ctx_train
+            row = new_job(body, tuning.store, tuning.base, {tuning.base}, n_ctx, around=self._around())
         tuning.store.put("jobs", row)
         tuning.created()
         return AsyncFinetuneJob(self, row["id"])
@@ -354,7 +359,12 @@ class AsyncLLM:
         folder = self._data_dir or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="logitless-"))
         store = Store(folder)
         self._stack.callback(store.close)
-        return self.model.load(store, name=self.config.model, names=self._names)
+        return self.model.load(store, name=self.config.model, names=self._names, around=self._around)
+
+    def _around(self) -> Surroundings:
+        from logitless.server.api.openai.graders import surroundings
+
+        return surroundings(self.service, self.config)
 
     def _requests(self, served: LoadedModel) -> RequestParser:
         if self._parser is None:

@@ -178,6 +178,7 @@ class LLM:
         data: str | Path | Rows,
         *,
         method: str = "supervised",
+        grader: Mapping[str, Any] | None = None,
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
@@ -194,7 +195,7 @@ class LLM:
         True
         """
         run = self._llm.finetune(
-            data, method=method, validation=validation, suffix=suffix, seed=seed, **hyperparameters
+            data, method=method, grader=grader, validation=validation, suffix=suffix, seed=seed, **hyperparameters
         )
         return FinetuneJob(self, self._run(run))
 

@@ -224,28 +224,32 @@ class PagedMemory:
         n_states: int = 0,
         n_window: int = 0,
         mtp: bool = False,
+        prefix: str = "",
     ) -> PagedMemory:
-        """Define the variables. `n_window`: pages of sliding-window layers; 0: they share the pool
-        of full attention. `mtp`: with the layer of the MTP block."""
+        """Define the variables, with `prefix` in front of their names. `n_window`: pages of
+        sliding-window layers; 0: they share the pool of full attention. `mtp`: with the layer of
+        the MTP block."""
         convs, recurrent = {}, {}
         full: dict[int, list[Tensor]] = {}
         window: dict[int, list[Tensor]] = {}
         for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
-                convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
+                convs[i] = session.define(f"{prefix}conv.{i}", (n_states, *r.conv_shape))
                 if r.n_heads:
-                    recurrent[i] = session.define(f"recurrent.{i}", (n_states, *r.state_shape))
+                    recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):
                 continue
             layers, n = (window, n_window) if n_window and h.is_local(i) else (full, n_pages)
-            layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
+            layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.mla:
-                layers[i].append(session.define(f"v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
-        tables = session.define("tables", table_shape, "i32", host_written=True)
+                layers[i].append(session.define(f"{prefix}v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
+        tables = session.define(f"{prefix}tables", table_shape, "i32", host_written=True)
         pool = None
         if n_window:
-            pool = PagePool(window, n_window, session.define("tables.window", table_shape, "i32", host_written=True))
+            pool = PagePool(
+                window, n_window, session.define(f"{prefix}tables.window", table_shape, "i32", host_written=True)
+            )
         return cls(
             PagePool(full, n_pages, tables),
             pool,

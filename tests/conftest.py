@@ -100,6 +100,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="give bodies, uploads, templates, model files and RPC messages N times as many odd examples, other ones",
     )
     parser.addoption(
+        "--long",
+        action="store_true",
+        help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), prove what docs show",
+    )
+    parser.addoption(
         "--image-table",
         action="store_true",
         help="measure the table of docs/models.md (tests/models/vision/test_image_table.py)",

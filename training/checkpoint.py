@@ -35,6 +35,7 @@ OPTIMIZER_VERSION = 0
 _FIRST, _SECOND = "optimizer.adam.first_moments", "optimizer.adam.second_moments"
 _PAST = "optimizer.adam.past_loss_values"
 _EXACT = "training.past_losses"  # the same as doubles, so that a run goes on to the same bytes
+_BATCH = "training.batch"  # answers of reinforcement learning that have steps before them
 _REFERENCE = "training.reference"  # log-probability of each row of data before the first step
 # our names for the kinds of tensors → llama.cpp's
 _RANK_KEYS = {
@@ -86,8 +87,11 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         "training.validation.best_iteration": u64(stopping["best_step"]),
         "training.validation.no_improvement_count": u32(stopping["n_worse"]),
     }
-    if trainer.objective is not None:
-        keys["training.method"] = text(trainer.objective.NAME)
+    if trainer.method != SUPERVISED:
+        keys["training.method"] = text(trainer.method)
+    for name, values in state.get("batch", {}).items():
+        item = ValueType.FLOAT64 if values.dtype == np.float64 else ValueType.INT32
+        keys[f"{_BATCH}.{name}"] = Key(values.tolist(), ValueType.ARRAY, item)
     if trainer.reference is not None:
         keys[_REFERENCE] = Key(trainer.reference.tolist(), ValueType.ARRAY, ValueType.FLOAT64)
     if trainable.lora is not None:
@@ -135,7 +139,7 @@ class Checkpoint:
         trainable = trainer.trainable
         if self.kind != trainable.kind:
             raise TrainingError(f"{self.path}: is a checkpoint of {self.kind}, not of {trainable.kind}")
-        method = SUPERVISED if trainer.objective is None else trainer.objective.NAME
+        method = trainer.method
         if self.method != method:
             raise TrainingError(f"{self.path}: is a checkpoint of method {self.method}, not of {method}")
         if self.reference is not None:
@@ -235,6 +239,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             },
             "epoch_result": _result(get("training.epoch_result", str, "{}"), path),
             "just_initialized": get("optimizer.just_initialized", bool),
+            "batch": {k.removeprefix(f"{_BATCH}."): np.array(m[k]) for k in m if k.startswith(f"{_BATCH}.")},
         }
         lora = None
         if kind == LORA:

@@ -4,7 +4,7 @@ All logits at once would be the largest tensor of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from logitless.graph.autodiff import backward
 from logitless.graph.gradient_checkpointing import choose, layers_of, recompute
@@ -13,9 +13,10 @@ from logitless.graph.ops.pointwise import argmax
 from logitless.graph.ops.shape import after, slice_rows
 from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.batch import Sequences
+from logitless.models.batch import Memory, Rows
 from logitless.models.model import Model
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 LOGITS_NBYTES = 24 << 20  # at most, at a time
 
 
@@ -29,27 +30,35 @@ def logit_chunks(model: Model, n_rows: int) -> list[tuple[int, int]]:
     return [(a, min(n_rows, a + step)) for a in range(0, n_rows, step)]
 
 
-def evaluation(model: Model, sequences: Sequences) -> list[Tensor]:
-    """Losses and argmax tokens, (rows,) each, chunk by chunk. Inputs `targets` (rows,) i32."""
-    rows = sequences.tokens.shape[0]
-    x, targets = model.hidden(sequences, sequences), feed("targets", (rows,), "i32")
+def evaluation(model: Model, inputs: tuple[Rows, Memory], loss: Loss = cross_entropy) -> list[Tensor]:
+    """Losses and argmax tokens, (rows,) each, chunk by chunk. Inputs `targets` (rows,) i32.
+
+    `inputs`: the rows, and the memory that they attend to. `loss`: (logits (R, V), targets (R,)) →
+    (R,)."""
+    rows = inputs[0].tokens.shape[0]
+    x, targets = model.hidden(*inputs), feed("targets", (rows,), "i32")
     outputs = []
     for start, stop in logit_chunks(model, rows):
         logits = model.head(slice_rows(x, start=start, stop=stop))
-        outputs += [cross_entropy(logits, slice_rows(targets, start=start, stop=stop)), argmax(logits)]
+        outputs += [loss(logits, slice_rows(targets, start=start, stop=stop)), argmax(logits)]
     return outputs
 
 
 def gradients(
-    model: Model, sequences: Sequences, params: Sequence[Tensor], *, segment: int | None = 0
+    model: Model,
+    inputs: tuple[Rows, Memory],
+    params: Sequence[Tensor],
+    *,
+    segment: int | None = 0,
+    loss: Loss = cross_entropy,
 ) -> tuple[dict[Tensor, Tensor], list[Tensor]]:
     """Gradients of Σ weight · loss, and the outputs of `evaluation`. Inputs `targets` and `weight`,
     (rows,).
 
     `segment`: layers between gradient checkpoints; 0: chosen by formula; None: no checkpointing.
     """
-    rows = sequences.tokens.shape[0]
-    x, targets, weight = model.hidden(sequences, sequences), feed("targets", (rows,), "i32"), feed("weight", (rows,))
+    rows = inputs[0].tokens.shape[0]
+    x, targets, weight = model.hidden(*inputs), feed("targets", (rows,), "i32"), feed("weight", (rows,))
     outputs: list[Tensor] = []
     total: dict[Tensor, Tensor] = {}
     slopes: dict[Tensor, Tensor] = {}  # gradients of each chunk's hidden states
@@ -58,10 +67,10 @@ def gradients(
         part = slice_rows(x, start=start, stop=stop)
         own = after(part, *slopes.values(), *outputs[-2:]) if outputs else part
         logits = model.head(own)
-        losses = cross_entropy(logits, slice_rows(targets, start=start, stop=stop))
+        losses = loss(logits, slice_rows(targets, start=start, stop=stop))
         outputs += [losses, argmax(logits)]
-        loss = sum_to(mul(losses, slice_rows(weight, start=start, stop=stop)), shape=())
-        found = backward(loss, [own, *params], stop_at=[own])
+        total_loss = sum_to(mul(losses, slice_rows(weight, start=start, stop=stop)), shape=())
+        found = backward(total_loss, [own, *params], stop_at=[own])
         slope = found.pop(own)
         for p, g in found.items():
             total[p] = add(total[p], g) if p in total else g

@@ -63,7 +63,8 @@ def _norm(steps: Steps, sample: Sample, more: Feeds) -> float:
     weights = [t for name, t in tensors.items() if not name.startswith("rope_")]
 
     def build() -> Sequence[Tensor]:
-        found, _ = gradients(steps.trainable.model, Sequences.feeds(1, steps.n_ctx), weights, segment=None)
+        rows = Sequences.feeds(1, steps.n_ctx)
+        found, _ = gradients(steps.trainable.model, (rows, rows), weights, segment=None)
         return [global_norm(list(found.values()))]
 
     feeds = {**steps.feeds([sample], float(sample.weights.sum())), **more}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.session import Build, DeviceBytes, Measurement
 from logitless.graph.ops.shape import after
+from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.ops.training.optimizer import (
     N_ADAMW,
     N_SGD,
@@ -26,10 +27,11 @@ from logitless.graph.ops.training.optimizer import (
     square_sums,
 )
 from logitless.graph.tensor import Tensor, const, feed
-from logitless.models.batch import Sequences
+from logitless.models.batch import Memory, Rows, Sequences
 from logitless.training.data.packing import Sample
 from logitless.training.errors import TrainingError
-from logitless.training.head import evaluation, gradients, logit_chunks
+from logitless.training.head import Loss, evaluation, gradients, logit_chunks
+from logitless.training.policy.served_forward import ServedForward, sampled_loss
 from logitless.training.schedule import OptimizerSettings
 from logitless.training.trainable import Trainable
 
@@ -111,8 +113,10 @@ class Steps:
         prefix: str = "train",
         apart: bool = False,
         on_gradients: GradientHook | None = None,
+        served: ServedForward | None = None,
     ) -> None:
         """`apart`: plans in memory of their own, so that others can run between a run's parts.
+        `served`: the forward pass is the server's; sequences begin at multiples of its alignment.
 
         `on_gradients`: called with the gradients of each step before the optimizer uses them; they
         take memory as large as the parameters, and a trip to the host."""
@@ -124,7 +128,8 @@ class Steps:
         self.on_gradients = on_gradients
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
         # the formula has it
-        self.segment = segment if checkpointing else None
+        self.segment = segment if checkpointing and served is None else None  # what writes cannot be computed again
+        self._served = served
         session, params = trainable.session, trainable.params
         kinds = "mv" if optimizer.kind == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
@@ -138,7 +143,7 @@ class Steps:
     def state_names(self) -> list[str]:
         """Names of all variables of the run."""
         own = [*self.trainable.params, *(t for pair in self.moments for t in pair), *self._totals]
-        return [t.name for t in own]
+        return [*(t.name for t in own), *(self._served.names if self._served is not None else ())]
 
     def forget(self) -> None:
         """Free the memory of the run, its parameters included."""
@@ -146,16 +151,27 @@ class Steps:
 
     # -- graphs
 
+    def _inputs(self) -> tuple[Rows, Memory]:
+        if self._served is not None:
+            return self._served.inputs()
+        sequences = Sequences.feeds(self.n_batch, self.n_ctx)
+        return sequences, sequences
+
+    @property
+    def _loss(self) -> Loss:
+        return cross_entropy if self._served is None else sampled_loss
+
     def _evaluate(self) -> list[Tensor]:
-        return evaluation(self.trainable.model, Sequences.feeds(self.n_batch, self.n_ctx))
+        return evaluation(self.trainable.model, self._inputs(), self._loss)
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         params = self.trainable.params
         found, outputs = gradients(
             self.trainable.model,
-            Sequences.feeds(self.n_batch, self.n_ctx),
+            self._inputs(),
             params,
             segment=self.segment,
+            loss=self._loss,
         )
         missing = [p.name for p in params if p not in found]
         if missing:
@@ -195,6 +211,15 @@ class Steps:
                 updates.append(sgd_step(p, g, params, factor))
         return [*updates, norm]
 
+    @property
+    def is_served(self) -> bool:
+        """True if the forward pass is the server's."""
+        return self._served is not None
+
+    def accumulates(self) -> None:
+        """Accumulate the gradients of every step, also of one with a single device run."""
+        self._define_totals()
+
     def _define_totals(self) -> None:
         if not self._totals:
             session = self.trainable.session
@@ -233,7 +258,7 @@ class Steps:
     def _builds(self, n_runs: int, validates: bool) -> dict[str, Build]:
         """Graphs of the run by plan name, in the order of planning."""
         builds: dict[str, Build] = {"step": self._step}
-        if n_runs > 1 or self.on_gradients is not None:
+        if n_runs > 1 or self._totals or self.on_gradients is not None:
             self._define_totals()
             builds = {"accumulate": self._accumulate, "update": self._step_of_totals}
         return {**builds, "evaluate": self._evaluate} if validates else builds
@@ -349,11 +374,15 @@ class Steps:
             pos[i] = np.arange(length) - start[i]
         flat = {"tokens": tokens, "targets": targets, "pos": pos, "start": start, "weight": weight}
         feeds: Feeds = {name: array.reshape(-1) for name, array in flat.items()}
+        if self._served is not None:
+            feeds["targets"] = np.maximum(feeds["targets"], 0)  # labels that do not count weigh 0
+            feeds |= self._served.feeds(start)
         return feeds
 
     def _result(self, samples: Sequence[Sample], outputs: Sequence[npt.NDArray[Any]]) -> BatchResult:
         labels = np.concatenate([np.where(w.weights != 0, w.labels, -1) for w in samples])
         counted = labels >= 0
         losses, best = (np.concatenate(outputs[i::2])[: len(labels)] for i in (0, 1))
+        losses = np.where(counted, losses, np.float32(0))
         correct = int((best[counted] == labels[counted]).sum())
         return BatchResult(losses, int(counted.sum()), correct)

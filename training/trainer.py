@@ -19,6 +19,8 @@ from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 from logitless.training.methods.objective import F32, F64, Measured, Objective, token_rows, weighted
+from logitless.training.methods.registry import SUPERVISED
+from logitless.training.policy.served_forward import ServedForward
 from logitless.training.reporting.results import Result, means
 from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
 from logitless.training.step import GradientHook, Slice, Steps
@@ -69,6 +71,7 @@ def steps_of(
     *,
     apart: bool = False,
     on_gradients: GradientHook | None = None,
+    served: ServedForward | None = None,
 ) -> Steps:
     """The graphs of a run with these settings."""
     return Steps(
@@ -80,6 +83,7 @@ def steps_of(
         prefix=prefix,
         apart=apart,
         on_gradients=on_gradients,
+        served=served,
     )
 
 
@@ -121,6 +125,29 @@ class Measuring:
     n_samples: int
 
 
+@dataclass(eq=False)
+class Outside:
+    """Event: work without the device, such as grading. The event's receiver may do it
+    elsewhere and set `result` before it goes on; else the trainer does it itself."""
+
+    call: Callable[[], Any]
+    result: Any = None
+
+    def outcome(self) -> Any:
+        """The result, computed here if need be."""
+        if self.result is None:
+            self.result = self.call()
+        return self.result
+
+
+@dataclass(frozen=True)
+class Told:
+    """Event: a message about the run."""
+
+    message: str
+    level: str = "info"
+
+
 @dataclass(frozen=True)
 class Validating:
     """Event: one validation batch is done."""
@@ -147,7 +174,10 @@ class Save:
 
 @dataclass(frozen=True)
 class Settled:
-    """Event: between two steps; `Trainer.state` now describes the run completely."""
+    """Event: between two steps; `Trainer.state` now describes the run completely. `keep`: it has
+    what cannot be computed again, such as rewards."""
+
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +186,7 @@ class Finished:
     cancelled: bool = False
 
 
-Event = Slice | Step | Measuring | Validating | Validated | Save | Settled | Finished
+Event = Slice | Step | Measuring | Outside | Told | Validating | Validated | Save | Settled | Finished
 
 
 @dataclass
@@ -208,17 +238,29 @@ class Trainer:
         on_gradients: GradientHook | None = None,
         prefix: str = "train",
         apart: bool = False,
+        served: ServedForward | None = None,
     ) -> None:
-        """`objective`: the training method, whose data are `Groups`; None: supervised learning."""
+        """`objective`: the training method, whose data are `Groups`; None: supervised learning.
+        `served`: the forward pass is the server's."""
         self.trainable, self.settings, self.order, self.objective = trainable, settings, order, objective
         self.reference: F64 | None = None  # (rows,): log-probability of each row before the first step
         self.validation_indices = validation_indices
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        self.steps = steps_of(trainable, settings, prefix, apart=apart, on_gradients=on_gradients)
+        self.steps = steps_of(trainable, settings, prefix, apart=apart, on_gradients=on_gradients, served=served)
         self.epoch_result = Result()
         self.just_initialized = True
+
+    @property
+    def method(self) -> str:
+        """Name of the training method."""
+        return SUPERVISED if self.objective is None else self.objective.NAME
+
+    @property
+    def evaluates(self) -> bool:
+        """True if the run has forward passes without gradients."""
+        return len(self.validation_indices) > 0 or self.objective is not None
 
     @property
     def n_steps(self) -> int:

@@ -18,6 +18,7 @@ from logitless.cli.setup.server import import_http, server_config
 
 if TYPE_CHECKING:
     from logitless.engine.async_engine import LoadedModel
+    from logitless.training.graders.grade import Surroundings
 
 SWITCH = 0.0005  # seconds that the engine and HTTP threads wait for the GIL, which each write to a socket releases
 
@@ -105,12 +106,18 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         store = Store(options.data_dir)
     names = {config.model, *config.aliases} if config.behind_router else None
 
+    service = AsyncEngine()
+
+    def around() -> Surroundings:
+        from logitless.server.api.openai.graders import surroundings
+
+        return surroundings(service, config)
+
     def build() -> LoadedModel:
         with compile_progress():
-            served = model.load(store, name=config.model, names=names)
+            served = model.load(store, name=config.model, names=names, around=around)
         return replace(served, train_share=options.train_share / 100)
 
     sys.setswitchinterval(SWITCH)
-    service = AsyncEngine()
     service.start(build)
     await (await http).serve(service, config)

@@ -38,7 +38,7 @@ class Hyperparameters:
     full: bool = False
     validation_split: float = 0.0
     early_stopping_patience: int = 0
-    own: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def as_row(self) -> dict[str, Any]:
         """All of them by name, as a job shows them."""
@@ -47,7 +47,20 @@ class Hyperparameters:
 
 
 DEFAULTS = {f.name: "auto" if f.default is MISSING else f.default for f in fields(Hyperparameters) if f.name != "own"}
-AUTOMATIC = tuple(name for name, value in DEFAULTS.items() if value == "auto")
+
+
+REINFORCED: dict[str, Any] = {  # hyperparameters that only this method has
+    "compute_multiplier": 1.0,
+    "eval_interval": "auto",
+    "eval_samples": 1,
+    "reasoning_effort": "default",
+    "n_samples": "auto",
+    "n_updates": 1,
+    "max_completion_tokens": "auto",
+    "beta": 0.0,
+    "clip_range": 0.2,
+    "loss_type": "grpo",
+}
 
 
 def base_rate(method: str, *, full: bool) -> float:
@@ -77,7 +90,7 @@ def resolved(
 
     n, mean = len(lengths), float(lengths.mean())
     auto("context_length", context_of(longest, n_ctx_train))
-    auto("n_epochs", _epochs(n))
+    auto("n_epochs", epochs_of(n))
     auto("batch_size", _batch(n, mean, values["n_epochs"]))
     batch_tokens = min(values["batch_size"], n) * mean
     auto("learning_rate_multiplier", round(min(2.0, max(0.5, math.sqrt(batch_tokens / BATCH_TOKENS))), 2))
@@ -85,7 +98,7 @@ def resolved(
     return Hyperparameters(**values, own=dict(own or {}))
 
 
-def _epochs(n: int) -> int:
+def epochs_of(n: int) -> int:
     """3, but more for fewer than 34 examples (at most 25) and fewer for more than 8,333."""
     if 3 * n < 100:
         return min(25, 100 // n)
@@ -100,7 +113,8 @@ def _batch(n: int, mean: float, n_epochs: int) -> int:
 
 def told(asked: Mapping[str, Any], found: Hyperparameters, n: int, mean: float) -> str:
     """Line about the choices for "auto"; "": there was none."""
-    chosen = [f"{k}={v:g}" for k, v in found.as_row().items() if {**DEFAULTS, **asked}.get(k, "auto") == "auto"]
+    auto = {k: v for k, v in found.as_row().items() if {**DEFAULTS, **asked}.get(k, "auto") == "auto"}
+    chosen = [f"{k}={v:g}" for k, v in auto.items() if not isinstance(v, str)]
     if not chosen:
         return ""
     return f"Hyperparameters chosen from {n} examples of {mean:.0f} tokens on average: {', '.join(chosen)}"

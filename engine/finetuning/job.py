@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from logitless.training.data.packing import Examples, Groups
     from logitless.training.data.sampler import ExampleSampler
     from logitless.training.data.tokenize_rows import I32
+    from logitless.training.methods.grpo import GRPO
     from logitless.training.methods.objective import Objective
     from logitless.training.trainer import Settings
 
@@ -37,6 +38,7 @@ class Prepared:
     objective: Objective | None = None
     choices: str = ""
     warnings: tuple[str, ...] = ()
+    grpo: GRPO | None = None  # of reinforcement
 
 
 def base_of(job: Row) -> str:
@@ -49,9 +51,15 @@ def method_of(job: Row) -> str:
     return str((job.get("method") or {}).get("type", "supervised"))
 
 
-def method_row(method: str, hyperparameters: Row) -> Row:
+def method_row(method: str, hyperparameters: Row, grader: Row | None = None) -> Row:
     """A job's `method`, as OpenAI's API has it."""
-    return {"type": method, method: {"hyperparameters": hyperparameters}}
+    return {"type": method, method: {"hyperparameters": hyperparameters, **({"grader": grader} if grader else {})}}
+
+
+def grader_row(job: Row) -> Row | None:
+    """The grader of a job that learns from rewards."""
+    grader: Row | None = job["method"].get("reinforcement", {}).get("grader") if job.get("method") else None
+    return grader
 
 
 def checkpoint_path(store: Store, id: str) -> Path:
@@ -75,16 +83,15 @@ def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> 
     return job
 
 
-def metrics_table(metrics: Sequence[Row], has_objective: bool) -> str:
-    """CSV of a job's metrics, a line an event: OpenAI's columns, and of a preference method all of
-    its own."""
+def metrics_table(metrics: Sequence[Row], method: str) -> str:
+    """CSV of a job's metrics, a line an event: OpenAI's columns, and all of the method's own."""
     columns = {
         "step": "step",
         "train_loss": "train_loss",
-        "train_accuracy": "train_reward_accuracy" if has_objective else "train_mean_token_accuracy",
+        "train_accuracy": "train_mean_token_accuracy" if method == "supervised" else "train_reward_accuracy",
         "valid_loss": "full_valid_loss",
     }
-    if has_objective:
+    if method != "supervised":
         names = dict.fromkeys(k for m in metrics for k in m if k.startswith(("train_", "full_valid_")))
         columns |= {k.removeprefix("full_"): k for k in names if k not in columns.values()}
     lines = [",".join(columns)]

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from logitless.engine.finetuning.job import (
     Prepared,
     base_of,
     checkpoint_path,
+    grader_row,
     method_of,
     method_row,
     metrics_table,
@@ -34,19 +35,25 @@ from logitless.engine.finetuning.job import (
 )
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
+from logitless.engine.runner.buckets import Shape
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.atomic_write import private
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
+    from logitless.engine.finetuning.rollouts import Rollouts
     from logitless.engine.runner.model_runner import ModelRunner
+    from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.graph.execution.session import Session
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.tokenizer import Tokenizer
+    from logitless.training.graders.grade import Surroundings
+    from logitless.training.trainable import Trainable
     from logitless.training.trainer import Event, Trainer
 
+REINFORCEMENT = "reinforcement"
 log = logging.getLogger("logitless.tuning")
 CLOSE_SECONDS = 2.0  # seconds that shutdown waits for the end of an optimizer step
 ESTIMATE_SECONDS = 10.0  # seconds between two estimates of a job's end
@@ -55,6 +62,10 @@ SAVE_SECONDS = 30.0  # seconds between checkpoints, about: work that a kill may 
 
 def _nothing(_: object) -> None:
     pass
+
+
+def _reward(metrics: Mapping[str, float]) -> str:
+    return f", mean reward={metrics['mean_reward']:.4f}" if "mean_reward" in metrics else ""
 
 
 class FineTuningWorker:
@@ -74,8 +85,11 @@ class FineTuningWorker:
         on_change: Callable[[], None] = lambda: None,
         *,
         names: Collection[str] | None = None,
+        scheduler: Scheduler | None = None,
+        around: Callable[[], Surroundings] | None = None,
     ) -> None:
-        """`base`: name of the base model.
+        """`base`: name of the base model. `scheduler`: samples the answers of reinforcement;
+        `around`: what its graders may use.
 
         `on_change`: called when events or states have changed. `names`: model names whose jobs this
         server runs, if other servers share the store; None: all.
@@ -84,6 +98,8 @@ class FineTuningWorker:
         # store for off-thread tasks, which may wait for other processes
         self._keeper = store.patient()
         self._names = names
+        self._scheduler, self._around = scheduler, around
+        self._policy: Rollouts | None = None  # of a job that samples
         self._tokenizer, self._template = tokenizer, template
         self.on_change = on_change
         self.wake: Callable[[], None] = lambda: None  # wakes the engine thread
@@ -175,7 +191,13 @@ class FineTuningWorker:
         try:
             self.engine.prepare_training()
             n_ctx_train = self.engine.hparams.n_ctx_train
-            self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train)
+            if method_of(job) == REINFORCEMENT:
+                from logitless.engine.finetuning.reinforcement_job import prepare_reinforcement
+
+                n_ctx = min(n_ctx_train, self.engine.n_ctx_slot)  # requests sample the answers
+                self._prepared = prepare_reinforcement(job, self.store, self._tokenizer, self._template, n_ctx)
+            else:
+                self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train)
         except Exception as error:
             self._prepared = error
         self.wake()
@@ -187,6 +209,9 @@ class FineTuningWorker:
         from logitless.training.data.tokenize_rows import row_texts
 
         for record in rows_of(path, filename, filename):
+            if record.is_prompt:
+                goes_on()
+                continue
             answered = [record.answered(answer) for answer in record.answers]
             for _ in row_texts(answered or [record], self._template, filename, goes_on):
                 pass
@@ -342,21 +367,21 @@ class FineTuningWorker:
         trainable = replace(trainable, owner=self._on_device)
         settings, validation = prepared.settings, prepared.validation
         stopping = Stopping(patience=h.early_stopping_patience)
-        trainer = Trainer(
-            trainable,
-            settings,
-            prepared.order,
-            validation,
-            objective=prepared.objective,
-            stopping=stopping,
-            prefix=prefix,
-            apart=True,
-        )
+        named: Any = {"stopping": stopping, "prefix": prefix, "apart": True}
+        if prepared.grpo is not None:
+            trainer = self._reinforcement(job, prepared, trainable, named)
+        else:
+            trainer = Trainer(trainable, settings, prepared.order, validation, objective=prepared.objective, **named)
         try:
             if path.exists():
                 read_checkpoint(path).restore(trainer)
-            evaluates = len(validation) > 0 or prepared.objective is not None
-            engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=evaluates))
+            nodes = trainer.steps.plan_ahead(settings.grad_acc, validates=trainer.evaluates)
+            if self._policy is not None:
+                nodes = [
+                    *nodes,
+                    *engine.build(Shape(engine.options.n_ubatch, 64, n_top=2, weights=self._policy.handle)),
+                ]
+            engine.prepare_kernels(nodes)
             done = trainer.counters.iterations
             self._keeper.forget_events(job["id"], done)
             message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
@@ -371,12 +396,50 @@ class FineTuningWorker:
                 status="running",
                 started_at=job.get("started_at") or int(time.time()),
                 hyperparameters=values,
-                method=method_row(method_of(job), values),
+                method=method_row(method_of(job), values, grader_row(job)),
             )
         except BaseException:
-            trainer.steps.forget()
+            self._forget_run(trainer)
             raise
         return trainer
+
+    def _reinforcement(self, job: Row, prepared: Prepared, trainable: Trainable, named: dict[str, Any]) -> Trainer:
+        """The trainer of a job that learns from rewards."""
+        from logitless.engine.finetuning.rollouts import Rollouts, grading
+        from logitless.training.graders.grade import Surroundings
+        from logitless.training.graders.parse import parse_grader
+        from logitless.training.policy.reinforcement import ReinforcementTrainer, reference_steps
+        from logitless.training.policy.served_forward import ServedForward, is_served
+
+        engine, grpo, s = self.engine, prepared.grpo, prepared.settings
+        assert grpo is not None
+        assert self._scheduler is not None
+        grader = parse_grader(grader_row(job), self._around() if self._around is not None else Surroundings())
+        served = None
+        if is_served(engine.hparams):
+            types, prefix = (engine.options.type_k, engine.options.type_v), named["prefix"]
+            served = ServedForward.define(engine.session, engine.hparams, s.n_batch, s.n_ctx, types, prefix)
+        base = reference_steps(engine.session, engine.model, s, served, named["prefix"]) if grpo.beta > 0 else None
+        self._policy = Rollouts(self._scheduler, engine, trainable.model, job["id"])
+        return ReinforcementTrainer(
+            trainable,
+            s,
+            prepared.order,
+            prepared.validation,
+            grpo=grpo,
+            policy=self._policy,
+            grade=grading(grader, self._tokenizer),
+            reference=base,
+            served=served,
+            **named,
+        )
+
+    def _forget_run(self, trainer: Trainer) -> None:
+        """Free the memory of a run."""
+        if self._policy is not None:
+            self._policy.close()
+            self._policy = None
+        trainer.steps.forget()
 
     def _start_of(self, job: Row) -> str | None:
         """File of the fine-tuned model that a job starts from; None: it starts from the base model."""
@@ -427,7 +490,7 @@ class FineTuningWorker:
 
     def _told(self, job: Row, event: Event) -> None:
         from logitless.training.errors import TrainingError
-        from logitless.training.trainer import Finished, Measuring, Save, Settled, Step, Validated
+        from logitless.training.trainer import Finished, Measuring, Outside, Save, Settled, Step, Told, Validated
 
         trainer = self._trainer
         assert trainer is not None
@@ -436,10 +499,14 @@ class FineTuningWorker:
             if event.sample == event.n_samples:
                 rows = f"Reference log-probabilities of {event.n_samples} windows are measured"
                 self._send(partial(self._keeper.add_event, job["id"], rows))
+        elif isinstance(event, Outside):
+            self._send(event.call, partial(setattr, event, "result"))
+        elif isinstance(event, Told):
+            self._send(partial(self._keeper.add_event, job["id"], event.message, level=event.level))
         elif isinstance(event, Step):
             stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens
             stats.step, stats.loss = event.iteration, event.loss
-            message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}"
+            message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}{_reward(event.metrics)}"
             metrics = {
                 "step": event.iteration,
                 "train_loss": event.loss,
@@ -458,10 +525,10 @@ class FineTuningWorker:
                 "full_valid_loss": event.result.loss,
                 **{f"full_valid_{name}": value for name, value in event.result.metrics.items()},
             }
-            message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
+            message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}{_reward(event.result.metrics)}"
             publish = event.iteration < trainer.n_steps  # an epoch ended
             self._send(partial(self._tell, job, message, metrics, publish=publish))
-        elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
+        elif isinstance(event, Settled) and (event.keep or time.monotonic() - self._saved_at > SAVE_SECONDS):
             self._send(partial(self._save, job))
         elif isinstance(event, Save) and event.iteration != self._published:
             # else its epoch has published it
@@ -495,7 +562,7 @@ class FineTuningWorker:
         if trainer.counters.iterations < trainer.n_steps:
             self._keeper.add_event(job["id"], f"The job ends early: {reason}")
         events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
-        table = metrics_table(events, trainer.objective is not None)
+        table = metrics_table(events, trainer.method)
         results = self._keeper.add_file(table.encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", ""))
         job = self._keeper.get("jobs", job["id"]) or job
         best = self._best(job)
@@ -646,10 +713,10 @@ class FineTuningWorker:
 
     def _leave(self, _: object = None) -> None:
         """Release the device and choose the next job."""
-        if self._trainer is not None:
-            self._trainer.steps.forget()
         if self._work is not None:
             self._work.close()
+        if self._trainer is not None:
+            self._forget_run(self._trainer)
         if self._start_file is not None:
             self._start_file.close()
         self._work = self._trainer = self._prepared = self._start_file = None

@@ -7,10 +7,11 @@ device memory. `OpenModel.load` then reads the weights and makes the scheduler.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.finetuning.store import Store
@@ -43,6 +44,9 @@ from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.params import read_params
 from logitless.models.vision.vision_input import VisionInput
+
+if TYPE_CHECKING:
+    from logitless.training.graders.grade import Surroundings
 
 log = logging.getLogger("logitless.loading")
 
@@ -133,11 +137,19 @@ class OpenModel:
             speculator=speculator,
         )
 
-    def load(self, store: Store | None = None, *, name: str = "", names: Collection[str] | None = None) -> LoadedModel:
+    def load(
+        self,
+        store: Store | None = None,
+        *,
+        name: str = "",
+        names: Collection[str] | None = None,
+        around: Callable[[], Surroundings] | None = None,
+    ) -> LoadedModel:
         """Bring the weights to the devices and make all that requests need.
 
         `store`: files and fine-tuning jobs, of the model called `name`; with `names`, only jobs
-        of these names. MemoryError and DeviceError say why it cannot be loaded.
+        of these names. `around`: the means of the jobs' graders. MemoryError and
+        DeviceError say why it cannot be loaded.
         """
         from logitless.backends.registry import prefetch_kernels
 
@@ -161,7 +173,17 @@ class OpenModel:
         if store is not None:
             from logitless.engine.finetuning.worker import FineTuningWorker
 
-            tuning = FineTuningWorker(store, engine, self.tokenizer, self.template, adapters, name, names=names)
+            tuning = FineTuningWorker(
+                store,
+                engine,
+                self.tokenizer,
+                self.template,
+                adapters,
+                name,
+                names=names,
+                scheduler=scheduler,
+                around=around,
+            )
         return LoadedModel(
             scheduler,
             self.tokenizer,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.errors import Unavailable
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.cache_reuse import reuse_chunks
 from logitless.engine.kv_cache.context_shift import swap_in
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.kv_cache.prefix_cache import common_prefix
-from logitless.engine.requests import Event, Progress
+from logitless.engine.requests import Event, Failed, Progress
 from logitless.engine.scheduler.postprocess import failure
 from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
@@ -41,6 +42,8 @@ class Admission:
 
     def admit(self, events: Events) -> None:
         """Give slots to queued requests, then blocks to sequences that have none."""
+        if self.running.n_background:
+            self._make_way(events)
         while len(self.queue) and (free := self._free_slots()):
             seq = self.queue.take(self.running.seqs, {-1, *free})
             if seq is None:
@@ -52,6 +55,18 @@ class Admission:
             if not waits and not self._start(seq, is_first, events):
                 return
             is_first = False
+
+    def _make_way(self, events: Events) -> None:
+        """End sequences of training, the last ones first, where users wait for their slots."""
+        waiting = [seq.request.id_slot for seq in self.queue if not seq.request.background]
+        n_missing = len(waiting) - len(self._free_slots())
+        for seq in reversed(self.running.of_step(background=True)):
+            assert seq.slot is not None
+            if n_missing <= 0 and seq.slot.id not in waiting:
+                continue
+            n_missing -= 1
+            self.running.leave(seq)
+            events.append((seq, Failed(Unavailable.code, Unavailable.type, "a user's request has its slot")))
 
     def _free_slots(self) -> dict[int, Slot]:
         slots = self.running.slots

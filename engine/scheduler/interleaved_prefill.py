@@ -78,7 +78,7 @@ class InterleavedPrefill:
     def turn(self, events: Events) -> bool:
         """Compute parts while the streams may wait; False if there was nothing to do. Raises
         DeviceFailed."""
-        budget, seqs = self._budget, self._running.seqs
+        budget, seqs = self._budget, self._running.of_step(background=False)
         if self.seq is None and not budget.crowded:
             self._active = False
             return False

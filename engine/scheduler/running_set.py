@@ -26,6 +26,7 @@ class RunningSet:
     def __init__(self, kv: KVCacheManager, slots: Listed[Slot], queue: WaitingQueue, stats: SchedulerStats) -> None:
         self.seqs: list[Sequence] = []  # by rank
         self.slots = slots
+        self.n_background = 0  # sequences of training among them
         self.step = 0  # number of the current step
         self.n_released = 0  # times that a sequence gave up its blocks
         # called before the blocks go
@@ -40,7 +41,14 @@ class RunningSet:
         """Give a sequence its slot."""
         seq.slot, slot.sequence = slot, seq
         self.touch(slot)
+        self.n_background += seq.request.background
         insort(self.seqs, seq, key=lambda seq: seq.rank)
+
+    def of_step(self, *, background: bool) -> list[Sequence]:
+        """The sequences that a step of users, or one of training, may compute."""
+        if not self.n_background:
+            return [] if background else self.seqs
+        return [seq for seq in self.seqs if seq.request.background == background]
 
     def touch(self, slot: Slot) -> None:
         """Mark the slot as the one used last."""
@@ -100,6 +108,7 @@ class RunningSet:
         if seq.n_generated:
             self._queue.left(seq.t_last - seq.t_start)
         self.seqs.remove(seq)
+        self.n_background -= seq.request.background
         self.touch(slot)
 
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:

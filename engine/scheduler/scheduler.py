@@ -121,6 +121,7 @@ class Scheduler:
         self._images = ImageEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
         self._late: Events = []  # events between two steps
+        self._of_background: Events = []  # events of training's sequences, not asked for yet
         self._n_submitted = 0
         # tokens of a batch; smaller for a while after the device failed
         self._limit = self.n_ubatch
@@ -140,9 +141,9 @@ class Scheduler:
         """Weights and adapters of the sequences that run and wait."""
         return {seq.choice for seq in (*self.running, *self.queue)}
 
-    def submit(self, request: CompletionRequest, client: str = "") -> Sequence:
-        """Queue a client's request. Raises the RequestError for one that can never be served, or
-        not now."""
+    def submit(self, request: CompletionRequest, client: str = "", choice: Choice | None = None) -> Sequence:
+        """Queue a client's request. `choice`: its weights; None: those of its `lora`. Raises the
+        RequestError for one that can never be served, or not now."""
         n_prompt = len(request.prompt)
         if n_prompt == 0:
             raise InvalidRequest("prompt: must not be empty")
@@ -164,7 +165,7 @@ class Scheduler:
         stop_filter = StopFilter(
             pieces, stops, request.n_indent, keep_stop=request.stop_text, min_tokens=request.sampling.min_tokens
         )
-        choice = self.resolve_lora(request.lora)
+        choice = self.resolve_lora(request.lora) if choice is None else choice
         root = self.cache.prefixes.root_of(choice, request.cache_salt)
         seq = Sequence(self._n_submitted, request, stop_filter, root, choice, client)
         if request.reasoning is not None:
@@ -208,6 +209,22 @@ class Scheduler:
     def step(self) -> Events:
         """Admit, plan, run one batch and process its output: (sequence, event) in order; [] when
         idle."""
+        return self._without_background(self._step())
+
+    def step_background(self) -> Events:
+        """The same of training's sequences, with their events since the last call."""
+        self._late = self._without_background(self._step(background=True))
+        events, self._of_background = self._of_background, []
+        return events
+
+    def _without_background(self, events: Events) -> Events:
+        """The events of users; those of training's sequences are kept for `step_background`."""
+        if not any(seq.request.background for seq, _ in events):
+            return events
+        self._of_background += [(seq, event) for seq, event in events if seq.request.background]
+        return [(seq, event) for seq, event in events if not seq.request.background]
+
+    def _step(self, *, background: bool = False) -> Events:
         if self.idle:
             return []
         events, self._late = self._late, []
@@ -217,15 +234,18 @@ class Scheduler:
             self._shift_contexts()
         interleaved, started, plan = False, 0.0, []
         try:
-            interleaved = self._images.turn(events) | self.interleaved.turn(events)
+            if not background:
+                interleaved = self._images.turn(events) | self.interleaved.turn(events)
             started = self.clock()
-            plan = self._planner.plan(self.interleaved.takes, in_flight=self.interleaved.seq is not None)
+            in_flight = self.interleaved.seq is not None
+            plan = self._planner.plan(self.interleaved.takes, in_flight=in_flight, background=background)
         except DeviceFailed as error:  # while a prompt's part was computed, or a draft was made
             self._device_failed(error, events)
         decodes_only = all(seq.n_uncomputed == 1 for seq, _ in plan)
         while plan:  # once, unless the device fails: then the same work in smaller batches
             plan = self._run(plan, events, interleaved=interleaved)
-        self.speculator.observe(self.clock() - started, counts=decodes_only)
+        if not background:
+            self.speculator.observe(self.clock() - started, counts=decodes_only)
         events += self._running.take_lost()
         self.claims.settle()
         self.count()
@@ -248,7 +268,7 @@ class Scheduler:
         """Make the sampler and the drafters of a sequence that gets a slot."""
         seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
         seq.sampler.begin(seq.request.text_ids)
-        if seq.request.images is None:
+        if seq.request.images is None and not seq.request.background:
             seq.drafts = self.speculator.begin(seq)
 
     def _run(self, plan: Plan, events: Events, *, interleaved: bool) -> Plan:
@@ -269,7 +289,8 @@ class Scheduler:
             return self._step_failed(group, rest, error, events)
         now = self.clock()
         n_prompt = sum([n for seq, n in group if seq.n_uncomputed > 1])
-        self.prefill_budget.observe(n_prompt, len(batch.tokens), now - began, between=interleaved)
+        if not group[0][0].request.background:
+            self.prefill_budget.observe(n_prompt, len(batch.tokens), now - began, between=interleaved)
         self._process(group, result, now, events)
         self._limit = min(self.n_ubatch, 2 * self._limit)
         return rest

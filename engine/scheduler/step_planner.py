@@ -32,14 +32,14 @@ class StepPlanner:
         self._speculator = speculator
         self._n_ubatch = n_ubatch
 
-    def plan(self, interleaved: Callable[[Sequence], bool], *, in_flight: bool) -> Plan:
+    def plan(self, interleaved: Callable[[Sequence], bool], *, in_flight: bool, background: bool = False) -> Plan:
         """(sequence, tokens) of the next batch. A sequence whose grammar mask is pending delays no
         other.
 
         `interleaved`: the sequence's prompt is computed between steps; `in_flight`: such a prompt
-        is being computed.
+        is being computed; `background`: the batch is of training, else of users.
         """
-        plan, prompts, late = self._ready(interleaved)
+        plan, prompts, late = self._ready(interleaved, background)
         if not plan and not prompts and not in_flight:
             plan = late
         n_most = max(1, self._n_ubatch - bool(prompts))
@@ -54,12 +54,12 @@ class StepPlanner:
             plan = self._running.reserve(plan)
         return self._with_drafts(plan)
 
-    def _ready(self, interleaved: Callable[[Sequence], bool]) -> tuple[Plan, list[Sequence], Plan]:
+    def _ready(self, interleaved: Callable[[Sequence], bool], background: bool) -> tuple[Plan, list[Sequence], Plan]:
         """(decoding sequences, prompts, sequences whose grammar mask is pending)."""
         plan: Plan = []
         late: Plan = []
         prompts: list[Sequence] = []
-        for seq in self._running.seqs:
+        for seq in self._running.of_step(background=background):
             if seq.started:
                 n = seq.n_schedulable
                 if not n:

@@ -11,6 +11,7 @@ from logitless.engine.requests import CompletionRequest
 from logitless.engine.sequence import Sequence
 
 Line = tuple[int, str]  # (priority, client)
+BEHIND_USERS = 1 << 24  # priority of requests that wait for all others
 REMEMBERED = 1000  # clients whose last turn is kept
 
 

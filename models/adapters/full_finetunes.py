@@ -29,7 +29,18 @@ class FullFinetunes:
         # the names are of its own states
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}
         self._digests: dict[int, str] = {}  # finetunes on the device or remembered
+        self._lent: dict[int, Model] = {}  # weights that a training run changes
         self._next = 1
+
+    def lend(self, model: Model) -> int:
+        """Add a model whose weights are variables that somebody else owns and may change."""
+        handle, self._next = self._next, self._next + 1
+        self._lent[handle], self._digests[handle] = model, f"run {handle}"
+        return handle
+
+    def recall(self, handle: int) -> None:
+        """Forget a model that `lend` added."""
+        self._lent.pop(handle, None)
 
     def put(self, path: str | Path) -> int:
         """Add a file's weights; they are read at first use. ModelFileError for one of another
@@ -71,6 +82,8 @@ class FullFinetunes:
         return self._digests[handle]
 
     def model(self, handle: int) -> Model:
+        if handle in self._lent:
+            return self._lent[handle]
         return self._sets[handle][1] if handle else self._base
 
     def __contains__(self, handle: int) -> bool:
@@ -82,12 +95,13 @@ class FullFinetunes:
             gguf, _, names = self._sets.pop(handle)
             self._session.delete(names)
             gguf.close()
-        known = self._sets.keys() | set(remembered)
+        known = self._sets.keys() | self._lent.keys() | set(remembered)
         self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}
 
     def move_to(self, session: Session, base: Model) -> None:
         """Define the same weights in another session, after a device was lost."""
         self._session, self._base = session, base
+        self._lent.clear()  # its weights were those of the other session
         for handle, (gguf, _, _) in list(self._sets.items()):
             self._sets[handle] = (gguf, *self._define(handle, gguf, base.hparams))
 

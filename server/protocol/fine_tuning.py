@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.finetuning.hyperparameters import AUTOMATIC, DEFAULTS
+from logitless.engine.finetuning.hyperparameters import DEFAULTS, REINFORCED
 from logitless.engine.finetuning.job import ENDED, base_of, method_row
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
@@ -19,8 +19,10 @@ from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.fields import bad_request, read
 from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
 from logitless.training.graders.parse import parse_grader
-from logitless.training.methods.registry import METHODS, OBJECTIVES, SUPERVISED, hyperparameters
+from logitless.training.methods.grpo import LOSSES
+from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
 
+_EFFORTS = ("default", "none", "minimal", "low", "medium", "high")
 _PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
 
 
@@ -55,6 +57,42 @@ class HyperparametersBody(Struct, frozen=True, kw_only=True):
     undesirable_weight: Annotated[float, Param("of kto (1): weight of bad answers", 0, 1e3, hard=True)]
 
 
+class ReinforcementHyperparametersBody(Struct, frozen=True, kw_only=True):
+    """`hyperparameters` of reinforcement; "auto", the default, is chosen from the data."""
+
+    n_epochs: Annotated[int, _count("passes over the prompts", 1000)]
+    batch_size: Annotated[int, _count("prompts of a step", 1024)]
+    learning_rate_multiplier: Annotated[
+        float, Param("of 1e-4 for an adapter, of 1e-6 for all weights", 1e-6, 1e4, hard=True)
+    ]
+    compute_multiplier: Annotated[float, Param("of the answers to a prompt: 8 times this", 1e-5, 64, hard=True)]
+    n_samples: Annotated[int, _count("answers to a prompt; without it, compute_multiplier says", 512, 2)]
+    n_updates: Annotated[int, _count("optimizer steps on the same answers", 64)]
+    max_completion_tokens: Annotated[int, _count("tokens of an answer at most", 1 << 16)]
+    eval_interval: Annotated[int, _count("steps between two validations")]
+    eval_samples: Annotated[int, _count("answers to a prompt that validates", 512)]
+    reasoning_effort: Annotated[str, Param("where the chat template has it", choices=_EFFORTS)]
+    beta: Annotated[float, Param("weight of the divergence from the base model", 0, 1e3, hard=True)]
+    clip_range: Annotated[float, Param("of ratios around 1", 1e-3, 1, hard=True)]
+    loss_type: Annotated[str, Param("grpo or dr_grpo", choices=LOSSES)]
+    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
+    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
+    warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
+    full: Annotated[bool, Param("train all weights instead of an adapter")]
+    validation_split: Annotated[float, Param("part of the prompts that validates instead of a file", 0, 0.9, hard=True)]
+    early_stopping_patience: Annotated[
+        int,
+        _count("validations without a higher mean reward that end the job; the best is its model; 0: any", low=0),
+    ]
+
+
+class ReinforcementBody(Struct, frozen=True, kw_only=True):
+    """`method.reinforcement`."""
+
+    grader: dict[str, Any]
+    hyperparameters: dict[str, Any] | None = None
+
+
 class MethodBody(Struct, frozen=True, kw_only=True):
     """`method.supervised`, `method.dpo` and so on."""
 
@@ -70,6 +108,7 @@ class Method(Struct, frozen=True, kw_only=True):
     orpo: MethodBody | None = None
     kto: MethodBody | None = None
     simpo: MethodBody | None = None
+    reinforcement: ReinforcementBody | None = None
 
 
 class JobBody(Struct, frozen=True, kw_only=True):
@@ -80,9 +119,7 @@ class JobBody(Struct, frozen=True, kw_only=True):
     validation_file: Annotated[str, Param("the id of an uploaded file")] = ""
     suffix: Annotated[str, Param("part of the result's name")] = ""
     integrations: Annotated[Sequence[Any], Param("must be empty", most=0)] = ()
-    method: Annotated[Method, Param("{type: TYPE, TYPE: {hyperparameters}}: supervised, dpo, orpo, kto or simpo")] = (
-        Method()
-    )
+    method: Annotated[Method, Param("{type: TYPE, TYPE: {hyperparameters}}; with a grader of reinforcement")] = Method()
     hyperparameters: Annotated[Mapping[str, Any], Param("n_epochs, batch_size, lora_r, full and others")] = {}
     seed: Annotated[int, _count("of the order and the dropout", low=0)] = 0
     metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
@@ -95,8 +132,10 @@ def new_job(
     names: Set[str],
     n_ctx_train: int,
     may_see: Callable[[Row], bool] = lambda _: True,
+    around: Surroundings | None = None,
 ) -> Row:
-    """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count."""
+    """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count;
+    `around`: the means of graders."""
     asked = read(JobBody, body)
     model, suffix = asked.model, asked.suffix
     start = None if model in names else find(store, model)
@@ -114,13 +153,17 @@ def new_job(
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
         bad_request("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
     kind = asked.method.type
-    if kind == "reinforcement":
-        bad_request("method.type", f"reinforcement is not there; {', '.join(METHODS)} are")
-    if kind not in METHODS:
-        bad_request("method.type", f"must be one of {', '.join(METHODS)}")
-    if other := next((m for m in METHODS if m != kind and getattr(asked.method, m) is not None), None):
+    kinds = (*METHODS, REINFORCEMENT)
+    if kind not in kinds:
+        bad_request("method.type", f"must be one of {', '.join(kinds)}")
+    if other := next((m for m in kinds if m != kind and getattr(asked.method, m) is not None), None):
         bad_request(f"method.{other}", f"is not of the type {kind}")
-    given: MethodBody | None = getattr(asked.method, kind)
+    given: MethodBody | ReinforcementBody | None = getattr(asked.method, kind)
+    grader = given.grader if isinstance(given, ReinforcementBody) else None
+    if kind == REINFORCEMENT:
+        if grader is None:
+            bad_request("method.reinforcement.grader", "is required: it gives the rewards")
+        grader_of(grader, around or Surroundings(), "method.reinforcement.grader")
     h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start)
     if h["validation_split"] and asked.validation_file:
         bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
@@ -144,7 +187,7 @@ def new_job(
         "validation_file": asked.validation_file or None,
         "result_files": [],
         "hyperparameters": h,
-        "method": method_row(kind, h),
+        "method": method_row(kind, h, grader),
         "metadata": dict(asked.metadata) or None,
         "integrations": [],
         "seed": asked.seed,
@@ -155,13 +198,15 @@ def new_job(
 
 
 def _hyperparameters(raw: Mapping[str, Any], method: str, n_ctx_train: int, start: TunedModel | None) -> dict[str, Any]:
-    own = hyperparameters(method)
+    rewarded = method == REINFORCEMENT
+    own: Mapping[str, Any] = REINFORCED if rewarded else hyperparameters(method)
+    body = ReinforcementHyperparametersBody if rewarded else HyperparametersBody
     for name in sorted(raw):
-        if name not in HyperparametersBody.__struct_fields__:
-            bad_request(f"hyperparameters.{name}", "is not known")
-        if name in _PREFERENCE - own.keys():
-            having = ", ".join(m for m in OBJECTIVES if name in hyperparameters(m))
+        if name in (_PREFERENCE | REINFORCED.keys()) - own.keys():
+            having = ", ".join(m for m in (*OBJECTIVES, REINFORCEMENT) if name in _own(m))
             bad_request(f"hyperparameters.{name}", f"is of {having}, and the method is {method}")
+        if name not in body.__struct_fields__:
+            bad_request(f"hyperparameters.{name}", "is not known")
     given = {k: None if v == "auto" else v for k, v in raw.items()}
     if start is not None:
         given = _inherited(given, start)
@@ -169,13 +214,20 @@ def _hyperparameters(raw: Mapping[str, Any], method: str, n_ctx_train: int, star
         for name in ("lora_r", "lora_alpha"):
             if given.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
-    automatic = [name for name in AUTOMATIC if given.get(name) is None]
-    unused = dict.fromkeys(_PREFERENCE, 1.0)
-    defaults = {**DEFAULTS, **unused, **own, **dict.fromkeys(automatic, 1)}  # the numbers are replaced below
+    common = {name: value for name, value in DEFAULTS.items() if name in body.__struct_fields__}
+    automatic = [name for name, value in {**common, **own}.items() if value == "auto" and given.get(name) is None]
+    unused = {} if rewarded else dict.fromkeys(_PREFERENCE, 1.0)
+    defaults = {**common, **unused, **own, **dict.fromkeys(automatic, 2)}  # the numbers are replaced below
     most = min(n_ctx_train, 1 << 16)
-    asked = read(HyperparametersBody, given, defaults=defaults, within="hyperparameters.", context_length=most)
-    values = {name: value for name, value in asdict_struct(asked).items() if name in DEFAULTS or name in own}
+    within = "hyperparameters."
+    highs = {} if rewarded else {"context_length": most}
+    asked = read(body, given, defaults=defaults, within=within, **highs)
+    values = {name: value for name, value in asdict_struct(asked).items() if name in common or name in own}
     return {**values, **dict.fromkeys(automatic, "auto")}
+
+
+def _own(method: str) -> Mapping[str, Any]:
+    return REINFORCED if method == REINFORCEMENT else hyperparameters(method)
 
 
 def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:

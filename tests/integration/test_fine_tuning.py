@@ -153,7 +153,7 @@ def test_what_is_wrong_is_said_at_the_door(
     bad = {
         b'{"text": "a"}\n{"text": 1}': "line 2: field 'text' must be a string",
         b'{"text": "a"}\n\n{"text"': "line 3: is not valid JSON",
-        b'{"messages": [{"role": "user", "content": "a"}]}': "line 1: no message of the assistant",
+        b'{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}': "line 1: no message of the assistant",
         b'{"prompt": "a", "completion": ""}': "line 1: field 'completion' is empty",
         b"": "has no rows",
     }

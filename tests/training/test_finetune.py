@@ -94,5 +94,5 @@ def test_a_context_beyond_the_models_is_refused(session: Session, model: Path) -
 
 
 def test_a_row_at_fault_is_named(session: Session, model: Path) -> None:
-    with pytest.raises(TrainingError, match="rows: line 2: field 'completion' must be a string"):
+    with pytest.raises(TrainingError, match=r"rows: line 2: is a prompt \('prompt'\), and line 1 is"):
         FineTuning(session, model, [ROWS[0], {"prompt": "a"}], settings=SETTINGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,22 @@ class DatasetRow:
     tools: tuple[dict[str, Any], ...] = ()
     answers: tuple[Answer, ...] = ()
     format: str = field(default="", compare=False)
+    item: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the row itself, for graders
+
+    @property
+    def is_prompt(self) -> bool:
+        """True for a prompt that waits for an answer."""
+        if self.answers:
+            return False
+        if self.messages:
+            return bool(self.messages[-1]["role"] != "assistant")
+        return not any(learned for _, learned in self.parts)
+
+    @property
+    def has_answer(self) -> bool:
+        """True if there is something to imitate."""
+        said = (m["role"] == "assistant" and m.get("weight") != 0 for m in self.messages)
+        return any(learned for _, learned in self.parts) or any(said)
 
     def answered(self, answer: Answer) -> DatasetRow:
         """The prompt with an answer, of which only the answer is learned."""

@@ -40,22 +40,24 @@ def parse_row(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
         return _pair(row, number, where)
     if {"instruction", "output"} <= given:
         return _alpaca(row, number, where)
+    if isinstance(row.get("messages"), list) and given & {"messages"} and _awaits(row["messages"]):
+        given = {"messages"}  # other fields are the grader's
     kinds = [key for key in ("messages", "conversations", "instruction", "prompt", "text") if key in given]
     if len(kinds) != 1:
         raise TrainingError(f"{where}: must have one of {_FIELDS}")
     match kinds[0]:
         case "messages":
-            return DatasetRow(
-                number,
-                (),
-                _messages(row["messages"], where, "messages", learns=True),
-                _tools(row.get("tools"), where),
-                format="a conversation ('messages')",
-            )
+            messages = _messages(row["messages"], where, "messages")
+            if messages[-1]["role"] == "assistant":
+                messages = _messages(row["messages"], where, "messages", learns=True)
+            tools = _tools(row.get("tools"), where)
+            return DatasetRow(number, (), messages, tools, format="a conversation ('messages')", item=row)
         case "conversations":
             return _sharegpt(row, number, where)
         case "instruction":
             raise TrainingError(f"{where}: field 'output' must be a string")
+        case "prompt" if not row.keys() & {"completion", "label"}:
+            return _prompt(row, number, where)
         case "prompt":
             return _judged(row, number, where) if "label" in given else _completion(row, number, where)
         case _:
@@ -63,6 +65,11 @@ def parse_row(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
             if not text:
                 raise TrainingError(f"{where}: field 'text' is empty")
             return DatasetRow(number, ((text, True),), format="a text ('text')")
+
+
+def _awaits(messages: list[Any]) -> bool:
+    """True if a conversation ends with somebody else's message than the assistant's."""
+    return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
 
 
 def of_one_format(rows: Iterable[DatasetRow], name: str) -> Iterator[DatasetRow]:
@@ -76,6 +83,14 @@ def of_one_format(rows: Iterable[DatasetRow], name: str) -> Iterator[DatasetRow]
                 "all rows must have one format"
             )
         yield row
+
+
+def _prompt(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
+    format = "a prompt ('prompt')"
+    if isinstance(row["prompt"], list):
+        messages = _given(_messages(row["prompt"], where, "prompt"))
+        return DatasetRow(number, (), messages, _tools(row.get("tools"), where), format=format, item=row)
+    return DatasetRow(number, ((_text(row, "prompt", where), False),), format=format, item=row)
 
 
 def _completion(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:

@@ -92,6 +92,7 @@ class _Pieces(ABC, Generic[E]):
     """
 
     _BEYOND = "do not see the beginning"  # the tokens beyond the context
+    alignment = 1  # tokens: sequences of a window begin at multiples of it
 
     def __init__(self, examples: Iterable[E], n_tokens: int, name: str) -> None:
         self.n_tokens = n_tokens
@@ -167,6 +168,9 @@ class _Pieces(ABC, Generic[E]):
         """Tokens of each piece without its last, which is a label alone."""
         return np.diff(self._bounds) - 1
 
+    def _aligned(self, n: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return -(-n // self.alignment) * self.alignment
+
     def _window(self, pieces: Iterable[int]) -> Sample:
         """These pieces one after another. They do not see each other, so each has the loss that it
         has alone."""
@@ -182,7 +186,7 @@ class _Pieces(ABC, Generic[E]):
             weights[at : at + n] = self._learn[a + 1 : b]
             starts.append(at)
             rows.append(i)
-            at += n
+            at += -(-n // self.alignment) * self.alignment
         if at < self.n_tokens:
             starts.append(at)  # padding is its own sequence
             rows.append(-1)
@@ -245,7 +249,7 @@ class ByExample(_Pieces[E]):
         """Pieces of each window for a batch of examples: the longest piece first, each into the
         fullest window that has room for it."""
         pieces = [i for k in indices.tolist() for i in range(int(self._rows[k]), int(self._rows[k + 1]))]
-        lengths = self._lengths
+        lengths = self._aligned(self._lengths)
         windows: list[list[int]] = []
         rooms: list[tuple[int, int]] = []  # (free tokens, window), sorted
         for i in sorted(pieces, key=lambda i: -int(lengths[i])):
@@ -295,8 +299,11 @@ class Groups(ByExample[tuple[Example, ...]]):
 
     _BEYOND = "are left out"
 
-    def __init__(self, groups: Iterable[tuple[Example, ...]], n_tokens: int, *, name: str = "the data") -> None:
+    def __init__(
+        self, groups: Iterable[tuple[Example, ...]], n_tokens: int, *, name: str = "the data", alignment: int = 1
+    ) -> None:
         self._values = array("f")
+        self.alignment = alignment
         super().__init__(groups, n_tokens, name=name)
         self.values = np.array(self._values, np.float64)  # (rows,): how each was judged
 

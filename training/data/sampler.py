@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.training.data.packing import Dataset, Examples, Sample
+from logitless.training.data.packing import Dataset, Sample
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 
@@ -161,8 +161,6 @@ class Sampler(_Order):
 class ExampleSampler(_Order):
     """Order of examples. A batch is packed into windows, and ends with its epoch."""
 
-    dataset: Examples
-
     def n_batches(self, n_epochs: float, n: int) -> int:
         whole, part = divmod(n_epochs, 1)
         return int(whole) * math.ceil(len(self) / n) + math.ceil(part * len(self) / n)
@@ -171,11 +169,15 @@ class ExampleSampler(_Order):
         left = len(self) - self.next
         return min(n, left or len(self))
 
-    def take(self, n: int) -> list[Sample]:
+    def draw(self, n: int) -> I32:
+        """Indices of the next batch of n."""
         self._end_epoch()
         drawn = self._order[self.next : self.next + n]
         self.next += len(drawn)
-        return [self.dataset.window(pieces) for pieces in self.dataset.pack(drawn)]
+        return drawn
+
+    def take(self, n: int) -> list[Sample]:
+        return [self.dataset.window(pieces) for pieces in self.dataset.pack(self.draw(n))]
 
     def validation(self, indices: I32) -> tuple[int, Iterator[Sample]]:
         windows = self.dataset.pack(indices)

@@ -72,6 +72,10 @@ def row_texts(
                 f"{name}: line {record.line}: is {record.format}; supervised learning has no use for it: choose a "
                 "method of preference, such as dpo"
             )
+        if not record.has_answer:
+            answer = "no message of the assistant is there to learn from"
+            told = answer if record.messages else "field 'completion' must be a string"
+            raise TrainingError(f"{name}: line {record.line}: {told} (reinforcement alone learns from prompts)")
         chat = record.messages and (template is not None or not record.parts)
         turns = _turns(record, template, f"{name}: line {record.line}", check) if chat else [record.parts]
         for parts in turns:

@@ -7,13 +7,15 @@ from dataclasses import fields
 from typing import Any
 
 from logitless.training.errors import TrainingError
+from logitless.training.methods.grpo import GRPO
 from logitless.training.methods.kto import KTO
 from logitless.training.methods.objective import Objective
 from logitless.training.methods.preference import DPO, ORPO, SimPO
 
 SUPERVISED = "supervised"  # the method without an objective
 OBJECTIVES: dict[str, type[Objective]] = {o.NAME: o for o in (DPO, ORPO, KTO, SimPO)}
-METHODS = (SUPERVISED, *OBJECTIVES)
+METHODS = (SUPERVISED, *OBJECTIVES)  # that learn from data
+REINFORCEMENT = GRPO.NAME  # learns from rewards
 
 
 def hyperparameters(method: str) -> dict[str, float]:

@@ -9,7 +9,10 @@ import functools
 import numpy as np
 
 from logitless.graph.op import Array, Case, Variable, op, require, writing
+from logitless.graph.ops.elementwise import scale
 from logitless.graph.ops.sampling import samplers as s
+from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.training.loss import cross_entropy_back
 from logitless.graph.tensor import Shape, Tensor
 
 PERTURB = 512  # vocabulary of the cases
@@ -185,6 +188,13 @@ def _(logits: Tensor, ids: Tensor, targets: Tensor, n: int) -> tuple[Shape, str]
     return (rows, 1 + 2 * n), "f32"
 
 
+@log_probs.vjp
+def _(g: Tensor, y: Tensor, logits: Tensor, ids: Tensor, targets: Tensor, n: int) -> tuple[Tensor | None, ...]:
+    """A gradient for targets that are given, without likeliest ids."""
+    require(n == 0, "log_probs", "there is no gradient with likeliest ids", logits)
+    return cross_entropy_back(scale(reshape(g, shape=(-1,)), factor=-1.0), logits, targets), None, None
+
+
 @log_probs.case
 def _(r: np.random.Generator) -> Case:
     ids = np.array([[3 | s.NO_DIST], [5], [700]], np.int32)
@@ -196,6 +206,11 @@ def _(r: np.random.Generator) -> Case:
     logits = np.float64(np.float32(r.normal(size=(3, 300)) * 3))
     ids = np.array([[3, 0], [5, 0], [200, 0]], np.int32)
     return [logits, ids, np.array([-1, 17, -1], np.int32)], {"n": 5}
+
+
+@log_probs.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 70)) * 2, np.zeros((4, 1), np.int32), np.array([0, 69, 7, 7], np.int32)], {"n": 0}
 
 
 DEFAULT = (s.TOP_K, s.TYP_P, s.TOP_P, s.MIN_P, s.XTC, s.TEMPERATURE, s.DIST)

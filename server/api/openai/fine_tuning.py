@@ -15,6 +15,7 @@ from logitless.engine.finetuning.store import Row
 from logitless.engine.finetuning.tuned_models import find
 from logitless.server.api.context import CONTEXT, json_response, sse
 from logitless.server.api.openai.files import found, listed, seen, shown
+from logitless.server.api.openai.graders import surroundings
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.clients import CLIENT
 from logitless.server.protocol.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
@@ -33,7 +34,8 @@ async def create(request: web.Request) -> web.Response:
         name = body.get("model")
         if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
             body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
-        return new_job(body, tuning.store, tuning.base, names, n_ctx, client.may_see) | {"owner": client.owner}
+        around = surroundings(context.service, config)
+        return new_job(body, tuning.store, tuning.base, names, n_ctx, client.may_see, around) | {"owner": client.owner}
 
     job = await context.parsed(request, parse)
 

@@ -248,7 +248,7 @@ def test_special_tokens_of_all_rows_are_those_of_inference(shared_data: Path) ->
         ("[1]", "line 2: must be a JSON object"),
         ('{"a": 1}', "line 2: must have one of 'text'"),
         ('{"text": "a", "prompt": "b"}', "line 2: must have one of 'text'"),
-        ('{"prompt": "a"}', "line 2: field 'completion' must be a string"),
+        ('{"prompt": "a", "completion": 1}', "line 2: field 'completion' must be a string"),
         ('{"text": NaN}', "line 2: is not valid JSON: NaN is not a JSON number"),
         ('{"text": "\\ud800"}', "line 2: a surrogate escape without its partner"),
         ('{"text": "a", "text": "b"}', "line 2: key 'text' stands twice"),

@@ -1,0 +1,252 @@
+"""GRPO against its formula, and the trainer's log-probabilities against the sampler's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.engine.finetuning.rollouts import Rollouts
+from logitless.engine.loading.open_model import OpenModel, open_model
+from logitless.engine.loading.options import ModelOptions
+from logitless.engine.runner.model_runner import ModelRunner
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.graph.backend import Backend
+from logitless.models.synthetic.model import Shape
+from logitless.training.data.prompts import Prompts
+from logitless.training.data.sampler import ExampleSampler
+from logitless.training.graders.grade import Grade
+from logitless.training.methods.grpo import GRPO, of_answers
+from logitless.training.policy.reinforcement import Answer, Batch, ReinforcementTrainer, reference_steps
+from logitless.training.policy.served_forward import ServedForward
+from logitless.training.schedule import OptimizerSettings, Schedule
+from logitless.training.scratch import new_model
+from logitless.training.step import Steps, outcome
+from logitless.training.trainable import LoraOptions, Trainable, lora
+from logitless.training.trainer import Settings, Settled, Step
+
+F64 = np.ndarray[Any, np.dtype[np.float64]]
+LENGTH = 64
+
+
+# -- the formula
+
+
+def by_formula(x: F64, y: F64, reference: F64 | None, row: F64, a: F64, g: GRPO) -> float:
+    """Equation 3 of arXiv 2402.03300 with its equation 4, of one batch, token by token."""
+    total, n = 0.0, len(a)
+    for i in range(n):
+        own = 0.0
+        for x_t, y_t, r_t in zip(
+            x[row == i], y[row == i], (x if reference is None else reference)[row == i], strict=True
+        ):
+            ratio = np.exp(x_t - y_t)
+            clipped = min(max(ratio, 1 - g.clip), 1 + g.clip)
+            kl = np.exp(r_t - x_t) - (r_t - x_t) - 1
+            own += min(ratio * a[i], clipped * a[i]) - g.beta * kl
+        total += own / ((row == i).sum() if g.loss_type == "grpo" else g.max_tokens)
+    return -total / n
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_slopes_are_the_formulas(loss_type: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    g = GRPO(n_samples=4, max_tokens=9, beta=0.1 * seed, loss_type=loss_type)
+    row = np.repeat(np.arange(8), rng.integers(1, 9, 8))
+    old = -rng.exponential(1.5, len(row))
+    new = old + rng.normal(0, 0.3, len(row))
+    reference = None if not seed else old + rng.normal(0, 0.5, len(row))
+    a = g.advantages(rng.normal(size=(2, 4))).reshape(-1)
+    found = g.measure(new, old, reference, row, a)
+    assert found.loss == pytest.approx(by_formula(new, old, reference, row, a, g), rel=1e-12)
+    for i in range(len(row)):
+        up, down = new.copy(), new.copy()
+        up[i] += 1e-6
+        down[i] -= 1e-6
+        slope = (by_formula(up, old, reference, row, a, g) - by_formula(down, old, reference, row, a, g)) / 2e-6
+        assert found.slopes[i] == pytest.approx(slope, abs=1e-8)
+
+
+def test_advantages_compare_the_answers_to_one_prompt() -> None:
+    rewards = np.array([[1.0, 0, 0, 0], [3, 3, 3, 3], [np.nan, 1, 2, np.nan], [np.nan, np.nan, 5, np.nan]])
+    plain = GRPO(loss_type="dr_grpo").advantages(rewards)
+    np.testing.assert_array_equal(plain, [[0.75, -0.25, -0.25, -0.25], [0] * 4, [0, -0.5, 0.5, 0], [0] * 4])
+    scaled = GRPO().advantages(rewards)
+    np.testing.assert_allclose(scaled[0], plain[0] / (np.std(rewards[0], ddof=1) + 1e-4))
+    np.testing.assert_allclose(scaled[2][1:3], plain[2][1:3] / (np.std([1, 2], ddof=1) + 1e-4))
+
+
+def test_batches_are_kept_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    answers = tuple(
+        Answer(rng.integers(0, 99, n).astype(np.int32), -rng.exponential(size=n).astype(np.float32)) for n in (3, 1, 4)
+    )
+    prompts = tuple(np.arange(n, dtype=np.int32) for n in (2, 5, 1))
+    batch = Batch(prompts, answers, np.array([[0.1, np.nan, 3]]), tuple(a.log_probs * 2 for a in answers), 1)
+    back = Batch.of_arrays(batch.arrays())
+    np.testing.assert_array_equal(back.rewards, batch.rewards)
+    assert back.n_done == 1
+    tokens = [[*b.prompts, *(a.tokens for a in b.answers)] for b in (batch, back)]
+    for mine, other in zip(*tokens, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert back.reference is not None
+    for a, b, r in zip(answers, back.answers, back.reference, strict=True):
+        assert a.log_probs.tobytes() == b.log_probs.tobytes()
+        assert r.tobytes() == (a.log_probs * 2).tobytes()
+
+
+# -- the trainer and the sampler
+
+
+class Run:
+    """A model that answers requests while an adapter of it is trained."""
+
+    def __init__(self, path: Path, device: str = "cpu", **options: Any) -> None:
+        self.model: OpenModel = open_model(path, ModelOptions(device=device, ctx_size=4 * LENGTH, **options))
+        self.runner: ModelRunner = self.model.engine()
+        self.runner.load()
+        self.scheduler: Scheduler = self.model.scheduler(self.runner)
+        self.types = self.runner.options.type_k, self.runner.options.type_v
+        self.trainable: Trainable = lora(self.runner.session, self.runner.model, LoraOptions(4, seed=1), "run")
+        rng = np.random.default_rng(2)
+        for name, p in zip(self.trainable.names, self.trainable.params, strict=True):
+            if name.endswith("lora_b"):  # an adapter that changes something
+                self.runner.session.write(p.name, rng.normal(0, 0.1, p.shape).astype(np.float32))
+        self.policy = Rollouts(self.scheduler, self.runner, self.trainable.model, "run")
+
+    def served(self, n: int = 2, prefix: str = "run") -> ServedForward:
+        return ServedForward.define(self.runner.session, self.runner.hparams, n, LENGTH, self.types, prefix)
+
+    def trainer(
+        self, prompts: list[list[int]], reward: Callable[[Any, Any], float], **grpo: Any
+    ) -> ReinforcementTrainer:
+        ids = tuple(np.array(p, np.int32) for p in prompts)
+        order = ExampleSampler(Prompts(ids, ({},) * len(ids)), np.arange(len(ids), dtype=np.int32), "prompts")
+        settings = Settings(n_ctx=LENGTH, n_batch=2, n_examples=2, n_epochs=4, schedule=Schedule(3e-3, "constant", 0))
+        served = self.served()
+        beta = grpo.get("beta", 0.0)
+        runner = self.runner
+        base = reference_steps(runner.session, runner.model, settings, served, "run") if beta else None
+        return ReinforcementTrainer(
+            self.trainable,
+            settings,
+            order,
+            np.zeros(0, np.int32),
+            grpo=GRPO(n_samples=4, max_tokens=12, **grpo),
+            policy=self.policy,
+            grade=lambda answers: [Grade(reward(*answer)) for answer in answers],
+            reference=base,
+            prefix="run",
+            served=served,
+        )
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    new_model(tmp_path / "m.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=256), seed=3)
+    return tmp_path / "m.gguf"
+
+
+@pytest.fixture
+def run(model: Path) -> Iterator[Run]:
+    found = Run(model, threads=1)
+    yield found
+    found.close()
+
+
+def answers_of(run: Run, n: int, n_tokens: int) -> tuple[list[Any], list[Answer]]:
+    prompts = [np.array([1, 70 + i % 7, 100, 40 + i % 3][: 2 + i % 3], np.int32) for i in range(n)]
+    return prompts, outcome(run.policy.sample(prompts, list(range(n)), n_tokens, 0))
+
+
+def assert_same_log_probs(run: Run, n: int) -> None:
+    """The trainer's log-probabilities of sampled tokens are the sampler's, bit for bit."""
+    trainer = run.trainer([[1, 70], [1, 71]], lambda *_: 0.0)
+    prompts, answers = answers_of(run, -(-n // 48), 48)
+    log_probs = _all(trainer._log_probs(trainer.steps, prompts, answers))
+    assert sum(len(a.tokens) for a in answers) >= 0.9 * n
+    for answer, own in zip(answers, log_probs, strict=True):
+        assert answer.log_probs.tobytes() == own.tobytes()
+
+
+def _all(events: Any) -> Any:
+    while True:
+        try:
+            next(events)
+        except StopIteration as done:
+            return done.value
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_samplers_log_probabilities_are_the_trainers(
+    model: Path, device: str, open_device: Callable[[str], Backend], request: pytest.FixtureRequest
+) -> None:
+    if device != "cpu":
+        open_device(device)  # skips without it
+    run = Run(model, device)
+    assert_same_log_probs(run, 10_000 if request.config.getoption("--long") else 480 if device == "cpu" else 192)
+    run.close()
+
+
+def test_the_trainers_own_forward_pass_rounds_otherwise(run: Run) -> None:
+    """What the test above is worth: another sum of the same numbers differs."""
+    trainer = run.trainer([[1, 70], [1, 71]], lambda *_: 0.0)
+    prompts, answers = answers_of(run, 4, 48)
+    plain = Steps(run.trainable, OptimizerSettings(), n_batch=2, n_ctx=LENGTH, prefix="plain")
+    served = _all(trainer._log_probs(trainer.steps, prompts, answers))
+    own = _all(trainer._log_probs(plain, prompts, answers))
+    assert any(a.tobytes() != b.tobytes() for a, b in zip(served, own, strict=True))
+    for a, b in zip(served, own, strict=True):
+        np.testing.assert_allclose(a, b, atol=0.05)
+
+
+def test_gradients_are_those_of_the_trainers_own_graph(model: Path) -> None:
+    run = Run(model, threads=1, cache_type_k="f32", cache_type_v="f32")
+    trainer = run.trainer([[1, 70], [1, 71]], lambda *_: 0.0)
+    prompts, answers = answers_of(run, 3, 20)
+    windows = trainer._windows(prompts, answers)
+    found: list[dict[str, Any]] = []
+    for served in (run.served(prefix="other"), None):
+        steps = Steps(
+            run.trainable,
+            OptimizerSettings(),
+            n_batch=2,
+            n_ctx=LENGTH,
+            prefix=f"{served is None}",
+            on_gradients=lambda g: found.append(g),
+            served=served,
+        )
+        outcome(steps.step([windows], 1, 0.0))
+    for name, gradient in found[0].items():
+        np.testing.assert_allclose(gradient, found[1][name], rtol=1e-3, atol=1e-4 * np.abs(gradient).max())
+    run.close()
+
+
+def test_first_steps_are_on_policy_and_later_ones_are_not(run: Run) -> None:
+    def rewards(tokens: Any, _: Any) -> float:
+        return float(np.mean(tokens % 2))
+
+    trainer = run.trainer([[1, 70], [1, 71], [1, 72]], rewards, n_updates=2, beta=0.05)
+    ratios, kls = [], []
+    for event in trainer.work():
+        if isinstance(event, Settled) and event.keep:
+            batch = trainer.batch
+            assert batch is not None
+            prompts, answers = list(batch.prompts), list(batch.answers)
+            own, _ = of_answers(_all(trainer._log_probs(trainer.steps, prompts, answers)))
+            told, _ = of_answers([a.log_probs for a in answers])
+            assert (np.exp(own - told) == 1).all()
+        if isinstance(event, Step):
+            ratios.append(event.metrics["ratio"])
+            kls.append(event.metrics["kl"])
+    assert len(ratios) == trainer.n_steps == 16
+    assert ratios[::2] == [1.0] * 8
+    assert all(ratio != 1 for ratio in ratios[1::2])
+    assert all(kl > 0 for kl in kls)

@@ -1,0 +1,356 @@
+"""Reinforcement learning: sampled answers are graded, and the better ones become more likely.
+
+A batch is `n_samples` answers to each of some prompts, by the weights of the moment. The first
+optimizer step on it needs no forward pass of its own: the log-probabilities that the sampler told
+are the trainer's (training/policy/served_forward.py), so all ratios are 1. What a batch is made of (tokens,
+log-probabilities, rewards) is part of the run's state; seeds follow from its place in the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.execution.session import Session
+from logitless.models.model import Model
+from logitless.training.data.packing import Groups, Sample
+from logitless.training.data.prompts import Prompts
+from logitless.training.data.sampler import ExampleSampler
+from logitless.training.data.tokenize_rows import I32, Example
+from logitless.training.errors import TrainingError
+from logitless.training.graders.grade import Grade
+from logitless.training.methods.grpo import GRPO, PolicyLoss, of_answers, rewards_told
+from logitless.training.methods.objective import F64
+from logitless.training.policy.served_forward import ALIGNMENT, ServedForward
+from logitless.training.reporting.results import Result, means
+from logitless.training.schedule import OptimizerSettings
+from logitless.training.step import Slice, Slices, Steps
+from logitless.training.trainable import FULL, Trainable
+from logitless.training.trainer import (
+    Control,
+    Event,
+    Outside,
+    Settings,
+    Settled,
+    Step,
+    Told,
+    Trainer,
+    Validated,
+    Validating,
+)
+
+F32 = npt.NDArray[np.float32]
+# answers with the items that they answer → their grades, in order
+GradeAll = Callable[[Sequence[tuple[I32, Mapping[str, Any]]]], list[Grade]]
+_OF_BATCH, _OF_VALIDATION = 5, 6  # of seeds
+SLICES = 16  # of sampling, after which the run may be paused or cancelled
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sampled answer: its tokens, with the one that ends it, and their log-probabilities."""
+
+    tokens: I32
+    log_probs: F32
+
+
+class Policy(Protocol):
+    """Samples from the weights that are being trained, as they are."""
+
+    def sample(
+        self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: int, version: int
+    ) -> Slices[list[Answer]]:
+        """An answer to each prompt, each by its own seed, in slices. `version`: changes with the
+        weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """R answers that are learned from. `n_done`: optimizer steps on it so far."""
+
+    prompts: tuple[I32, ...]
+    answers: tuple[Answer, ...]
+    rewards: F64  # (P, n); NaN: not graded
+    reference: tuple[F32, ...] | None  # log-probabilities before the run
+    n_done: int = 0
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All of it, as a checkpoint keeps it: int32 and float64."""
+        found: dict[str, npt.NDArray[Any]] = {
+            "shape": np.array([*self.rewards.shape, self.n_done], np.int32),
+            "prompt_lengths": np.array([len(ids) for ids in self.prompts], np.int32),
+            "prompt_tokens": np.concatenate(self.prompts).astype(np.int32),
+            "answer_lengths": np.array([len(a.tokens) for a in self.answers], np.int32),
+            "answer_tokens": np.concatenate([a.tokens for a in self.answers]).astype(np.int32),
+            "log_probs": np.concatenate([a.log_probs for a in self.answers]).astype(np.float64),
+            "rewards": self.rewards.reshape(-1),
+        }
+        if self.reference is not None:
+            found["reference"] = np.concatenate(self.reference).astype(np.float64)
+        return found
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Batch:
+        n_prompts, n, n_done = arrays["shape"].tolist()
+
+        def parts(name: str, lengths: str, kind: Any) -> list[npt.NDArray[Any]]:
+            return np.split(arrays[name].astype(kind), np.cumsum(arrays[lengths])[:-1])
+
+        tokens, told = (
+            parts("answer_tokens", "answer_lengths", np.int32),
+            parts("log_probs", "answer_lengths", np.float32),
+        )
+        reference = parts("reference", "answer_lengths", np.float32) if "reference" in arrays else None
+        return cls(
+            tuple(parts("prompt_tokens", "prompt_lengths", np.int32)),
+            tuple(map(Answer, tokens, told)),
+            arrays["rewards"].reshape(n_prompts, n),
+            None if reference is None else tuple(reference),
+            n_done,
+        )
+
+
+class ReinforcementTrainer(Trainer):
+    """A run that learns from rewards. The examples of its order are prompts."""
+
+    def __init__(
+        self,
+        *args: Any,
+        grpo: GRPO,
+        policy: Policy,
+        grade: GradeAll,
+        reference: Steps | None = None,
+        **named: Any,
+    ) -> None:
+        """As a Trainer. `reference`: graphs of the weights that a `beta` above 0 holds on to."""
+        super().__init__(*args, **named)
+        self.grpo, self.policy, self.grade, self._reference_steps = grpo, policy, grade, reference
+        self.batch: Batch | None = None
+        self._order_before: dict[str, Any] | None = None
+        self.steps.accumulates()
+        if grpo.beta > 0 and reference is None:
+            raise TrainingError("beta needs a reference")
+
+    @property
+    def method(self) -> str:
+        return self.grpo.NAME
+
+    @property
+    def evaluates(self) -> bool:
+        return True
+
+    @property
+    def n_steps(self) -> int:
+        return _n_steps(self.order, self.settings.n_epochs, self.settings.n_logical, self.grpo, self.settings.max_steps)
+
+    @property
+    def _prompts(self) -> Prompts:
+        dataset: Any = self.order.dataset
+        return dataset  # type: ignore[no-any-return]
+
+    def _step(self, control: Control) -> Generator[Event, None, Step]:
+        s, c = self.settings, self.counters
+        if self.batch is None or self.batch.n_done == self.grpo.n_updates:
+            yield from self._next_batch()
+        batch = self.batch
+        assert batch is not None
+        found, windows = yield from self._measured_batch(batch)
+        batches = [windows[i : i + s.n_batch] for i in range(0, len(windows), s.n_batch)]
+        _, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate, 1.0)
+        self.batch = replace(batch, n_done=batch.n_done + 1)
+        c.iterations += 1
+        c.tokens += sum(len(a.tokens) for a in batch.answers)
+        self.just_initialized = False
+        metrics = {**rewards_told(batch.rewards), **found.metrics}
+        c.epochs = c.samples // len(self.order)
+        self.epoch_result.add(found.loss, len(batch.answers), 0, metrics)
+        told = means(metrics)
+        return Step(
+            c.iterations,
+            self.n_steps,
+            control.epoch,
+            (c.samples - 1) % len(self.order) + 1,
+            len(self.order),
+            found.loss,
+            told.get("mean_reward", math.nan),
+            norm,
+            control.rate,
+            control.rate / s.schedule.alpha,
+            len(windows) * s.n_ctx,
+            self.epoch_result,
+            told,
+        )
+
+    # -- batches
+
+    def _next_batch(self) -> Generator[Event, None, None]:
+        """Sample and grade the next answers."""
+        n, first = self.grpo.n_samples, self.counters.samples
+        assert isinstance(self.order, ExampleSampler)
+        self._order_before = self.order.state()  # until the batch is there, the run has not changed
+        indices = self.order.draw(self.settings.n_logical)
+        seeds = [_seed(self.order.seed, _OF_BATCH, first + i, k) for i in range(len(indices)) for k in range(n)]
+        prompts, items = self._repeated(indices, n)
+        answers = yield from self._sampled(prompts, seeds)
+        rewards = yield from self._graded(answers, items)
+        reference = None
+        if self.grpo.beta > 0:
+            assert self._reference_steps is not None
+            reference = yield from self._log_probs(self._reference_steps, prompts, answers)
+        if not self.steps.is_served:  # the server rounds otherwise than the trainer
+            own = yield from self._log_probs(self.steps, prompts, answers)
+            answers = [replace(a, log_probs=x) for a, x in zip(answers, own, strict=True)]
+        self.batch = Batch(
+            tuple(prompts), tuple(answers), rewards.reshape(-1, n), None if reference is None else tuple(reference)
+        )
+        self.counters.samples += len(indices)
+        self._order_before = None
+        yield Settled(keep=True)
+
+    def _sampled(
+        self, prompts: Sequence[I32], seeds: Sequence[int], *, settles: bool = True
+    ) -> Generator[Event, None, list[Answer]]:
+        """Answers by the weights of the moment. `settles`: the run may be left between two slices,
+        because it samples the same ones again."""
+        sampling = self.policy.sample(prompts, seeds, self.grpo.max_tokens, self.counters.iterations)
+        n = 0
+        try:
+            while True:
+                yield next(sampling)
+                n += 1
+                if settles and n % SLICES == 0:
+                    yield Settled()
+        except StopIteration as done:
+            answers: list[Answer] = done.value
+            return answers
+        finally:
+            sampling.close()
+
+    def _repeated(self, indices: npt.NDArray[Any], n: int) -> tuple[list[I32], list[Mapping[str, Any]]]:
+        each = [int(i) for i in indices for _ in range(n)]
+        return [self._prompts.tokens[i] for i in each], [self._prompts.items[i] for i in each]
+
+    def _graded(self, answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]) -> Generator[Event, None, F64]:
+        """Rewards (R,); NaN for an answer that could not be graded. TrainingError: none could."""
+        given = [(a.tokens, item) for a, item in zip(answers, items, strict=True)]
+        work = Outside(lambda: self.grade(given))
+        yield work
+        grades: list[Grade] = work.outcome()
+        problems = [grade.problem for grade in grades if grade.problem]
+        if problems:
+            told = f"{len(problems)} of {len(grades)} answers could not be graded: {problems[0][:300]}"
+            if len(problems) == len(grades):
+                raise TrainingError(told)
+            yield Told(f"{told}; they are left out", "warn")
+        return np.array([math.nan if grade.problem else grade.reward for grade in grades], np.float64)
+
+    def _groups_of(self, prompts: Sequence[I32], answers: Sequence[Answer]) -> Groups:
+        def example(prompt: I32, answer: Answer) -> tuple[Example, ...]:
+            learn = np.arange(len(prompt) + len(answer.tokens)) >= len(prompt)
+            return (Example(np.concatenate([prompt, answer.tokens]).astype(np.int32), learn),)
+
+        return Groups(map(example, prompts, answers), self.settings.n_ctx, name="answers", alignment=ALIGNMENT)
+
+    def _windows(self, prompts: Sequence[I32], answers: Sequence[Answer]) -> list[Sample]:
+        groups = self._groups_of(prompts, answers)
+        return [groups.window(pieces) for pieces in groups.pack(np.arange(len(groups), dtype=np.int32))]
+
+    def _log_probs(
+        self, steps: Steps, prompts: Sequence[I32], answers: Sequence[Answer]
+    ) -> Generator[Event, None, list[F32]]:
+        """Log-probabilities of the answers' tokens, by a forward pass."""
+        found: list[F32] = [np.zeros(0, np.float32)] * len(answers)
+        windows, n = self._windows(prompts, answers), self.settings.n_batch
+        for i in range(0, len(windows), n):
+            part = windows[i : i + n]
+            outputs = yield from steps.evaluation(part)
+            for window, losses in zip(part, outputs.losses.reshape(-1, self.settings.n_ctx), strict=False):
+                row = window.rows_of_tokens()
+                for k in window.rows:
+                    if k >= 0:
+                        found[k] = -losses[(row == k) & (window.weights > 0)]
+            yield Slice()
+        return found
+
+    def _measured_batch(self, batch: Batch) -> Generator[Event, None, tuple[PolicyLoss, list[Sample]]]:
+        """Loss of a batch, and windows with the weights of its gradient."""
+        old, row = of_answers([a.log_probs for a in batch.answers])
+        new = old  # by the weights that they were sampled from
+        if batch.n_done:
+            own = yield from self._log_probs(self.steps, batch.prompts, batch.answers)
+            new, _ = of_answers(own)
+        reference = None if batch.reference is None else of_answers(batch.reference)[0]
+        advantages = self.grpo.advantages(batch.rewards).reshape(-1)
+        found = self.grpo.measure(new, old, reference, row, advantages)
+        slopes = np.split(found.slopes, np.cumsum([len(a.tokens) for a in batch.answers])[:-1])
+        # answers without a gradient take no part; one at least, as there is a step
+        learned = [i for i, slope in enumerate(slopes) if slope.any()] or [0]
+        windows = self._windows([batch.prompts[i] for i in learned], [batch.answers[i] for i in learned])
+        weighted = []
+        for window in windows:
+            weights, of = np.zeros(len(window.weights), np.float32), window.rows_of_tokens()
+            for k in window.rows:
+                if k >= 0:
+                    weights[(of == k) & (window.weights > 0)] = -slopes[learned[k]]
+            weighted.append(replace(window, weights=weights))
+        return found, weighted
+
+    # -- validation
+
+    def _between(self, step: Step) -> Generator[Event, None, None]:
+        if self.batch is not None and self.batch.n_done == self.grpo.n_updates:
+            self.batch = None
+        yield from super()._between(step)
+
+    def _validate(self) -> Generator[Event, None, None]:
+        self._validated = self.counters.iterations
+        if not len(self.validation_indices):
+            return
+        n = self.grpo.eval_samples
+        prompts, items = self._repeated(self.validation_indices, n)
+        at = self.counters.iterations
+        seeds = [
+            _seed(self.order.seed, _OF_VALIDATION, i, k) for i in range(len(self.validation_indices)) for k in range(n)
+        ]
+        answers = yield from self._sampled(prompts, seeds, settles=False)
+        rewards = yield from self._graded(answers, items)
+        metrics = rewards_told(rewards.reshape(-1, n))
+        result = Result()
+        result.add(-means(metrics).get("mean_reward", math.nan), len(answers), 0, metrics)
+        yield Validating(len(answers), len(answers), result)
+        self.stopping.validated(result.loss, at)
+        yield Validated(at, self.counters.epochs, result)
+
+    # -- state
+
+    def state(self) -> dict[str, Any]:
+        state = {**super().state(), "batch": {} if self.batch is None else self.batch.arrays()}
+        return state if self._order_before is None else {**state, "order": self._order_before}
+
+    def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:
+        same = super().restore(state, force_reshuffle=force_reshuffle)
+        arrays = state.get("batch", {})
+        self.batch = Batch.of_arrays(arrays) if arrays and same else None
+        return same
+
+
+def reference_steps(session: Session, model: Model, s: Settings, served: ServedForward | None, prefix: str) -> Steps:
+    """Graphs of the log-probabilities of a model that the run does not change."""
+    frozen = Trainable(FULL, session, model, (), ())
+    sgd = OptimizerSettings(kind="sgd")
+    return Steps(frozen, sgd, n_batch=s.n_batch, n_ctx=s.n_ctx, prefix=f"{prefix}.reference", apart=True, served=served)
+
+
+def _n_steps(order: Any, n_epochs: float, n_logical: int, grpo: GRPO, max_steps: int) -> int:
+    by_epochs = order.n_batches(n_epochs, n_logical) * grpo.n_updates if n_epochs > 0 else 0
+    return int(min(n for n in (by_epochs, max_steps) if n > 0))
+
+
+def _seed(*of: int) -> int:
+    """A seed of a request; the greatest one means a random seed."""
+    return int(np.random.SeedSequence(of).generate_state(1)[0]) % 0xFFFFFFFF
