@@ -6,7 +6,7 @@ application's."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, NoReturn, cast
 from urllib.parse import quote
 
@@ -86,7 +86,7 @@ class _Connection(asyncio.Transport):
     """The host's connection as handlers see it: its addresses, and `abort`."""
 
     def __init__(self, scope: Message, abort: Callable[[], object]) -> None:
-        names = {"peername": scope.get("client"), "sockname": scope.get("server")}
+        names = {"peername": scope.get("client"), "sockname": _address(scope.get("server"))}
         super().__init__({**names, "sslcontext": scope.get("scheme") == "https" or None})
         self._abort, self._closing = abort, False
 
@@ -103,6 +103,13 @@ class _Connection(asyncio.Transport):
     @property
     def _sendfile_compatible(self) -> NoReturn:
         raise NotImplementedError  # asyncio asks for it; aiohttp then writes files in pieces
+
+
+def _address(told: Sequence[Any] | None) -> tuple[str, int] | str:
+    """The server's end of a connection as asyncio tells it. A host that tells none counts as a Unix socket, over
+    which web pages are judged."""
+    host, port = told or ("", None)
+    return host if port is None else (host, port)
 
 
 class _Flow(BaseProtocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
@@ -24,6 +25,7 @@ _LOCAL_SUFFIXES = (".localhost", ".internal")  # never names of the public DNS (
 _FORMS = frozenset({"text/plain", "multipart/form-data"})  # content types that a page may send without asking
 _CURL = "application/x-www-form-urlencoded"  # a form's, too, and what `curl -d` says of any body
 _ELSEWHERE = frozenset({"cross-site", "same-site"})
+_KEPT = 64  # hosts and addresses that were judged
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -43,6 +45,7 @@ class Origins:
         own = socket.gethostname().lower()
         listening = (name.strip().lower() for name in config.host.split(",") if not name.endswith(UNIX_SUFFIX))
         self._names = frozenset({*_LOCAL, own, f"{own}.local", *listening, *self._hosts})
+        self._knows = lru_cache(_KEPT)(lambda host: self._is_known(_split(f"//{host}")))  # most requests name the same
 
     def check(self, request: web.Request, path: str) -> None:
         """Forbidden, UnsupportedMediaType: a web page of somebody else may have sent the request, and
@@ -51,7 +54,7 @@ class Origins:
             return
         if "*" not in self._hosts and (self._hosts or _is_loopback(request)):
             for host in request.headers.getall("Host", ()):
-                if not self._is_known(_split(f"//{host}")):
+                if not self._knows(host):
                     raise Forbidden(f"header 'Host': this server has no such name: {host[:100]!r} (--allowed-hosts)")
         if request.method == "OPTIONS":
             return
@@ -129,10 +132,15 @@ def _is_local(request: web.Request) -> bool:
 
 def _is_loopback(request: web.Request) -> bool:
     address = _address(request)
-    if not isinstance(address, tuple):
-        return False
+    return isinstance(address, tuple) and _is_loopback_address(address[0])
+
+
+@lru_cache(_KEPT)
+def _is_loopback_address(address: str) -> bool:
+    if address == "localhost":  # an ASGI host may tell a name
+        return True
     with suppress(ValueError):
-        ip = ipaddress.ip_address(address[0].partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
         return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
     return False
 

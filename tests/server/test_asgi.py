@@ -168,6 +168,29 @@ async def test_below_another_applications_path() -> None:
         await app.close()
 
 
+@pytest.mark.parametrize(
+    "told",
+    [("127.0.0.1", 80), ["127.0.0.1", 80], ["::1", 80], ["localhost", 80], ["/run/x.sock", None], None],
+    ids=str,
+)
+async def test_foreign_pages_are_judged_however_the_host_tells_its_address(told: Any) -> None:
+    def headers(**given: str) -> list[tuple[bytes, bytes]]:
+        return [(name.lower().encode(), value.encode()) for name, value in given.items()]
+
+    async with running() as server:
+        app = ASGIApp(make_app(server.service, ServerConfig(model_path="x")), nothing, nothing)
+        told_scope = {**SCOPE, "path": "/props", "server": told}
+        has_name = told is not None and told[1] is not None  # names are judged over TCP alone
+        for given, wanted in (
+            (headers(Host="127.0.0.1"), 200),
+            (headers(Host="127.0.0.1", Origin="http://elsewhere.example"), 403),
+            (headers(Host="elsewhere.example"), 403 if has_name else 200),
+        ):
+            start, _ = await exchange(app, {**told_scope, "headers": given}, EMPTY)
+            assert start["status"] == wanted, given
+        await app.close()
+
+
 async def test_the_lifespan_starts_and_closes_the_model() -> None:
     llm = AsyncLLM(ctx_size=256, parallel=2)
     app = asgi_app(llm, alias="tiny")
