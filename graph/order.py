@@ -65,7 +65,8 @@ def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor
         if t not in nodes:
             nodes[t] = None
             stack += t.src[::-1]
-    writing = {name for name, declared in OPS.items() if declared.writes} - ALIASES
+    # looked up one by one: another thread may import ops meanwhile
+    writing = {op for op in {t.op for t in nodes} - ALIASES if op in OPS and OPS[op].writes}
     writers = [(t, _unaliased(t.src[i])) for t in nodes if t.op in writing for i in OPS[t.op].writes]
     readers: dict[Tensor, list[Tensor]] = {overwritten: [] for _, overwritten in writers}
     for t in nodes if writers else ():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
+from logitless.graph import op
 from logitless.graph.ops.elementwise import add, mul, scale, silu
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.order import toposort
@@ -67,3 +69,15 @@ def test_toposort_of_a_deep_chain_is_linear() -> None:
     for _ in range(5_000):
         t = overwritten(t)
     assert len(toposort([t])) == 10_001
+
+
+def test_toposort_does_not_mind_a_thread_that_imports_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks ops up: going through the registry fails when that grows."""
+
+    class Growing(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(op, "OPS", Growing(op.OPS))
+    x = feed("x", (4,))
+    assert [t.op for t in toposort([add(x, x)])] == ["feed", "add"]
