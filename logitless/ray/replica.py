@@ -25,6 +25,7 @@ class Replica:
         self._llm = AsyncLLM(config.model or None, data_dir=data_dir or None, **options)
         self._llm.share_jobs(config.id)
         self._app = asgi_app(self._llm, alias=config.id, ui=False, behind_router=True, metrics=True)
+        self.__del__ = self.close  # of the object: Serve calls it, and the garbage collector does not
         await self._llm.start()
 
     async def exchange(self, scope: Message, body: bytes, route: Route) -> AsyncGenerator[list[Message], None]:
@@ -77,6 +78,6 @@ class Replica:
             return await self._llm.stats()
         return {}
 
-    async def __del__(self) -> None:
-        """Serve calls it when the replica's requests have ended."""
+    async def close(self) -> None:
+        """Unload the model, once the replica's requests have ended."""
         await self._llm.close()

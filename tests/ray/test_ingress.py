@@ -67,7 +67,7 @@ async def fleet(
         for each in models.values():
             for replica in each.replicas:
                 replica.check_health()
-                await replica.__del__()
+                await replica.close()
 
 
 def chat(**fields: Any) -> dict[str, Any]:
