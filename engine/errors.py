@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from errno import EDQUOT, EFBIG, ENOSPC
-from typing import Any
+from typing import TypedDict, Unpack
+
+
+class Extra(TypedDict, total=False):
+    """Further members of the error object (`server.protocol.answers.errors.ErrorDetail`)."""
+
+    n_prompt_tokens: int
+    n_ctx: int
+    param: str
 
 
 class RequestError(Exception):
@@ -14,7 +22,7 @@ class RequestError(Exception):
 
     retry_after: int | None = None  # seconds, where trying again may help
 
-    def __init__(self, message: str, **extra: Any) -> None:
+    def __init__(self, message: str, **extra: Unpack[Extra]) -> None:
         message = " ".join(message.splitlines())  # it may quote the client
         super().__init__(message)
         self.message = message

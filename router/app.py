@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import web
+from msgspec import convert
+from msgspec.structs import replace
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, NotSupported, Unavailable
 from logitless.engine.finetuning.job import base_of
@@ -19,7 +21,7 @@ from logitless.router.catalog import CatalogError
 from logitless.router.conversations import Conversations
 from logitless.router.fleet import LOADED, Entry, Fleet
 from logitless.router.jobs import RouterJobs
-from logitless.router.listing import ModelMeta, download_item, events, model_item
+from logitless.router.listing import Known, download_item, events, model_item
 from logitless.router.ollama import Fields, OllamaRoutes, Pass
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
@@ -40,6 +42,8 @@ from logitless.server.listen import listen
 from logitless.server.middleware import Guard
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.traffic import TRAFFIC
+from logitless.server.protocol.answers.llamacpp import Done, RouterProps
+from logitless.server.protocol.answers.models import Health, Modality, ModelEntry, ModelMeta
 from logitless.server.protocol.fields import read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
@@ -70,7 +74,7 @@ class Router:
         self._keys = Keys(config.api_keys, config.api_key_file)
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
-        self._meta: ModelMeta = WeakKeyDictionary()
+        self._known: Known = WeakKeyDictionary()
         self._cached = CachedModels(fleet, cache, self._read_again)
         self.downloads = self._cached.downloads
         self._conversations = Conversations()
@@ -150,7 +154,7 @@ class Router:
     # -- endpoints of the router itself
 
     async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
+        return json_response(Health())
 
     async def _models(self, request: web.Request) -> web.Response:
         """GET /models; ?reload=1 reads the folder and the presets anew."""
@@ -173,30 +177,30 @@ class Router:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, LookupError, ValueError):
                 async with asyncio.timeout(_SOON), self._session.get(f"{child.url}/v1/models") as answer:
                     told = (await answer.json())["data"][0]
-                    self._meta[child] = {name: told[name] for name in ("meta", "architecture")}
+                    self._known[child] = convert(told["meta"], ModelMeta), convert(told["architecture"], Modality)
 
         children = [m.child for m in self._fleet.models.values() if m.state == LOADED and m.child is not None]
-        await asyncio.gather(*(ask_one(child) for child in children if child not in self._meta))
+        await asyncio.gather(*(ask_one(child) for child in children if child not in self._known))
 
     async def _read_again(self) -> None:
         async with self._reading:  # in order: an older reading must not replace a newer one
             self._fleet.update(await to_thread(self._read))
 
-    def _listed(self, request: web.Request, *, checkpoints: bool) -> Iterator[dict[str, Any]]:
-        item = partial(model_item, meta=self._meta, whole=request[CLIENT].is_admin)
+    def _listed(self, request: web.Request, *, checkpoints: bool) -> Iterator[ModelEntry]:
+        item = partial(model_item, known=self._known, whole=request[CLIENT].is_admin)
         yield from (item(m) for m in self._fleet.models.values() if not m.entry.hidden)
         yield from (download_item(download) for download in self.downloads.running.values() if download.files)
         for name, base in self._desk.tuned(checkpoints=checkpoints):
             if (model := self._fleet.get(base)) is not None:
                 own = model.entry.name
-                yield {**item(model), "id": name, "aliases": [], "root": own, "parent": own}
+                yield replace(item(model), id=name, aliases=[], root=own, parent=own)
 
     async def _model(self, request: web.Request) -> web.Response:
         for item in self._listed(request, checkpoints=True):
-            if request.match_info["id"] in (item["id"], *item["aliases"]):
+            if request.match_info["id"] in (item.id, *item.aliases):
                 return info.model_response(request, item)
         hidden = self._fleet.find(request.match_info["id"])
-        return info.model_response(request, model_item(hidden, self._meta, whole=request[CLIENT].is_admin))
+        return info.model_response(request, model_item(hidden, self._known, whole=request[CLIENT].is_admin))
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return description(self._config, self._keys)
@@ -209,30 +213,21 @@ class Router:
         """GET /props: the router's, or with ?model= the model's."""
         if request.query.get("model"):
             return await self._pass_on(request)
+        ui = bool(self._config.ui)
         return json_response(
-            {
-                "role": "router",
-                "max_instances": self._limit,
-                "models_autoload": self.autoload,
-                "model_alias": "logitless",
-                "model_path": "none",
-                "default_generation_settings": {"params": {}, "n_ctx": 0},
-                "total_slots": 0,
-                "modalities": {"vision": False, "audio": False},
-                "endpoint_slots": False,
-                "endpoint_props": False,
-                "endpoint_metrics": False,
-                "ui": self._config.ui,
-                "webui": self._config.ui,
-                "build_info": BUILD_INFO,
-                "is_sleeping": False,
-            }
+            RouterProps(
+                max_instances=self._limit,
+                models_autoload=self.autoload,
+                ui=ui,
+                webui=ui,
+                build_info=BUILD_INFO,
+            )
         )
 
     async def _load(self, request: web.Request) -> web.Response:
         """POST /models/load: begin to load; GET /models has the state."""
         self._fleet.load(await self._named(request))
-        return json_response({"success": True})
+        return json_response(Done())
 
     async def _unload(self, request: web.Request) -> web.Response:
         """POST /models/unload: unload a model with its requests, or cancel its download."""
@@ -241,12 +236,12 @@ class Router:
             await self.downloads.cancel(name)
         else:
             self._fleet.unload(name)
-        return json_response({"success": True})
+        return json_response(Done())
 
     async def _download(self, request: web.Request) -> web.Response:
         """POST /models: begin to download a model from the hub or an address; GET /models has the progress."""
         await self._cached.download(await self._named(request))
-        return json_response({"success": True})
+        return json_response(Done())
 
     async def _remove(self, request: web.Request) -> web.Response:
         """DELETE /models?model=: delete a downloaded model with its files, or cancel its download."""
@@ -254,7 +249,7 @@ class Router:
         if not name:
             raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
         await self._cached.remove(name)
-        return json_response({"success": True})
+        return json_response(Done())
 
     async def _named(self, request: web.Request) -> str:
         async with self._body(request) as body:

@@ -13,49 +13,51 @@ from logitless.router.fleet import CACHE, LOADED, UNLOADED, UNLOADING, Fleet, Mo
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import sse
 from logitless.server.api.info import architecture
+from logitless.server.protocol.answers.models import Modality, ModelEntry, ModelMeta, ModelStatus
 
 _STARTED = int(time.time())
 
 
-ModelMeta = MutableMapping[ServerProcess, dict[str, Any]]  # `meta` and `architecture` of a child's model
+Known = MutableMapping[ServerProcess, tuple[ModelMeta, Modality]]  # of a child's model
 
 
-def model_item(model: Model[ServerProcess], meta: ModelMeta, *, whole: bool) -> dict[str, Any]:
+def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> ModelEntry:
     """Item of /models: llama-server's, and the reason of a failure. `whole`: with the flags, the
     preset and the path, which are not for users."""
     entry = model.entry
-    status: dict[str, Any] = {"value": _state(model), "args": [], "preset": ""}
+    status = ModelStatus(value=_state(model), args=[], preset="")
     if whole:
-        status |= {"args": list(entry.args), "preset": entry.preset}
+        status.args, status.preset = list(entry.args), entry.preset
     if model.state == UNLOADED and model.error:
-        status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
-    more: dict[str, Any] = {"aliases": list(entry.aliases), "tags": list(entry.tags)}
+        status.failed, status.exit_code, status.error = True, model.exit_code, model.error
+    item = _item(entry.name, entry.source, status, images=entry.images)
+    item.aliases, item.tags = list(entry.aliases), list(entry.tags)
     if whole:
-        more["path"] = entry.path
-    if model.child is not None and model.child in meta:
-        more |= meta[model.child]
-    return _item(entry.name, entry.source, status, images=entry.images) | more
+        item.path = entry.path
+    if model.child is not None and model.child in known:
+        item.meta, item.architecture = known[model.child]
+    return item
 
 
-def download_item(download: Download) -> dict[str, Any]:
+def download_item(download: Download) -> ModelEntry:
     """Item of /models of a model that is being downloaded."""
-    return _item(download.name, CACHE, {"value": "downloading", "args": []}) | download.progress
+    item = _item(download.name, CACHE, ModelStatus(value="downloading", args=[]))
+    item.progress = download.progress
+    return item
 
 
-def _item(name: str, source: str, status: dict[str, Any], *, images: bool = False) -> dict[str, Any]:
-    return {
-        "id": name,
-        "aliases": [],
-        "tags": [],
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": "logitless",
-        "path": "",
-        "status": status,
-        "architecture": architecture(images=images),
-        "source": source,
-        "can_remove": source == CACHE,
-    }
+def _item(name: str, source: str, status: ModelStatus, *, images: bool = False) -> ModelEntry:
+    return ModelEntry(
+        id=name,
+        aliases=[],
+        tags=[],
+        created=_STARTED,
+        path="",
+        status=status,
+        architecture=architecture(images=images),
+        source=source,
+        can_remove=source == CACHE,
+    )
 
 
 def _state(model: Model[ServerProcess]) -> str:

@@ -18,7 +18,8 @@ from logitless.server.api.ollama.answers import said
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
 from logitless.server.api.ollama.models import FOREVER, listed, not_here, shown, version
 from logitless.server.clients import CLIENT
-from logitless.server.protocol.answers.ollama import ListedModels, OllamaAnswer
+from logitless.server.protocol.answers.errors import OllamaError
+from logitless.server.protocol.answers.ollama import ListedModels, OllamaAnswer, PullProgress
 from logitless.server.protocol.dialects.ollama import Named, PullBody, ShowBody
 from logitless.server.protocol.dialects.ollama_names import candidates, seconds, timestamp
 from logitless.server.protocol.fields import read
@@ -126,23 +127,18 @@ class OllamaRoutes:
             if asked.stream:
                 return await _stream(request, lines)
             last = [line async for line in lines][-1]
-            return json_response(last, 502 if "error" in last else 200)
+            return json_response(last, 502 if isinstance(last, OllamaError) else 200)
 
         return await self._read_body(request, pull)
 
-    async def _progress(self, download: Download | None) -> AsyncIterator[Fields]:
+    async def _progress(self, download: Download | None) -> AsyncIterator[PullProgress | OllamaError]:
         """Lines of a download; None: the model is here."""
-        yield {"status": "pulling manifest"}
+        yield PullProgress("pulling manifest")
         while download is not None and self._cached.downloads.running.get(download.name) is download:
             for file, counts in download.files.items():
-                yield {
-                    "status": f"pulling {file}",
-                    "digest": file,
-                    "total": counts["total"],
-                    "completed": counts["done"],
-                }
+                yield PullProgress(f"pulling {file}", file, counts["total"], counts["done"])
             await self._fleet.changed()
-        yield {"error": download.error} if download is not None and download.error else {"status": "success"}
+        yield OllamaError(download.error) if download is not None and download.error else PullProgress("success")
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         """DELETE /api/delete: delete a downloaded model with its files, or cancel its download."""
@@ -172,7 +168,7 @@ def _file(model: Model[ServerProcess]) -> ModelFile:
     return model_file(model.entry.path)
 
 
-async def _stream(request: web.Request, lines: AsyncIterator[Fields]) -> web.StreamResponse:
+async def _stream(request: web.Request, lines: AsyncIterator[PullProgress | OllamaError]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     async for line in lines:

@@ -163,13 +163,10 @@ def description(config: ServerConfig, keys: Keys) -> web.Response:
     """All of it as an OpenAPI document."""
     from logitless.server.openapi.document import document  # its tables are made when someone asks
 
-    prefix = config.api_prefix.rstrip("/")
-    told = (
-        (method.lower(), prefix + re.sub(r"{(\w+):[^}]*}", r"{\1}", path))
-        for method, path in endpoints()
-        if method != "HEAD"
+    routes = (
+        (method.lower(), re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in endpoints() if method != "HEAD"
     )
-    return json_response(document(BUILD_INFO, told, keys=bool(keys)))
+    return json_response(document(BUILD_INFO, routes, prefix=config.api_prefix.rstrip("/"), keys=bool(keys)))
 
 
 def _later(name: str) -> Handler:

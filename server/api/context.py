@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
+from msgspec.structs import replace
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
@@ -28,6 +29,7 @@ from logitless.server.config import ServerConfig
 from logitless.server.observing.prompts import PromptFiles
 from logitless.server.observing.record import RECORD
 from logitless.server.outgoing.fetch import fetch_all
+from logitless.server.protocol.answers.errors import AnthropicError, Error, ErrorDetail, OllamaError
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.media.sources import MAX_BYTES, PURPOSES, SourceError, Sources, Unfetched
 from logitless.server.slashes import canonical
@@ -184,9 +186,9 @@ def json_response(data: object, status: int = 200) -> web.Response:
     return web.Response(body=encode_json(data), status=status, content_type="application/json", charset="utf-8")
 
 
-def error_object(error: RequestError) -> dict[str, Any]:
+def error_object(error: RequestError) -> Error:
     """The error as llama-server and OpenAI's API show it."""
-    return {"error": {"code": error.code, "message": error.message, "type": error.type, **error.extra}}
+    return Error(ErrorDetail(code=error.code, message=error.message, type=error.type, **error.extra))
 
 
 _ANTHROPICS = {  # of our types; all others have the same name there
@@ -197,15 +199,14 @@ _ANTHROPICS = {  # of our types; all others have the same name there
 }
 
 
-def anthropics_error(error: RequestError) -> dict[str, Any]:
+def anthropics_error(error: RequestError) -> AnthropicError:
     """The error as Anthropic's API shows it."""
-    told = error_object(error)["error"]
-    return {"type": "error", "error": {**told, "type": _ANTHROPICS.get(error.type, error.type)}}
+    return AnthropicError(error=replace(error_object(error).error, type=_ANTHROPICS.get(error.type, error.type)))
 
 
-def ollamas_error(error: RequestError) -> dict[str, Any]:
+def ollamas_error(error: RequestError) -> OllamaError:
     """The error as Ollama's API shows it."""
-    return {"error": error.message}
+    return OllamaError(error.message)
 
 
 _OLLAMAS = re.compile(
@@ -225,7 +226,7 @@ def is_anthropics(request: web.BaseRequest) -> bool:
     return "anthropic-version" in request.headers or "/v1/messages" in canonical(request.path)
 
 
-def _shape(request: web.BaseRequest) -> Callable[[RequestError], dict[str, Any]]:
+def _shape(request: web.BaseRequest) -> Callable[[RequestError], Struct]:
     if is_anthropics(request):
         return anthropics_error
     return ollamas_error if is_ollamas(request) else error_object

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from logitless.engine.errors import Forbidden, NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
@@ -15,13 +15,14 @@ from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
 from logitless.server.protocol.answers.llamacpp import DefaultSettings, Done, Modalities, Props
+from logitless.server.protocol.answers.models import Health, Modality, ModelEntry, ModelMeta, Models, NativeModel
 from logitless.server.protocol.dialects import anthropic
 
 
 async def health(request: web.Request) -> web.Response:
     """GET /health: 503 while loading."""
     _ = request.app[CONTEXT].served
-    return json_response({"status": "ok"})
+    return json_response(Health())
 
 
 async def models(request: web.Request) -> web.Response:
@@ -32,35 +33,15 @@ async def models(request: web.Request) -> web.Response:
     return models_response(request, [_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))])
 
 
-def models_response(request: web.Request, models: Iterable[dict[str, Any]]) -> web.Response:
+def models_response(request: web.Request, models: Iterable[ModelEntry]) -> web.Response:
     """A list of models, in the shape that the client reads."""
-    anthropics = is_anthropics(request)
-    return json_response(anthropic.listed(models, request.query) if anthropics else _listed(models))
-
-
-def _listed(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """OpenAI's list, with llama-server's `models` beside it."""
+    if is_anthropics(request):
+        return json_response(anthropic.listed(models, request.query))
     data = list(models)
-    return {"models": [_item(each["id"]) for each in data], "object": "list", "data": data}
+    return json_response(Models(models=[NativeModel(name=each.id, model=each.id) for each in data], data=data))
 
 
-def _item(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "model": name,
-        "type": "model",
-        "capabilities": ["completion"],
-        **dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), ""),
-        "tags": [""],
-        "details": {
-            **dict.fromkeys(("parent_model", "family", "parameter_size", "quantization_level"), ""),
-            "format": "gguf",
-            "families": [""],
-        },
-    }
-
-
-def model_response(request: web.Request, model: dict[str, Any]) -> web.Response:
+def model_response(request: web.Request, model: ModelEntry) -> web.Response:
     """One model, in the shape that the client reads."""
     return json_response(anthropic.model_info(model) if is_anthropics(request) else model)
 
@@ -68,12 +49,10 @@ def model_response(request: web.Request, model: dict[str, Any]) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}."""
     context = request.app[CONTEXT]
-    data = next(
-        (tuned for tuned in _tuned(context, checkpoints=True) if tuned["id"] == request.match_info["id"]),
-        _model(context),
-    )
-    if request.match_info["id"] not in {data["id"], *context.config.names}:
-        raise NotFound(f"no such model: {request.match_info['id']}")
+    id = request.match_info["id"]
+    data = next((tuned for tuned in _tuned(context, checkpoints=True) if tuned.id == id), _model(context))
+    if id not in {data.id, *context.config.names}:
+        raise NotFound(f"no such model: {id}")
     return model_response(request, data)
 
 
@@ -82,41 +61,39 @@ def asks_checkpoints(request: web.Request) -> bool:
     return request.query.get("checkpoints", "").lower() in ("1", "true")
 
 
-def _tuned(context: Context, *, checkpoints: bool) -> list[dict[str, Any]]:
+def _tuned(context: Context, *, checkpoints: bool) -> list[ModelEntry]:
     """Adapters and whole finetunes that have the name of a model."""
     known = context.served.adapters
     base = _model(context)
     return [
-        {**base, "id": entry.name, "aliases": [], "tags": [], "root": base["id"], "parent": base["id"]}
+        replace(base, id=entry.name, aliases=[], tags=[], root=base.id, parent=base.id)
         for entry in (known.entries if known is not None else ())
         if entry.name and not entry.removed and (entry.listed or checkpoints)
     ]
 
 
-def _model(context: Context) -> dict[str, Any]:
+def _model(context: Context) -> ModelEntry:
     info, config = context.served.info, context.config
-    return {
-        "id": config.model,
-        "aliases": list(config.aliases or ([config.alias] if config.alias else [])),
-        "tags": list(config.tags),
-        "object": "model",
-        "created": STARTED,
-        "owned_by": "logitless",
-        "architecture": architecture(images=context.served.vision is not None),
-        "meta": {
-            "vocab_type": info.vocab_type,
-            "n_vocab": info.n_vocab,
-            "n_ctx_train": info.n_ctx_train,
-            "n_embd": info.n_embd,
-            "n_params": info.n_params,
-            "size": info.nbytes,
-        },
-    }
+    return ModelEntry(
+        id=config.model,
+        aliases=list(config.aliases or ([config.alias] if config.alias else [])),
+        tags=list(config.tags),
+        created=STARTED,
+        architecture=architecture(images=context.served.vision is not None),
+        meta=ModelMeta(
+            vocab_type=info.vocab_type,
+            n_vocab=info.n_vocab,
+            n_ctx_train=info.n_ctx_train,
+            n_embd=info.n_embd,
+            n_params=info.n_params,
+            size=info.nbytes,
+        ),
+    )
 
 
-def architecture(*, images: bool) -> dict[str, list[str]]:
+def architecture(*, images: bool) -> Modality:
     """Modalities of a model in OpenAI's list, as llama-server tells them."""
-    return {"input_modalities": ["text", *(["image"] if images else [])], "output_modalities": ["text"]}
+    return Modality(["text", *(["image"] if images else [])])
 
 
 async def props(request: web.Request) -> web.Response:

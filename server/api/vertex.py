@@ -14,6 +14,7 @@ from logitless.engine.sampling.params import Param
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.generate import collect
 from logitless.server.api.openai.chat import ChatReply
+from logitless.server.protocol.answers.openai import Predictions
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.fields import bad_request, read
@@ -52,9 +53,9 @@ async def predict(request: web.Request) -> web.Response:
         except RequestError as error:
             raise InvalidRequest(f"instances[{i}]: {error.message}") from None
 
-    predictions = []
+    predictions: list[Any] = []
     for job in await context.parsed(request, parse):
         reply = ChatReply(job, context.served, context.config)
         await collect(request, context, job, reply)
         predictions.append(reply.whole())
-    return json_response({"predictions": predictions})
+    return json_response(Predictions(predictions))

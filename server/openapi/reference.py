@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, params_of
-from logitless.server.openapi.document import OLLAMA, OPERATIONS, Body
-from logitless.server.openapi.requests import Schema, body_schema
-from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema
+from logitless.server.openapi.operations import ERRORS, OLLAMA, OPERATIONS, Body, Operation
+from logitless.server.openapi.schemas import Schema, answer_schema, object_schema, of_types
+from logitless.server.protocol.answers.errors import Error
 from logitless.server.protocol.generation import Generation
 
 _SHARED = "Generation fields"
@@ -21,33 +21,44 @@ _SHARED = "Generation fields"
 def markdown() -> str:
     """The endpoints by tag, the fields that every request that generates text has, and the answers' objects."""
     parts, objects = [], dict[str, Schema]()
-    for tag in dict.fromkeys(row[3] for row in OPERATIONS):
+    for error in (Error, *ERRORS.values()):
+        objects |= answer_schema(error)[1]
+    for tag in dict.fromkeys(each.tag for each in OPERATIONS):
         parts.append(f"## {tag}\n")
-        for method, path, aliases, of, summary, body, streams in OPERATIONS:
-            if of != tag:
-                continue
-            parts.append(f"### {method.upper()} {path}\n\n{_plain(summary)}.\n")
-            if aliases:
-                parts.append("Also " + ", ".join(f"`{name}`" for name in aliases) + ".\n")
-            parts += _fields(body)
-            parts.append(_answer(method, path, streams, objects, lines=of == OLLAMA))
+        for operation in OPERATIONS:
+            if operation.tag == tag:
+                parts += _operation(operation, objects)
     parts += [f"## {_SHARED}\n", _table([Generation], ()), "## Objects of answers\n"]
     return "\n".join([*parts, *(_object(name, schema) for name, schema in sorted(objects.items()))])
 
 
-def _answer(method: str, path: str, streams: bool, objects: dict[str, Schema], *, lines: bool) -> str:
-    """The types of an endpoint's answer and of its stream's events; `objects` gets the types that they refer to."""
-    schema, components = answer_schema(REPLIES.get((method, path), {}))
-    told = f"Answer: {_linked(schema)}." if schema else ""
-    if streams:
-        told += " Unless `stream` is false, one a line" if lines else " With `stream`, server-sent events"
-        if path in EVENTS and not lines:
-            events, more = answer_schema(EVENTS[path])
-            components |= more
-            told += f": {_linked(events)}"
-        told += "."
-    objects |= components
-    return told.strip() + "\n"
+def _operation(operation: Operation, objects: dict[str, Schema]) -> list[str]:
+    """One endpoint; `objects` gets those that its answer refers to."""
+    parts = [f"### {operation.method.upper()} {operation.path}\n\n{_plain(operation.summary)}.\n"]
+    if operation.aliases:
+        parts.append("Also " + ", ".join(f"`{name}`" for name in operation.aliases) + ".\n")
+    if operation.query:
+        schemas, _ = of_types(operation.query.values())
+        pairs = zip(operation.query, schemas, strict=True)
+        fields = [f"`{name}` {_linked(schema)}{_limits(schema)}" for name, schema in pairs]
+        parts.append(f"Query: {'; '.join(fields)}.\n")
+    return [*parts, *_fields(operation.body), *_answer(operation, objects)]
+
+
+def _answer(operation: Operation, objects: dict[str, Schema]) -> list[str]:
+    """The types of an endpoint's answer and of its stream's events; `objects` gets those that they refer to."""
+    told = []
+    if operation.answer is not None:
+        schema, components = answer_schema(operation.answer)
+        objects |= components
+        told.append(f"Answer: {_linked(schema)}.")
+    if operation.events is not None:
+        schema, components = answer_schema(operation.events)
+        objects |= components
+        stream = "With `stream`, server-sent events" if operation.answer else "Answer: server-sent events"
+        stream = "Unless `stream` is false, lines of JSON" if operation.tag == OLLAMA else stream
+        told.append(f"{stream}: {_linked(schema)}." if schema else f"{stream}.")
+    return [" ".join(told) + "\n"] if told else []
 
 
 def _object(name: str, schema: Schema) -> str:
@@ -68,6 +79,8 @@ def _linked(schema: Schema) -> str:
         return " or ".join(dict.fromkeys(_linked(each) for each in schema["anyOf"]))
     if "enum" in schema:
         return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if schema.get("format") == "binary":
+        return "the bytes"
     if schema.get("items"):
         return f"array of {_linked(schema['items'])}"
     if isinstance(schema.get("additionalProperties"), dict) and schema["additionalProperties"]:
@@ -78,7 +91,7 @@ def _linked(schema: Schema) -> str:
 
 def _fields(body: Body | None) -> list[str]:
     """The fields of a body; those of Generation by a link."""
-    if body is None or isinstance(body, dict):
+    if not body:
         return []
     generates = any(issubclass(kind, Generation) for kind in body)
     parts = [_table(body, Generation.__struct_fields__ if generates else ())]
@@ -91,7 +104,7 @@ def _table(kinds: Sequence[type[Struct]], hidden: Sequence[str]) -> str:
     """Names, type, default and meaning of the fields of these structs."""
     rows = []
     for kind in kinds:
-        schema, components = body_schema(kind)
+        schema, components = object_schema((kind,))
         for name, (_, param) in params_of(kind).items():
             if name in hidden:
                 continue

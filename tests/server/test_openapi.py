@@ -6,12 +6,16 @@ import json
 import re
 from typing import Any
 
+import pytest
+from msgspec import to_builtins
+
 from logitless.engine.async_engine import AsyncEngine
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import OPEN_TO_ALL
-from logitless.server.openapi.document import OPERATIONS, body_of, document
-from logitless.server.openapi.responses import EVENTS, REPLIES, answer_schema, event_schema
+from logitless.server.openapi.document import document
+from logitless.server.openapi.operations import JSON, OPERATIONS
+from logitless.server.openapi.schemas import answer_schema, body_schema
 from logitless.server.ui.page import PAGE
 from tests.helpers.http_fakes import running
 from tests.helpers.paths import ROOT
@@ -27,29 +31,32 @@ async def test_it_is_served():
 
 
 def routes() -> set[tuple[str, str]]:
+    """(method, path) of the application, but for the page."""
     app = make_app(AsyncEngine(), ServerConfig())
-    return {
+    found = {
         (route.method.lower(), route.resource.canonical.replace("{id:.+}", "{id}"))
         for route in app.router.routes()
         if route.resource is not None and route.method != "HEAD" and route.name != OPEN_TO_ALL
     }
+    return {(method, path) for method, path in found if path not in PAGE}
 
 
 async def test_every_route_is_in_it_and_no_page():
     async with running() as server, server.http.get(f"{server.url}/openapi.json") as response:
         paths = (await response.json())["paths"]
     told = {(method, path) for path, methods in paths.items() for method in methods}
-    assert told == {(method, path) for method, path in routes() if path not in PAGE}
+    assert told == routes()
 
 
-def test_nothing_is_described_that_is_gone() -> None:
-    described = {(m, name) for m, path, aliases, *_ in OPERATIONS for name in (path, *aliases)}
+def test_nothing_is_described_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    described = {(each.method, name) for each in OPERATIONS for name in (each.path, *each.aliases)}
     assert described <= routes()
 
 
 def test_it_is_sound() -> None:
     """Ids are unique, references exist, parameters are those of the path, keys are asked for where there are some."""
-    made = document("x", [(method, f"/api{path}") for method, path in routes()], keys=True)
+    made = to_builtins(document("x", routes(), prefix="/api", keys=True))
     assert "a chat" in made["paths"]["/api/v1/chat/completions"]["post"]["summary"]
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
     ids = [operation["operationId"] for operation in operations]
@@ -67,14 +74,34 @@ def test_it_is_sound() -> None:
     json.dumps(made, allow_nan=False)
 
 
+@pytest.mark.parametrize("vertex", [False, True])
+def test_every_route_describes_its_answer(vertex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the struct that the handler returns; a failure of every route has its error."""
+    if vertex:
+        monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    paths = document("x", routes()).paths
+    for method, path in routes():
+        answers = paths[path][method]["responses"]
+        operation = next(each for each in OPERATIONS if path in (each.path, *each.aliases) and each.method == method)
+        for code in ("400", "503"):
+            assert _references(answers[code]), (method, path)
+        if operation.refused:
+            assert not {"200", "204"} & answers.keys(), path
+        elif operation.answer is operation.events is None:
+            assert "content" not in answers[str(operation.empty)]
+        else:
+            schemas = [content["schema"] for content in answers["200"]["content"].values()]
+            assert schemas
+            assert all(schemas), (method, path)
+            assert any(map(_references, schemas)) or operation.media != JSON or operation.events is Any, (method, path)
+
+
 def test_one_name_is_one_object() -> None:
     found: dict[str, Any] = {}
-    for method, path, _, _, _, body, _ in OPERATIONS:
-        for _, components in (
-            body_of(body or {}),
-            answer_schema(REPLIES.get((method, path), {})),
-            event_schema(EVENTS.get(path)),
-        ):
+    for operation in OPERATIONS:
+        parts = [] if operation.body is None else [body_schema(operation.body)]
+        parts += [answer_schema(kinds) for kinds in (operation.answer, operation.events) if kinds is not None]
+        for _, components in parts:
             for name, schema in components.items():
                 assert found.setdefault(name, schema) == schema, name
 
@@ -88,9 +115,8 @@ def _references(node: Any) -> list[str]:
 async def test_a_field_of_another_type_than_told_is_refused():
     """What the document says about types is what the server checks."""
     wrong = {"number": "x", "integer": "x", "boolean": "x", "string": 1, "array": 1, "object": 1}
-    fields = document("x", [("post", "/completion")])["paths"]["/completion"]["post"]["requestBody"]["content"][
-        "application/json"
-    ]["schema"]
+    operation = document("x", [("post", "/completion")]).paths["/completion"]["post"]
+    fields = operation["requestBody"]["content"]["application/json"]["schema"]
     async with running() as server:
         for name, schema in fields["properties"].items():
             kinds = schema.get("type", [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -14,6 +14,7 @@ from msgspec import Struct
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
+from logitless.engine.sampling.params import Param
 from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
@@ -29,6 +30,13 @@ MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
 FINE_TUNE = "fine-tune"
 S = TypeVar("S", bound=Struct)
+
+
+class UploadForm(Struct, frozen=True, kw_only=True):
+    """POST /v1/files, a multipart form."""
+
+    purpose: Annotated[str, Param("its use: training data or images", choices=(FINE_TUNE, *PURPOSES))]
+    file: Annotated[bytes, Param("the file")]
 
 
 async def upload(request: web.Request) -> web.Response:

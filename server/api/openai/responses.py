@@ -199,7 +199,7 @@ class ResponsesReply(Reply):
 
     def failed(self, error: RequestError) -> bytes:
         """As OpenAI tells it, and `error` beside it, which makes its client raise."""
-        error_of = error_object(error)["error"]
+        error_of = error_object(error).error
         return self._event(FailureEvent, "error", code=error.type, message=error.message, error=error_of)
 
     def _start(self, result: Result) -> bytes:

@@ -80,3 +80,24 @@ class MessageEvent(Struct, kw_only=True):
     content_block: Annotated[Opt[ContentBlock], doc("empty: it begins")] = UNSET
     delta: Opt[BlockDelta] = UNSET
     usage: Opt[MessageUsage] = UNSET
+
+
+class ModelInfo(Struct, kw_only=True):
+    """A model in Anthropic's list."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: Annotated[str, doc("the server's start, as RFC 3339")]
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: Annotated[int | None, doc("null: not loaded")]
+    max_tokens: int | None
+
+
+class ModelList(Struct, kw_only=True):
+    """Answer of /v1/models to Anthropic's clients."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: Annotated[str | None, doc("null: there is none")]
+    last_id: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
@@ -130,7 +130,7 @@ class SlotAction(Struct, kw_only=True):
     timings: Opt[SlotTimings] = UNSET
 
 
-class Modalities(Struct):
+class Modalities(Struct, frozen=True):
     """Inputs that the model reads beside text."""
 
     vision: bool
@@ -142,6 +142,13 @@ class DefaultSettings(Struct):
 
     params: GenerationSettings
     n_ctx: Annotated[int, doc("tokens of a slot")]
+
+
+class EmptySettings(Struct, frozen=True):
+    """Settings of a router, which generates nothing."""
+
+    params: dict[str, Any] = {}
+    n_ctx: int = 0
 
 
 class Props(Struct, kw_only=True):
@@ -165,3 +172,23 @@ class Props(Struct, kw_only=True):
     eos_token: str
     build_info: str
     is_sleeping: bool
+
+
+class RouterProps(Struct, kw_only=True):
+    """Properties of a router."""
+
+    role: Literal["router"] = "router"
+    max_instances: Annotated[int, doc("models that are loaded at once; 0: no limit")]
+    models_autoload: bool
+    model_alias: str = "logitless"
+    model_path: str = "none"
+    default_generation_settings: EmptySettings = EmptySettings()
+    total_slots: int = 0
+    modalities: Modalities = Modalities(False)
+    endpoint_slots: bool = False
+    endpoint_props: bool = False
+    endpoint_metrics: bool = False
+    ui: bool
+    webui: bool
+    build_info: str
+    is_sleeping: bool = False

@@ -120,3 +120,12 @@ class ShownModel(Struct, frozen=True):
     capabilities: list[str]
     modified_at: str
     license: Opt[str] = UNSET
+
+
+class PullProgress(Struct, frozen=True):
+    """A line of /api/pull; the last one has the status success."""
+
+    status: str
+    digest: Annotated[Opt[str], doc("the file that is downloaded")] = UNSET
+    total: Annotated[Opt[int], doc("bytes")] = UNSET
+    completed: Annotated[Opt[int], doc("bytes")] = UNSET

@@ -194,3 +194,9 @@ class ChatChunk(OpenAIAnswer[ChatDelta], kw_only=True):
     """An event of a stream of /v1/chat/completions."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class Predictions(Struct):
+    """Answer of /predict."""
+
+    predictions: list[ChatCompletion]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 
 from logitless.server.protocol.answers import UNSET, Opt, doc
+from logitless.server.protocol.answers.errors import ErrorDetail
 from logitless.server.protocol.answers.generation import (
     ProgressObject,
     PromptTokensDetails,
@@ -196,4 +197,4 @@ class FailureEvent(ResponseEvent, kw_only=True):
     code: Annotated[str, doc("the type of the error")]
     message: str
     param: None = None
-    error: dict[str, Any]
+    error: ErrorDetail

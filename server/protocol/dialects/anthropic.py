@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.server.protocol.answers.anthropic import ModelInfo, ModelList
+from logitless.server.protocol.answers.models import ModelEntry
 from logitless.server.protocol.dialects.translate import Translated, tools_of
 from logitless.server.protocol.fields import article, bad_request, limited, read
 
@@ -244,13 +246,13 @@ def _shown(where: str, block: Mapping[str, Any]) -> str:
     return "\n".join([*head, _text(f"{where}.source.content", text)])
 
 
-def listed(models: Iterable[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """The body of GET /v1/models: `limit` models after `after_id` or before `before_id`."""
+def listed(models: Iterable[ModelEntry], query: Mapping[str, str]) -> ModelList:
+    """The answer of GET /v1/models: `limit` models after `after_id` or before `before_id`."""
     data = [model_info(model) for model in models]
     limit = query.get("limit", "20")
     if not (limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= 1000):
         raise InvalidRequest(f"query 'limit': must be from 1 to 1000, not {limit[:20]!r}")
-    places = {model["id"]: i for i, model in enumerate(data)}
+    places = {model.id: i for i, model in enumerate(data)}
     for name in ("after_id", "before_id"):
         if name in query and query[name] not in places:
             raise InvalidRequest(f"query '{name}': there is no model {query[name][:64]!r}")
@@ -258,19 +260,21 @@ def listed(models: Iterable[Mapping[str, Any]], query: Mapping[str, str]) -> dic
     start = places[query["after_id"]] + 1 if "after_id" in query else 0
     n = int(limit)
     page = data[start:end][-n:] if "before_id" in query and "after_id" not in query else data[start:end][:n]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"data": page, "has_more": len(page) < len(data[start:end]), **ends}
+    return ModelList(
+        data=page,
+        has_more=len(page) < len(data[start:end]),
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
 
 
-def model_info(model: Mapping[str, Any]) -> dict[str, Any]:
+def model_info(model: ModelEntry) -> ModelInfo:
     """A model of OpenAI's list as Anthropic's has it."""
-    n_ctx = (model.get("meta") or {}).get("n_ctx_train") or None
-    return {
-        "type": "model",
-        "id": model["id"],
-        "display_name": model["id"],
-        "created_at": datetime.fromtimestamp(model.get("created") or 0, UTC).isoformat().replace("+00:00", "Z"),
-        "lifecycle": "active",
-        "max_input_tokens": n_ctx,
-        "max_tokens": n_ctx,
-    }
+    n_ctx = model.meta.n_ctx_train or None if model.meta else None
+    return ModelInfo(
+        id=model.id,
+        display_name=model.id,
+        created_at=datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
+        max_input_tokens=n_ctx,
+        max_tokens=n_ctx,
+    )

@@ -1,0 +1,434 @@
+"""The endpoints of the API: for each its route, its meaning, and the types of its body and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from logitless.server.api.generate import ControlBody
+from logitless.server.api.llamacpp.resume import LookupBody
+from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
+from logitless.server.api.llamacpp.text import DetokenizeBody, TokenizeBody
+from logitless.server.api.openai.files import UploadForm
+from logitless.server.api.vertex import PredictBody
+from logitless.server.protocol.answers import (
+    anthropic,
+    errors,
+    fine_tuning,
+    generation,
+    llamacpp,
+    models,
+    ollama,
+    openai,
+    responses,
+    vectors,
+)
+from logitless.server.protocol.chat.chat import ChatGeneration
+from logitless.server.protocol.chat.messages import Chat
+from logitless.server.protocol.completions import Completion, OpenAICompletion
+from logitless.server.protocol.dialects import ollama as ollama_bodies
+from logitless.server.protocol.dialects.anthropic import MessagesBody
+from logitless.server.protocol.dialects.responses import ResponsesBody
+from logitless.server.protocol.embeddings import EmbeddingBody, RerankBody
+from logitless.server.protocol.fine_tuning import GradeBody, GraderBody, JobBody
+from logitless.server.protocol.infill import Infill
+from logitless.server.protocol.lora import Scales
+from logitless.server.protocol.score import ScoreBody
+from logitless.server.protocol.verify import Verify
+
+JSON, FORM = "application/json", "multipart/form-data"
+NATIVE, OPENAI, ANTHROPIC, OLLAMA = "native", "OpenAI", "Anthropic", "Ollama"
+ERRORS = {ANTHROPIC: errors.AnthropicError, OLLAMA: errors.OllamaError}  # by tag; others: errors.Error
+Body = tuple[type[Struct], ...] | list[type[Struct]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One endpoint. A list of types has one of them."""
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    body: Body | None = None  # a tuple: all fields of these; (): any object
+    answer: Any = None  # None: no content, with the status `empty`
+    events: Any = None  # data of a stream's events (Ollama: lines, unless a request says no); None: no stream
+    aliases: tuple[str, ...] = ()
+    query: Mapping[str, Any] | None = None  # type by name
+    example: Any = None  # a body
+    media: str = JSON  # of the answer
+    empty: int = 204
+    refused: bool = False  # there is no answer but an error
+
+
+_get, _post, _delete = (partial(Operation, method) for method in ("get", "post", "delete"))
+CHAT = (Chat, ChatGeneration)
+RESPONSES, MESSAGES = (ChatGeneration, ResponsesBody), (ChatGeneration, MessagesBody)
+COMPLETIONS = [
+    generation.NativeCompletion,
+    list[generation.NativeCompletion],
+    generation.Selected,
+    list[generation.Selected],
+]
+COMPLETION_EVENTS = [generation.NativeChunk, generation.NativeCompletion]
+RESPONSE_EVENTS = [
+    responses.StatusEvent,
+    responses.ItemEvent,
+    responses.PartEvent,
+    responses.DeltaEvent,
+    responses.WholeEvent,
+    responses.FailureEvent,
+]
+RERANKED = [vectors.Ranking, list[vectors.TeiRankedDocument]]
+_ID, _JOBS = "/v1/models/{id}", "/v1/fine_tuning/jobs"
+_ORDER: dict[str, Any] = {"order": Literal["asc", "desc"]}
+_PAGE: dict[str, Any] = {"limit": Annotated[int, Meta(ge=1, le=10_000)], "after": str}
+_FROM: dict[str, Any] = {"from": Annotated[int, Meta(ge=0)]}
+_CONVERSATION: dict[str, Any] = {"conv_id": str}
+_ACTION: dict[str, Any] = {"action": Literal["save", "restore", "erase", "fork"]}
+_SAID = [{"role": "user", "content": "Hello"}]
+_GRADER = {
+    "type": "string_check",
+    "name": "exact",
+    "operation": "eq",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.answer }}",
+}
+_SHAKESPEARE = {"model": "shakespeare"}
+
+OPERATIONS: tuple[Operation, ...] = (
+    _get("/health", "server", "State: 503 until the model is loaded", answer=models.Health, aliases=("/v1/health",)),
+    _get(
+        "/v1/models",
+        "server",
+        "The model and its finetunes",
+        answer=[models.Models, anthropic.ModelList],
+        aliases=("/models",),
+        query={"checkpoints": bool},
+    ),
+    _get(_ID, "server", "One model", answer=[models.ModelEntry, anthropic.ModelInfo]),
+    _delete(_ID, "training", "Delete a fine-tuned model", answer=fine_tuning.Deleted),
+    _get("/props", "server", "Properties and default settings", answer=llamacpp.Props),
+    _post("/props", "server", "Change properties (needs --props)", (), llamacpp.Done, example={}),
+    _get("/metrics", "server", "Prometheus metrics (needs --metrics)", answer=str, media="text/plain"),
+    _get("/openapi.json", "server", "This document", answer=models.ApiDocument),
+    _get("/cors-proxy", "server", "Refused: nothing is fetched for clients", refused=True),
+    _post("/cors-proxy", "server", "Refused: nothing is fetched for clients", refused=True),
+    _get("/tools", "server", "Refused: no tools run here", refused=True),
+    _post("/tools", "server", "Refused: no tools run here", refused=True),
+    _get(
+        "/slots",
+        "slots",
+        "State of every slot",
+        answer=list[llamacpp.SlotState],
+        query={"fail_on_no_slot": int},
+    ),
+    _post(
+        "/slots/{id}",
+        "slots",
+        "Save, restore, erase or fork a slot",
+        [SlotFileBody, ForkBody],
+        llamacpp.SlotAction,
+        query=_ACTION,
+        example={"filename": "chat.bin"},
+    ),
+    _get("/v1/stream", "streams", "A stream from byte `from` on", events=Any, query=_CONVERSATION | _FROM),
+    _get("/v1/stream/{id}", "streams", "A stream from byte `from` on", events=Any, query=_FROM),
+    _delete("/v1/stream", "streams", "End a stream", query=_CONVERSATION),
+    _delete("/v1/stream/{id}", "streams", "End a stream"),
+    _post(
+        "/v1/streams/lookup",
+        "streams",
+        "States of streams",
+        (LookupBody,),
+        list[llamacpp.StreamState],
+        example={"conversation_ids": ["mine"]},
+    ),
+    _get("/lora-adapters", "adapters", "The adapters and their scales", answer=list[llamacpp.Adapter]),
+    _post("/lora-adapters", "adapters", "Set the adapters' scales", (Scales,), llamacpp.Done, example=[]),
+    _post(
+        "/completion",
+        NATIVE,
+        "Continue a text",
+        (Completion,),
+        COMPLETIONS,
+        COMPLETION_EVENTS,
+        ("/completions",),
+        example={"prompt": "Once upon a time", "n_predict": 8, "n_probs": 2},
+    ),
+    _post(
+        "/infill",
+        NATIVE,
+        "Fill a gap in a text",
+        (Infill,),
+        COMPLETIONS,
+        COMPLETION_EVENTS,
+        example={"input_prefix": "def f(", "input_suffix": "return x", "n_predict": 8},
+    ),
+    _post(
+        "/tokenize",
+        NATIVE,
+        "Tokenize a text",
+        (TokenizeBody,),
+        [llamacpp.TokenIds, llamacpp.TokenPieces],
+        example={"content": "Hello", "with_pieces": True},
+    ),
+    _post(
+        "/detokenize",
+        NATIVE,
+        "The text of tokens",
+        (DetokenizeBody,),
+        llamacpp.DetokenizedText,
+        example={"tokens": [5, 6]},
+    ),
+    _post(
+        "/apply-template",
+        NATIVE,
+        "Render a chat as a prompt",
+        CHAT,
+        llamacpp.RenderedPrompt,
+        example={"messages": _SAID},
+    ),
+    _post(
+        "/v1/completions",
+        OPENAI,
+        "Continue a text",
+        (OpenAICompletion,),
+        openai.TextCompletion,
+        openai.TextChunk,
+        example={"prompt": "Once upon a time", "max_tokens": 8, "logprobs": 2},
+    ),
+    _post(
+        "/v1/verify",
+        NATIVE,
+        "Number of accepted tokens of a draft",
+        (Verify,),
+        generation.Verification,
+        aliases=("/verify",),
+        example={"prompt": "Once upon a", "draft_tokens": [5, 6]},
+    ),
+    _post(
+        "/v1/chat/completions",
+        OPENAI,
+        "Answer in a chat",
+        CHAT,
+        openai.ChatCompletion,
+        openai.ChatChunk,
+        ("/chat/completions",),
+        example={"messages": _SAID, "max_tokens": 8},
+    ),
+    _post(
+        "/v1/chat/completions/input_tokens",
+        OPENAI,
+        "Count a chat's tokens",
+        CHAT,
+        llamacpp.InputTokens,
+        aliases=("/chat/completions/input_tokens",),
+        example={"messages": _SAID},
+    ),
+    _post(
+        "/v1/chat/completions/control",
+        OPENAI,
+        "End a running answer's reasoning",
+        (ControlBody,),
+        llamacpp.Control,
+        example={"id": "chatcmpl-1", "action": "reasoning_end"},
+    ),
+    _post(
+        "/v1/responses",
+        OPENAI,
+        "Answer, in the Responses API",
+        RESPONSES,
+        responses.Response,
+        RESPONSE_EVENTS,
+        ("/responses",),
+        example={"input": "Hello", "max_output_tokens": 8},
+    ),
+    _post(
+        "/v1/responses/input_tokens",
+        OPENAI,
+        "Count the tokens of an input",
+        RESPONSES,
+        llamacpp.InputTokens,
+        aliases=("/responses/input_tokens",),
+        example={"input": "Hello"},
+    ),
+    _get("/v1/responses/{id}", OPENAI, "A stored response", answer=responses.Response),
+    _delete("/v1/responses/{id}", OPENAI, "Forget a response", answer=fine_tuning.Deleted),
+    _get(
+        "/v1/responses/{id}/input_items",
+        OPENAI,
+        "Input items of a stored response",
+        answer=fine_tuning.Page[responses.InputItem],
+        query=_PAGE | _ORDER,
+    ),
+    _post(
+        "/v1/embeddings",
+        "vectors",
+        "Vectors of texts",
+        (EmbeddingBody,),
+        vectors.Embeddings,
+        example={"input": ["one text", "another"], "encoding_format": "base64"},
+    ),
+    _post(
+        "/embedding",
+        "vectors",
+        "Vectors of texts, in llama-server's form",
+        (EmbeddingBody,),
+        list[vectors.NativeEmbedding],
+        aliases=("/embeddings",),
+        example={"content": "a text"},
+    ),
+    _post(
+        "/rerank",
+        "vectors",
+        "Order texts by their relevance",
+        (RerankBody,),
+        RERANKED,
+        aliases=("/reranking", "/v1/rerank", "/v1/reranking"),
+        example={"query": "tea", "documents": ["green tea", "a horse"], "top_n": 1},
+    ),
+    _post(
+        "/v1/messages",
+        ANTHROPIC,
+        "Answer, in the Messages API",
+        MESSAGES,
+        anthropic.Message,
+        anthropic.MessageEvent,
+        example={"messages": _SAID, "max_tokens": 8},
+    ),
+    _post(
+        "/v1/messages/count_tokens",
+        ANTHROPIC,
+        "Count a message's tokens",
+        MESSAGES,
+        anthropic.CountedTokens,
+        example={"messages": _SAID},
+    ),
+    _post(
+        "/api/generate",
+        OLLAMA,
+        "Answer a prompt, or continue a text",
+        (ollama_bodies.GenerateBody,),
+        ollama.OllamaAnswer,
+        ollama.OllamaAnswer,
+        example=_SHAKESPEARE | {"prompt": "Once upon a time", "options": {"num_predict": 8}},
+    ),
+    _post(
+        "/api/chat",
+        OLLAMA,
+        "Answer in a conversation",
+        (ollama_bodies.ChatBody,),
+        ollama.OllamaAnswer,
+        ollama.OllamaAnswer,
+        example=_SHAKESPEARE | {"messages": _SAID, "options": {"num_predict": 8}},
+    ),
+    _post(
+        "/api/embed",
+        OLLAMA,
+        "Vectors of texts, of length 1",
+        (ollama_bodies.EmbedBody,),
+        ollama.OllamaVectors,
+        example=_SHAKESPEARE | {"input": ["one text", "another"]},
+    ),
+    _post(
+        "/api/embeddings",
+        OLLAMA,
+        "One text's vector",
+        (ollama_bodies.EmbeddingsBody,),
+        ollama.OllamaVector,
+        example=_SHAKESPEARE | {"prompt": "a text"},
+    ),
+    _get("/api/tags", OLLAMA, "The models", answer=ollama.ListedModels),
+    _get("/api/ps", OLLAMA, "The loaded models", answer=ollama.ListedModels),
+    _post(
+        "/api/show",
+        OLLAMA,
+        "A model's metadata, chat template and capabilities",
+        (ollama_bodies.ShowBody,),
+        ollama.ShownModel,
+        example=_SHAKESPEARE,
+    ),
+    _get("/api/version", OLLAMA, "Version of Ollama that this API follows", answer=ollama.OllamaVersion),
+    _post(
+        "/api/pull",
+        OLLAMA,
+        "Download a model (a router's)",
+        (ollama_bodies.PullBody,),
+        ollama.PullProgress,
+        ollama.PullProgress,
+    ),
+    _post("/api/push", OLLAMA, "Refused: nothing is uploaded from here", (ollama_bodies.Named,), refused=True),
+    _post("/api/copy", OLLAMA, "Refused: a model has the names of its file and flags", refused=True),
+    _post("/api/create", OLLAMA, "Refused: models are files", refused=True),
+    _post("/api/blobs/{id}", OLLAMA, "Refused: models are files", refused=True),
+    _delete("/api/delete", OLLAMA, "Delete a model (a router's)", (ollama_bodies.Named,), empty=200),
+    _post(
+        "/v1/score",
+        "training",
+        "Likelihoods of texts",
+        (ScoreBody,),
+        vectors.Scores,
+        example={"input": ["a text to score"]},
+    ),
+    _get(
+        "/v1/files",
+        "training",
+        "The uploaded files",
+        answer=fine_tuning.Page[fine_tuning.File],
+        query=_PAGE | _ORDER | {"purpose": str},
+    ),
+    _post("/v1/files", "training", "Upload a file", (UploadForm,), fine_tuning.File),
+    _get("/v1/files/{id}", "training", "One file's entry", answer=fine_tuning.File),
+    _delete("/v1/files/{id}", "training", "Delete a file", answer=fine_tuning.Deleted),
+    _get("/v1/files/{id}/content", "training", "One file's bytes", answer=bytes, media="application/octet-stream"),
+    _get(_JOBS, "training", "The jobs", answer=fine_tuning.Page[fine_tuning.Job], query=_PAGE),
+    _post(
+        _JOBS,
+        "training",
+        "Begin a job",
+        (JobBody,),
+        fine_tuning.Job,
+        example={"model": "a-model", "training_file": "file-1"},
+    ),
+    _get(_JOBS + "/{id}", "training", "One job", answer=fine_tuning.Job),
+    _post(_JOBS + "/{id}/cancel", "training", "End a job", answer=fine_tuning.Job),
+    _post(_JOBS + "/{id}/pause", "training", "Pause a job", answer=fine_tuning.Job),
+    _post(_JOBS + "/{id}/resume", "training", "Go on with a job", answer=fine_tuning.Job),
+    _get(
+        _JOBS + "/{id}/events",
+        "training",
+        "A job's messages and metrics",
+        answer=fine_tuning.Page[fine_tuning.JobEvent],
+        events=fine_tuning.JobEvent,
+        query=_PAGE | {"stream": bool},
+    ),
+    _get(
+        _JOBS + "/{id}/checkpoints",
+        "training",
+        "A job's checkpoints",
+        answer=fine_tuning.Page[fine_tuning.Checkpoint],
+        query=_PAGE,
+    ),
+    _post(
+        "/v1/fine_tuning/alpha/graders/run",
+        "training",
+        "Grade an answer",
+        (GradeBody,),
+        fine_tuning.Graded,
+        example={"grader": _GRADER, "model_sample": "4", "item": {"answer": "4"}},
+    ),
+    _post(
+        "/v1/fine_tuning/alpha/graders/validate",
+        "training",
+        "Check a grader",
+        (GraderBody,),
+        fine_tuning.ValidGrader,
+        example={"grader": _GRADER},
+    ),
+    _post("/predict", "server", "Vertex AI: answer several chats", (PredictBody,), openai.Predictions),
+)
