@@ -48,8 +48,14 @@ def connect(url: str) -> socket.socket:
 def message(url: str, turn: int, index: int, n_prompt: int, n_gen: int) -> bytes:
     """Prompts differ from each other, and so do those of each turn: nothing is found in a cache."""
     prompt = [(7919 * (index + 1) + 31 * j + 331 * turn) % VOCABULARY + 300 for j in range(n_prompt)]
-    body = {"prompt": prompt, "n_predict": n_gen, "stream": True, "ignore_eos": True, "cache_prompt": False}
-    raw = json.dumps(body | {"seed": index, "temperature": 0.8}).encode()
+    return request_of(
+        url, {"prompt": prompt, "n_predict": n_gen, "cache_prompt": False, "seed": index, "temperature": 0.8}
+    )
+
+
+def request_of(url: str, body: dict[str, object]) -> bytes:
+    """A streamed completion as it is sent."""
+    raw = json.dumps({**body, "stream": True, "ignore_eos": True}).encode()
     head = f"POST /completion HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\n"
     return f"{head}Connection: close\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
 

@@ -140,5 +140,18 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
 COSTS.update(dict.fromkeys(("attention", "attention_act", "attention_rope", "latent_attention"), _attention))
 
 
+@COSTS.of("full_attention")
+def _(t: Tensor, _: Feeds) -> Cost:
+    reach, length = t.attrs.get("reach", -1), t.attrs["length"]
+    seen = min(length, 2 * reach + 1) if reach >= 0 else length
+    return Cost(_moved(t), f32_macs=2 * math.prod(t.shape) * seen)
+
+
+def cost_without_feeds(t: Tensor) -> Cost:
+    """The cost of a node before a run: attention over a KV cache counts as its bytes."""
+    rule = COSTS.get(t.op)
+    return Cost(_moved(t)) if rule is None or rule is _attention else rule(t, {})
+
+
 def _element(t: Tensor) -> float:
     return t.nbytes / math.prod(t.shape)

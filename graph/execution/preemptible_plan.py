@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 
 from logitless.graph.backend import Backend, Location, Program
+from logitless.graph.execution.cost import cost_without_feeds
 from logitless.graph.execution.plan import Array, Fetch, Plan
 from logitless.graph.tensor import Tensor
 
@@ -21,7 +22,19 @@ CUT_AFTER_RUNS = (2, 4, 6)  # the first cut finds long parts, the next ones wher
 # in warm-up runs: the less disturbed of two counts
 CUT_AFTER_WARMUP_RUNS = (2, 4)
 CUTS_PER_PART = 16  # programs that are cut anew before the run yields again
-ASSUMED_BYTES_PER_SECOND = 1e9  # for nodes whose duration is unknown: slower than any node
+# for nodes whose duration is unknown: slower than any node
+ASSUMED_BYTES_PER_SECOND = 1e9
+ASSUMED_MACS_PER_SECOND = 1e10
+LONG_NODE_SECONDS = 0.1  # of such a guess; a longer node is a part of its own, which is split before its first run
+GUESSED_PART_SECONDS = 0.01  # for such splits: the guess is several times too long
+
+
+def _assumed_seconds(t: Tensor) -> float:
+    cost = cost_without_feeds(t)
+    return (
+        cost.nbytes / ASSUMED_BYTES_PER_SECOND
+        + (cost.f32_macs + cost.int8_macs + cost.bf16_macs) / ASSUMED_MACS_PER_SECOND
+    )
 
 
 class _Uncompiled:
@@ -52,7 +65,15 @@ class PreemptiblePlan(Plan):
     _locate_later: Callable[[], list[Fetch]] | None = None
 
     def _divide(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        return [nodes[start : start + NODES_PER_PART] for start in range(0, len(nodes), NODES_PER_PART)]
+        parts: list[list[Tensor]] = []
+        closed = True  # the last part gets no further node
+        for t in nodes:
+            long = _assumed_seconds(t) > LONG_NODE_SECONDS
+            if long or closed or len(parts[-1]) == NODES_PER_PART:
+                parts.append([])
+            parts[-1].append(t)
+            closed = long
+        return list(parts)
 
     def _program(self, backend: Backend, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Program:
         return _Uncompiled(partial(self._compile, backend, nodes, locate))
@@ -60,9 +81,14 @@ class PreemptiblePlan(Plan):
     def _compile(
         self, backend: Backend, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]
     ) -> Sequence[Program]:
+        seconds = sum(map(_assumed_seconds, nodes))
         program = backend.compile(nodes, locate)
-        seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / ASSUMED_BYTES_PER_SECOND
-        return self._split(backend, [program], [seconds])
+        if seconds <= LONG_NODE_SECONDS or len(nodes) > 1:
+            return self._split(backend, [program], [seconds])
+        programs: Sequence[Program] = [program]
+        for _ in range(2):  # into the node's phases, then each into units
+            programs = backend.split(programs, [seconds] * len(programs), GUESSED_PART_SECONDS, self.spare_core)
+        return programs
 
     def _split(self, backend: Backend, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
         return backend.split(programs, seconds, self.max_part_seconds or MAX_PART_SECONDS, self.spare_core)

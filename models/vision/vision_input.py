@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import blake2b
+from threading import Lock
 
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.images import decode_image
@@ -11,17 +14,38 @@ from logitless.models.vision.params import VisionParams
 from logitless.models.vision.preprocess import pieces_of
 from logitless.models.vision.prompt_images import PromptImages, Tile, place
 
+KEPT_NBYTES = 64 << 20  # pixels of images that were read last
+
 
 class VisionInput:
-    """Reads prompts with images for one model. Keeps no state: any thread may call it."""
+    """Reads prompts with images for one model. Any thread may call it.
+
+    The images that were read last are kept by the hashes of their files: each request of a
+    conversation has all of its images again.
+    """
 
     def __init__(self, params: VisionParams, tokenizer: Tokenizer, *, mrope: bool) -> None:
         self.params = params
         self._tokenizer = tokenizer
         self._mrope = mrope
+        self._kept: OrderedDict[bytes, list[list[int] | Tile]] = OrderedDict()  # least recently used first
+        self._lock = Lock()
 
     def image(self, data: bytes) -> list[list[int] | Tile]:
         """Tokens and tiles of an image file. ImageError: it cannot be used."""
+        name = blake2b(data, digest_size=16).digest()
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        pieces = self._read(data)
+        with self._lock:
+            self._kept[name] = pieces
+            while sum(map(_nbytes, self._kept.values())) > KEPT_NBYTES:
+                self._kept.popitem(last=False)
+        return pieces
+
+    def _read(self, data: bytes) -> list[list[int] | Tile]:
         p = self.params
         pieces: list[list[int] | Tile] = []
         for piece in pieces_of(decode_image(data), p):
@@ -63,3 +87,7 @@ class VisionInput:
         if text == "\n" and self._newline is not None:
             return [self._newline]
         return self._tokenizer.encode(text, add_special=False, parse_special=True)
+
+
+def _nbytes(pieces: Sequence[list[int] | Tile]) -> int:
+    return sum(piece.pixels.nbytes for piece in pieces if isinstance(piece, Tile))

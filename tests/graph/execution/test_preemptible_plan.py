@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.kernels.matmul.layout import ENCODER_ROWS
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.graph.backend import Backend
 from logitless.graph.execution.preemptible_plan import CUT_AFTER_WARMUP_RUNS, PreemptiblePlan
 from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.elementwise import add, scale, silu
 from logitless.graph.ops.linear import matmul
 from logitless.graph.tensor import Tensor, feed
@@ -73,6 +75,28 @@ def test_parts_are_cut_by_their_duration(
         np.testing.assert_array_equal(plan.results()[0], expected)
     assert n_parts[0] <= len(told) <= n_parts[1]
     assert all(0 < seconds < 1 for seconds in told)
+    session.close()
+    backend.close()
+
+
+def test_a_long_node_is_split_before_its_first_run() -> None:
+    """Attention of many rows: the first run already yields within it."""
+    backend = CPUBackend(2)
+    session = Session([backend])
+    q = np.random.default_rng(0).normal(size=(3000, 2, 64)).astype(np.float32)
+
+    def build() -> list[Tensor]:
+        t, count = feed("q", q.shape), feed("count", (1,), "i32")
+        for _ in range(2):
+            t = full_attention(t, t, t, count, length=3000, scale=0.1)
+        return [t]
+
+    feeds = {"q": q, "count": np.array([3000], np.int32)}
+    (expected,) = session.plan(build).run(feeds)
+    plan = session.plan(build, "apart")
+    assert isinstance(plan, PreemptiblePlan)
+    assert len(list(plan.parts(feeds))) >= 2 * 3000 // ENCODER_ROWS
+    np.testing.assert_array_equal(plan.results()[0], expected)
     session.close()
     backend.close()
 

@@ -6,7 +6,7 @@ import io
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from PIL import Image
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision import images
+from logitless.models.vision import images, vision_input
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
 from logitless.models.vision.preprocess import best_grid, dynamic_size, enlarged_size, pieces_of
@@ -153,6 +153,19 @@ def test_a_bidirectional_image_fits_into_a_step(tmp_path: Path) -> None:
         assert read_params(gguf, n_ubatch=16).tokens == (16, 16)
         assert read_params(gguf, (0, 600), n_ubatch=512).tokens == (70, 600)  # refused when an image is so large
         assert read_params(gguf, causal=True, n_ubatch=512).tokens == (70, 1120)
+
+
+def test_images_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their files' bytes, up to a number of bytes of pixels."""
+    monkeypatch.setattr(vision_input, "KEPT_NBYTES", 2 * 16 * 16 * 3)
+    with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["mlp"])) as file:
+        reads = vision_input.VisionInput(read_params(file), cast(Any, None), mrope=False)
+    files = [png(picture(20, 16, seed=seed)) for seed in range(3)]
+    first, second, third = (reads.image(file) for file in files)
+    assert reads.image(files[1]) == second  # tiles are equal only to themselves
+    assert reads.image(files[2]) == third
+    assert reads.image(files[0]) != first
+    assert reads.image(files[1]) != second
 
 
 def test_bounds_of_products_are_one_number_each(tmp_path: Path, shared_data: Path) -> None:
