@@ -146,7 +146,7 @@ class ChatTemplate:
                 lambda m, thought: _with_reasoning(m, self._reasoning_form, thought)
             )
 
-    def _defaults(self, given: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def _defaults(self, variables: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Variables that templates read and a request need not give, as llama.cpp has them."""
         now = datetime.now()
         values: dict[str, Any] = {
@@ -154,7 +154,7 @@ class ChatTemplate:
             "date_string": now.strftime("%d %b %Y"),
             "datetime": now.strftime("%b %d %Y %H:%M:%S GMT"),
         }
-        if given.get("reasoning_effort") == "none":
+        if variables.get("reasoning_effort") == "none":
             values |= {"enable_thinking": False, "thinking": False}
         if "+ functions" in self.source:  # Firefunction's, which would fail without
             values["functions"] = ""
@@ -281,9 +281,9 @@ class _Probe:
     def reasoning_form(self) -> str:
         """The place where the template reads reasoning: one of REASONING_FORMS; "": none."""
         for form in REASONING_FORMS:
-            called = _with_reasoning({"role": "assistant", "content": "", "tool_calls": [_CALL]}, form, "MARK-A")
-            said = _with_reasoning({"role": "assistant", "content": "a"}, form, "MARK-A")
-            for turns in ([called, _RESULT], [said]):
+            calling = _with_reasoning({"role": "assistant", "content": "", "tool_calls": [_CALL]}, form, "MARK-A")
+            answering = _with_reasoning({"role": "assistant", "content": "a"}, form, "MARK-A")
+            for turns in ([calling, _RESULT], [answering]):
                 text = self._text([_user("a"), *turns], tools=[_TOOL])
                 if "MARK-A" in text and "'MARK-A'" not in text:
                     return form
@@ -295,8 +295,8 @@ class _Probe:
 
     def reads_results_within_turns(self) -> bool:
         """True if the template reads the results of calls from the message that calls."""
-        called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        turns = within_turns([_user("a"), called, _RESULT])
+        calling = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        turns = within_turns([_user("a"), calling, _RESULT])
         return _RESULT["content"] in self._text(turns, tools=[_TOOL])
 
     def shows_results(self) -> bool:
@@ -315,9 +315,9 @@ class _Probe:
             for i in range(1, n + 1)
         ]
         answers = [{"role": "tool", "name": "f", "tool_call_id": call["id"], "content": "r"} for call in calls]
-        called = {"role": "assistant", "content": "", "tool_calls": calls}
-        done = {"role": "assistant", "content": "c"}
-        return self._text([_user("a"), called, *answers, done, _user("b")], tools=[_TOOL])
+        calling = {"role": "assistant", "content": "", "tool_calls": calls}
+        final = {"role": "assistant", "content": "c"}
+        return self._text([_user("a"), calling, *answers, final, _user("b")], tools=[_TOOL])
 
 
 _TOOL = {
@@ -368,17 +368,17 @@ def within_turns(messages: Sequence[Message]) -> list[Message]:
     Text before a call becomes a message of its own, since templates write content after the
     results.
     """
-    told: list[Message] = []
+    turns: list[Message] = []
     at = 0
     while at < len(messages):
         message = messages[at]
         at += 1
         if message.get("role") != "assistant" or not message.get("tool_calls"):
-            told.append(message)
+            turns.append(message)
             continue
         turn = {**message, "content": ""}
         if message.get("content"):
-            told.append({"role": "assistant", "content": message["content"]})
+            turns.append({"role": "assistant", "content": message["content"]})
         results: list[Message] = []
         while at < len(messages) and messages[at].get("role") == "tool":
             results.append(_response(messages[at], turn["tool_calls"], len(results)))
@@ -389,8 +389,8 @@ def within_turns(messages: Sequence[Message]) -> list[Message]:
             if answer.get("role") == "assistant" and answer.get("content") and not answer.get("tool_calls"):
                 turn["content"] = answer["content"]
                 at += 1
-        told.append(turn)
-    return told
+        turns.append(turn)
+    return turns
 
 
 def _response(result: Message, calls: Sequence[Mapping[str, Any]], place: int) -> Message:

@@ -66,7 +66,7 @@ class _Parser:
     # -- rules
 
     def rules(self) -> Rules:
-        found: dict[str, Node] = {}
+        rules: dict[str, Node] = {}
         self.space(True)
         while self.at < len(self.text):
             start = self.at
@@ -78,19 +78,19 @@ class _Parser:
                 self.fail("expected ::=")
             self.at += 3
             self.space(True)
-            if len(found) >= MAX_RULES:
+            if len(rules) >= MAX_RULES:
                 self.fail(f"more than {MAX_RULES} rules", start)
             # llama.cpp: of two rules with one name the last counts
-            found[name] = self.alternatives(False)
+            rules[name] = self.alternatives(False)
             if self.at < len(self.text) and self.peek() not in "\r\n":
                 self.fail("expected a new line or an element")
             self.space(True)
-        missing = [name for name in self.references if name not in found]
+        missing = [name for name in self.references if name not in rules]
         if missing:
             self.fail(f"rule {missing[0]!r} is not defined", self.references[missing[0]])
-        if "root" not in found:
+        if "root" not in rules:
             raise GrammarError("there is no rule 'root'")
-        return Rules(found)
+        return Rules(rules)
 
     def alternatives(self, nested: bool) -> Node:
         self.depth += 1

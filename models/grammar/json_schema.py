@@ -101,8 +101,8 @@ def parameters_of(function: Mapping[str, Any]) -> tuple[Schema, dict[str, Any], 
     together = next((key for key in (*_BRANCHES, "not", "minProperties", "maxProperties") if key in schema), "")
     if function.get("strict") is True and together:
         raise GrammarError(f"tool {function['name']!r}: the model's format of calls cannot enforce {together}")
-    properties, needed = schema.get("properties"), schema.get("required")
-    return schema, properties if isinstance(properties, dict) else {}, needed if isinstance(needed, list) else []
+    properties, required = schema.get("properties"), schema.get("required")
+    return schema, properties if isinstance(properties, dict) else {}, required if isinstance(required, list) else []
 
 
 def compile_error(schema: Any) -> str:

@@ -42,19 +42,19 @@ def lark_rules(grammar: Rules, name: str = "start", *, end: str = "") -> list[st
 def _references(node: Node) -> set[str] | None:
     """Names of the rules that a node refers to; None if it has tokens, which regular expressions
     cannot have."""
-    found: set[str] = set()
+    names: set[str] = set()
     work = [node]
     while work:
         node = work.pop()
         if isinstance(node, Token):
             return None
         if isinstance(node, Ref):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, Seq | Alt):
             work += node.parts
         elif isinstance(node, Repeat):
             work.append(node.part)
-    return found
+    return names
 
 
 def _regular(grammar: Rules) -> dict[str, str]:
@@ -64,11 +64,11 @@ def _regular(grammar: Rules) -> dict[str, str]:
     """
     waits = {name: _references(node) for name, node in grammar.rules.items()}
     users: dict[str, list[str]] = {name: [] for name in grammar.rules}
-    for name, used in waits.items():
-        for other in used or ():
+    for name, references in waits.items():
+        for other in references or ():
             users[other].append(name)
     regex: dict[str, str] = {}
-    ready = [name for name, used in waits.items() if used is not None and not used]
+    ready = [name for name, references in waits.items() if references is not None and not references]
     while ready:
         name = ready.pop()
         text = regex_of(grammar.rules[name], regex)
@@ -76,10 +76,10 @@ def _regular(grammar: Rules) -> dict[str, str]:
             continue
         regex[name] = text
         for user in users[name]:
-            left = waits[user]
-            if left is not None:
-                left.discard(name)
-                if not left:
+            awaited = waits[user]
+            if awaited is not None:
+                awaited.discard(name)
+                if not awaited:
                     ready.append(user)
     return regex
 

@@ -41,7 +41,7 @@ COMMON = {
 }  # fmt: skip
 """Terminals of Lark's `common` grammar."""
 
-_Found = tuple[str, str, int]  # kind, text, place
+_Lexeme = tuple[str, str, int]  # kind, text, place
 
 
 def parse_lark(source: str) -> Rules:
@@ -62,7 +62,7 @@ class _Parser:
     def __init__(self, source: str) -> None:
         self.text = source
         self.depth = 0
-        self.found: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self.ignored: list[Node] = []
         self.references: dict[str, int] = {}  # name → where it is used first
         self.tokens = self.scanned()
@@ -77,12 +77,12 @@ class _Parser:
         near = self.text[place : place + 20].split("\n")[0]
         return f"line {line}, column {column}: {message}" + (f" at {near!r}" if near else " at the end")
 
-    def unsupported(self, what: str) -> NoReturn:
-        raise NotEnforceable(self.placed(f"{what} cannot be enforced"))
+    def unsupported(self, feature: str) -> NoReturn:
+        raise NotEnforceable(self.placed(f"{feature} cannot be enforced"))
 
-    def scanned(self) -> list[_Found]:
+    def scanned(self) -> list[_Lexeme]:
         """The tokens; lines that go on with | are joined."""
-        tokens: list[_Found] = []
+        tokens: list[_Lexeme] = []
         at, brackets = 0, 0
         while at < len(self.text):
             match = _TOKEN.match(self.text, at)
@@ -115,9 +115,9 @@ class _Parser:
     def is_op(self, *texts: str) -> bool:
         return self.kind == "op" and self.word in texts
 
-    def take(self, kind: str, what: str) -> str:
+    def take(self, kind: str, description: str) -> str:
         if self.kind != kind:
-            self.fail(f"expected {what}")
+            self.fail(f"expected {description}")
         self.at += 1
         return self.tokens[self.at - 1][1]
 
@@ -140,11 +140,11 @@ class _Parser:
             else:
                 self.rule()
         for name, place in self.references.items():
-            if name not in self.found:
+            if name not in self.nodes:
                 self.fail(f"{name!r} is not defined", place)
-        if "start" not in self.found:
+        if "start" not in self.nodes:
             raise GrammarError("there is no rule 'start'")
-        rules = self.found
+        rules = self.nodes
         if self.ignored:
             rules = {name: rule if is_terminal(name) else self.spaced(rule) for name, rule in rules.items()}
             rules |= {_IGNORED: Repeat(Alt(tuple(self.ignored)), 0, None)}
@@ -195,10 +195,10 @@ class _Parser:
         for name in names:
             if name not in COMMON:
                 self.fail(f"common has no terminal {name!r}")
-            self.found[name] = regex_node(COMMON[name])
+            self.nodes[name] = regex_node(COMMON[name])
         if self.is_op("->"):
             self.at += 1
-            self.found[self.take("name", "a name")] = self.found[names[0]]
+            self.nodes[self.take("name", "a name")] = self.nodes[names[0]]
 
     def rule(self) -> None:
         while self.is_op("?", "!"):
@@ -212,9 +212,9 @@ class _Parser:
             self.at += 1
             self.take("number", "a priority")
         self.take_op(":")
-        if name in self.found:
+        if name in self.nodes:
             self.fail(f"{name!r} is defined twice")
-        self.found[name] = self.alternatives()
+        self.nodes[name] = self.alternatives()
         self.end_line()
 
     # -- expressions
@@ -277,8 +277,8 @@ class _Parser:
         last = self.tokens[self.at + 1][1] if kind == "string" and self.is_op("..") else ""
         self.at += 2 if last else 0
         name = f"T:{text}..{last}" if last else f"T:{text}"
-        if name not in self.found:
-            self.found[name] = self.terminal(kind, text, last, place)
+        if name not in self.nodes:
+            self.nodes[name] = self.terminal(kind, text, last, place)
         return Ref(name)
 
     def terminal(self, kind: str, text: str, last: str, place: int) -> Node:

@@ -57,13 +57,13 @@ class Lexemes:
     def parsed_rules(self) -> list[str]:
         """Names of the rules that the parser needs: reached from the root without entering a
         lexeme."""
-        seen, work = {self._root: None}, [self._root]
+        visited, work = {self._root: None}, [self._root]
         while work:
             for node in self._leaves(self._rules[work.pop()]):
-                if isinstance(node, Ref) and not self.is_lexeme(node) and node.name not in seen:
-                    seen[node.name] = None
+                if isinstance(node, Ref) and not self.is_lexeme(node) and node.name not in visited:
+                    visited[node.name] = None
                     work.append(node.name)
-        return list(seen)
+        return list(visited)
 
     def _is_regular(self, node: Node) -> bool:
         return all(
@@ -87,8 +87,8 @@ class Lexemes:
 
     def _decide(self) -> None:
         for _ in range(_MAX_ROUNDS):
-            found = {leaf: None for name in self.parsed_rules() for leaf in self._leaves(self._rules[name])}
-            lexemes = [leaf for leaf in found if self.is_lexeme(leaf)]
+            leaves = {leaf: None for name in self.parsed_rules() for leaf in self._leaves(self._rules[name])}
+            lexemes = [leaf for leaf in leaves if self.is_lexeme(leaf)]
             follow = self._follow()
             machines = {leaf: self._automaton(leaf) for leaf in lexemes}
             bad: set[Node] = set()
@@ -143,11 +143,11 @@ class Lexemes:
         if isinstance(node, Seq):
             return self._sequence(node.parts, m)
         if isinstance(node, Alt):
-            found = [self._positions(part, m) for part in node.parts]
+            positions = [self._positions(part, m) for part in node.parts]
             first = last = 0
-            for _, a, b in found:
+            for _, a, b in positions:
                 first, last = first | a, last | b
-            return any(nullable for nullable, _, _ in found), first, last
+            return any(nullable for nullable, _, _ in positions), first, last
         assert isinstance(node, Repeat)
         if node.most is None:
             least = [node.part] * max(1, node.least)
@@ -232,9 +232,9 @@ class Lexemes:
         while changed:
             changed = False
             for name in names:
-                found = head(self._rules[name])
-                if found != (nullable[name], first[name]):
-                    nullable[name], first[name] = found
+                start = head(self._rules[name])
+                if start != (nullable[name], first[name]):
+                    nullable[name], first[name] = start
                     changed = True
                 visit(self._rules[name], after[name])
         return follow
@@ -289,11 +289,11 @@ def _union(m: _Automaton, positions: int) -> int:
 
 def _deterministic(m: _Automaton) -> bool:
     for positions in (m.first, *m.follow):
-        seen = 0
+        union = 0
         for p in _bits(positions):
-            if seen & m.classes[p]:
+            if union & m.classes[p]:
                 return False
-            seen |= m.classes[p]
+            union |= m.classes[p]
     return True
 
 

@@ -110,25 +110,25 @@ class Matcher:
         """Advance by the bytes of a token, or of its last part; `rollback` counts them as one
         token."""
         ids = [byte_token(self.tokenizer, byte) for byte in text if byte != 0xFF]
-        done = 0 if self.ended or len(ids) != len(text) else self._matcher.try_consume_tokens(ids)
-        if done != len(text):
-            if done:
-                self._matcher.rollback(done)
+        n_accepted = 0 if self.ended or len(ids) != len(text) else self._matcher.try_consume_tokens(ids)
+        if n_accepted != len(text):
+            if n_accepted:
+                self._matcher.rollback(n_accepted)
             self._check()
             return False
-        self._history.append(done)
+        self._history.append(n_accepted)
         return True
 
     def rollback(self, n: int) -> None:
         """Undo the last n accepted tokens."""
         if not 0 <= n <= len(self._history):
             raise ValueError(f"{n} tokens to take back of {len(self._history)}")
-        taken = self._history[len(self._history) - n :]
+        lengths = self._history[len(self._history) - n :]
         del self._history[len(self._history) - n :]
         if n:
             self.ended = False
-        if sum(taken):
-            self._matcher.rollback(sum(taken))
+        if sum(lengths):
+            self._matcher.rollback(sum(lengths))
 
     @property
     def can_end(self) -> bool:

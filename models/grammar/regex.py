@@ -59,10 +59,10 @@ def regex_node(source: str, flags: str = "") -> Node:
     return _Writer(source).sequence(list(tree), tree.state.flags, True, True, 0)
 
 
-def _python(found: re.Match[str]) -> str:
-    text = found[0]
-    if found[2]:
-        code = int(found[2], 16)
+def _python(match: re.Match[str]) -> str:
+    text = match[0]
+    if match[2]:
+        code = int(match[2], 16)
         return f"\\U{code:08x}" if code <= LAST else text
     return {"(?<": "(?P<", r"\z": r"\Z"}.get(text, text)
 
@@ -71,38 +71,38 @@ class _Writer:
     def __init__(self, source: str) -> None:
         self._source = source
 
-    def refuse(self, what: str) -> NotEnforceable:
-        return NotEnforceable(f"the regular expression {self._source[:60]!r} has {what}")
+    def refuse(self, feature: str) -> NotEnforceable:
+        return NotEnforceable(f"the regular expression {self._source[:60]!r} has {feature}")
 
     def sequence(self, items: Sequence[tuple[Any, Any]], flags: int, first: bool, last: bool, depth: int) -> Node:
         """The tree of a sequence. `first`, `last`: nothing stands before it or after it."""
         if depth > MAX_DEPTH:
             raise GrammarError("a regular expression is nested too deeply")
         parts = []
-        for i, (code, given) in enumerate(items):
+        for i, (code, operand) in enumerate(items):
             begins, ends = first and i == 0, last and i == len(items) - 1
-            if code is op.AT and not ((begins and given in _BEGINS) or (ends and given in _ENDS)):
+            if code is op.AT and not ((begins and operand in _BEGINS) or (ends and operand in _ENDS)):
                 raise self.refuse("an anchor inside of it")
             if code is not op.AT:
-                parts.append(self.part(code, given, flags, begins, ends, depth))
+                parts.append(self.part(code, operand, flags, begins, ends, depth))
         return parts[0] if len(parts) == 1 else Seq(tuple(parts))
 
-    def part(self, code: Any, given: Any, flags: int, first: bool, last: bool, depth: int) -> Node:
+    def part(self, code: Any, operand: Any, flags: int, first: bool, last: bool, depth: int) -> Node:
         if code is op.LITERAL:
-            return chars(_folded([(given, given)], flags))
+            return chars(_folded([(operand, operand)], flags))
         if code is op.NOT_LITERAL:
-            return chars(_folded([(given, given)], flags), True)
+            return chars(_folded([(operand, operand)], flags), True)
         if code is op.ANY:
             return chars([(0, LAST)]) if flags & re.S else chars([(10, 10)], True)
         if code is op.IN:
-            return self.char_class(given, flags)
+            return self.char_class(operand, flags)
         if code is op.BRANCH:
-            return Alt(tuple(self.sequence(list(one), flags, first, last, depth + 1) for one in given[1]))
+            return Alt(tuple(self.sequence(list(one), flags, first, last, depth + 1) for one in operand[1]))
         if code is op.SUBPATTERN:
-            _, add, remove, inner = given
+            _, add, remove, inner = operand
             return self.sequence(list(inner), (flags | add) & ~remove, first, last, depth + 1)
         if code in (op.MAX_REPEAT, op.MIN_REPEAT):
-            least, most, inner = given
+            least, most, inner = operand
             unbounded = most is op.MAXREPEAT
             if max(least, 0 if unbounded else most) > MAX_REPEAT:
                 raise self.refuse(f"more than {MAX_REPEAT} repetitions")
@@ -114,17 +114,17 @@ class _Writer:
     def char_class(self, items: Sequence[tuple[Any, Any]], flags: int) -> Chars:
         ranges: list[tuple[int, int]] = []
         negated = False
-        for code, given in items:
+        for code, operand in items:
             if code is op.NEGATE:
                 negated = True
             elif code is op.LITERAL:
-                ranges.append((given, given))
+                ranges.append((operand, operand))
             elif code is op.RANGE:
-                ranges.append(given)
-            elif code is op.CATEGORY and given in _CATEGORIES:
-                ranges += chars(list(_CATEGORIES[given][0]), _CATEGORIES[given][1]).ranges
+                ranges.append(operand)
+            elif code is op.CATEGORY and operand in _CATEGORIES:
+                ranges += chars(list(_CATEGORIES[operand][0]), _CATEGORIES[operand][1]).ranges
             else:
-                raise self.refuse(str(given).lower())
+                raise self.refuse(str(operand).lower())
         return chars(_folded(ranges, flags), negated)
 
 

@@ -81,16 +81,16 @@ def _schema(source: str) -> Any:
 def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]) -> GrammarError:
     """The error of llguidance, with the part of a schema at fault; `error_of` compiles a Lark
     source."""
-    said = reason(error)
+    message = reason(error)
     if kind not in ("json_schema", "strict_json_schema"):
-        return GrammarError(said)
-    schema, where = json.loads(source), ""
+        return GrammarError(message)
+    schema, place = json.loads(source), ""
     shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
     for n, (path, part) in enumerate(subschemas(schema)):
         if n >= _MAX_LOOKED_AT:
             break
-        if path and path.startswith(where) and isinstance(part, dict):
-            found = error_of(f"start: {json_rule({**shared, **part}, strict=kind == 'strict_json_schema')}\n")
-            if found:
-                where, said = path, reason(found)
-    return GrammarError(f"in the schema at {where or '/'}: {said}")
+        if path and path.startswith(place) and isinstance(part, dict):
+            part_error = error_of(f"start: {json_rule({**shared, **part}, strict=kind == 'strict_json_schema')}\n")
+            if part_error:
+                place, message = path, reason(part_error)
+    return GrammarError(f"in the schema at {place or '/'}: {message}")

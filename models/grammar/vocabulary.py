@@ -25,7 +25,7 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 
-_made: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
+_tries: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -62,7 +62,7 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
     llguidance holds the GIL for 5 µs a token in one call: made with the first grammar it would
     pause every stream.
     """
-    if tokenizer.n_vocab < LARGE or tokenizer in _made:
+    if tokenizer.n_vocab < LARGE or tokenizer in _tries:
         return False
     vocabulary_of(tokenizer)
     return True
@@ -71,13 +71,13 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
 def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:
     """The trie of a tokenizer, made by the first call."""
     with _lock:
-        made = _made.get(tokenizer)
-        if made is None:
+        trie = _tries.get(tokenizer)
+        if trie is None:
             import llguidance
 
             wrapper: Any = _Pieces(tokenizer)
-            _made[tokenizer] = made = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens))
-        return made
+            _tries[tokenizer] = trie = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens))
+        return trie
 
 
 def byte_token(tokenizer: Tokenizer, byte: int) -> int:

@@ -166,8 +166,8 @@ class Tokenizer(ABC):
     def pieces(self, ids: Iterable[int], *, special: bool = True) -> bytes:
         """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in
         generated texts."""
-        made = self._pieces if special else {}
-        return b"".join([made.get(id) or self.piece(id, special=special) for id in ids])
+        cached = self._pieces if special else {}
+        return b"".join([cached.get(id) or self.piece(id, special=special) for id in ids])
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a text that starts with these tokens: the pieces without the space that
@@ -235,7 +235,7 @@ def gaps(tokens: Iterable[str]) -> re.Pattern[str]:
 def blocks(text: str, gap: re.Pattern[str], size: int = BLOCK) -> Iterator[str]:
     """The text in parts of at least `size` characters, cut at gaps."""
     start = 0
-    while len(text) - start > size and (found := gap.search(text, start + size)):
-        yield text[start : found.start()]
-        start = found.start()
+    while len(text) - start > size and (match := gap.search(text, start + size)):
+        yield text[start : match.start()]
+        start = match.start()
     yield text[start:] if start else text

@@ -56,10 +56,10 @@ class BpeTokenizer(Tokenizer):
         super().__init__(vocab)
 
     def _add_symbols(self, ids: dict[str, int], symbols: set[str]) -> None:
-        known = self.vocab.ids
+        token_ids = self.vocab.ids
         for symbol in sorted(symbols.difference(ids)):
             ids[symbol] = len(self.vocab.tokens) + len(self._extra)
-            self._extra.append([known[c] for c in symbol if c in known] if self.vocab.pre.byte_level else [])
+            self._extra.append([token_ids[c] for c in symbol if c in token_ids] if self.vocab.pre.byte_level else [])
 
     def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
         for block in blocks(text, self._gap):
@@ -76,7 +76,7 @@ class BpeTokenizer(Tokenizer):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if self._extra and ids and max(ids) >= len(self.vocab.tokens):
             n = len(self.vocab.tokens)
-            return [known for id in ids for known in ([id] if id < n else self._extra[id - n])]
+            return [token for id in ids for token in ([id] if id < n else self._extra[id - n])]
         return ids
 
     def _normal_piece(self, text: str) -> bytes:

@@ -28,7 +28,7 @@ class UgmTokenizer(Tokenizer):
     def __init__(self, vocab: Vocab) -> None:
         kinds = list(zip(vocab.tokens, vocab.attrs, strict=True))
         self._charsmap = Charsmap(vocab.charsmap)
-        self._given = _longest_of(text for text, attr in kinds if attr & Attr.USER_DEFINED)
+        self._user_defined = _longest_of(text for text, attr in kinds if attr & Attr.USER_DEFINED)
         self._score = {  # user-defined tokens are likelier than any other
             text: 0.0 if kinds[id][1] & Attr.USER_DEFINED else vocab.scores[id]
             for text, id in vocab.ids.items()
@@ -40,7 +40,7 @@ class UgmTokenizer(Tokenizer):
         for text in self._score:
             lengths[text[0]].add(len(text))
         # lengths of the tokens that start with it
-        self._lengths = {char: sorted(found) for char, found in lengths.items()}
+        self._lengths = {char: sorted(sizes) for char, sizes in lengths.items()}
         self._gap = gaps(self._score)
         self._words = KnownWords(self._encode_word)
         super().__init__(vocab)
@@ -50,9 +50,9 @@ class UgmTokenizer(Tokenizer):
         for block in blocks(self._normalised(text), self._gap):
             ids: list[int] = []
             for word in self._gap.split(block):
-                if found := self._words[word]:
-                    ids.extend(found[1:] if last == found[0] == self.unk_id else found)
-                    last = found[-1]
+                if pieces := self._words[word]:
+                    ids.extend(pieces[1:] if last == pieces[0] == self.unk_id else pieces)
+                    last = pieces[-1]
             yield ids
 
     def _normalised(self, text: str) -> str:
@@ -78,7 +78,7 @@ class UgmTokenizer(Tokenizer):
         """Normalised characters of the text, except those of user-defined tokens."""
         at = 0
         while at < len(text):
-            if self._given and (match := self._given.match(text, at)):
+            if self._user_defined and (match := self._user_defined.match(text, at)):
                 yield match[0]
                 at = match.end()
             else:
@@ -91,7 +91,7 @@ class UgmTokenizer(Tokenizer):
         has are one <unk>."""
         best = [0.0] + [-np.inf] * len(word)  # of the text up to there
         begin = [0] * (len(word) + 1)  # of the piece that ends there
-        known = [False] * (len(word) + 1)
+        is_token = [False] * (len(word) + 1)
         for start, char in enumerate(word):
             so_far = best[start]
             for length in self._lengths.get(char, ()):
@@ -100,14 +100,14 @@ class UgmTokenizer(Tokenizer):
                     break
                 score = self._score.get(word[start:stop])
                 if score is not None and so_far + score > best[stop]:
-                    best[stop], begin[stop], known[stop] = so_far + score, start, True
+                    best[stop], begin[stop], is_token[stop] = so_far + score, start, True
             if char not in self._score and so_far + self._unknown > best[start + 1]:
-                best[start + 1], begin[start + 1], known[start + 1] = so_far + self._unknown, start, False
+                best[start + 1], begin[start + 1], is_token[start + 1] = so_far + self._unknown, start, False
         ids: list[int] = []
         stop = len(word)
         while stop > 0:
             start = begin[stop]
-            id = self.vocab.ids[word[start:stop]] if known[stop] else self.unk_id
+            id = self.vocab.ids[word[start:stop]] if is_token[stop] else self.unk_id
             if id is not None and not (ids and id == ids[-1] == self.unk_id):
                 ids.append(id)
             stop = start
@@ -115,8 +115,8 @@ class UgmTokenizer(Tokenizer):
 
 
 def _longest_of(texts: Iterator[str]) -> re.Pattern[str] | None:
-    found = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, found))) if found else None
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 class Charsmap:
@@ -139,7 +139,7 @@ class Charsmap:
     def longest(self, text: str, at: int) -> tuple[int, str]:
         """The most characters from there on that are such a beginning, 0 if none are, and what they
         become."""
-        nodes, found, value = self._nodes, 0, 0
+        nodes, length, value = self._nodes, 0, 0
         if not nodes:
             return 0, ""
         index = _children(nodes[0])
@@ -147,12 +147,12 @@ class Charsmap:
             for byte in text[n].encode("utf-8", "surrogateescape"):
                 index ^= byte
                 if byte == 0 or index >= len(nodes) or nodes[index] & 0x800000FF != byte:
-                    return found, self._text(value) if found else ""
+                    return length, self._text(value) if length else ""
                 node = nodes[index]
                 index ^= _children(node)
             if node >> 8 & 1 and index < len(nodes):
-                found, value = n - at + 1, nodes[index] & 0x7FFFFFFF
-        return found, self._text(value) if found else ""
+                length, value = n - at + 1, nodes[index] & 0x7FFFFFFF
+        return length, self._text(value) if length else ""
 
     def _text(self, start: int) -> str:
         new = self._new.get(start)

@@ -259,10 +259,10 @@ def _special_ids(
         if i is not None and 0 <= i < len(attrs):  # 4294967295 is how some files write "none"
             special[name] = i
     for name, texts in _TEXTS.items():
-        found = [ids[text] for text in texts.split(" ") if text in ids]
-        if name not in special and found:
-            special[name] = found[0]
-            attrs[found[0]] |= Attr.CONTROL
+        candidates = [ids[text] for text in texts.split(" ") if text in ids]
+        if name not in special and candidates:
+            special[name] = candidates[0]
+            attrs[candidates[0]] |= Attr.CONTROL
     return special
 
 

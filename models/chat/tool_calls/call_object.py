@@ -31,12 +31,12 @@ def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
     c = yield from p.after_blanks()
     scan = JsonScan()
     while c:
-        found = scan.feed(c)
-        if found is BAD or found is BEFORE:
+        state = scan.feed(c)
+        if state is BAD or state is BEFORE:
             p.back(c)
-            return found is BEFORE
+            return state is BEFORE
         take(c)
-        if found is DONE:
+        if state is DONE:
             return True
         c = yield from p.next()
     return False
@@ -67,8 +67,8 @@ def closing(p: Parser, text: str) -> Step[None]:
     """Read the closing syntax of a call, or as much of it as the answer has."""
     p.mark()
     c = yield from p.after_blanks()
-    for i, wanted in enumerate(text):
-        if c != wanted:
+    for i, expected in enumerate(text):
+        if c != expected:
             p.back(p.raw if c else "")
             return
         if i + 1 < len(text):
@@ -76,14 +76,14 @@ def closing(p: Parser, text: str) -> Step[None]:
 
 
 class CallObject:
-    """Reader of one call. `known`: names that make it a call; `key`: member that has the name."""
+    """Reader of one call. `names`: names that make it a call; `key`: member that has the name."""
 
-    def __init__(self, p: Parser, known: frozenset[str] | None = None, key: str = "name") -> None:
+    def __init__(self, p: Parser, names: frozenset[str] | None = None, key: str = "name") -> None:
         self._p = p
-        self._known = known
+        self._names = names
         self._key = key
         self._name: str | None = None
-        self._begun = False
+        self._has_begun = False
         self._early: str | None = None  # arguments that came before the name
         self._has_arguments = False
 
@@ -93,12 +93,12 @@ class CallObject:
         Raises NotACall at the first character that does not belong to a call.
         """
         if not (yield from self._members(0)):
-            if not self._begun or not self._p.at_end:
+            if not self._has_begun or not self._p.at_end:
                 raise NotACall
             return False
         if self._name is None:
             raise NotACall
-        if not self._begun:
+        if not self._has_begun:
             self._begin()
         if not self._has_arguments:
             self._p.argument("{}")
@@ -129,7 +129,7 @@ class CallObject:
         p = self._p
         if key == self._key and self._name is None:
             name = yield from text_value(p)
-            if name is None or (self._known is not None and name not in self._known):
+            if name is None or (self._names is not None and name not in self._names):
                 return False
             self._name = name
             if self._early is not None:
@@ -138,7 +138,7 @@ class CallObject:
         if key in ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             return (yield from self._arguments())
-        if key == "function" and depth < _MAX_NESTED and not self._begun:  # OpenAI's shape
+        if key == "function" and depth < _MAX_NESTED and not self._has_begun:  # OpenAI's shape
             c = yield from p.after_blanks()
             if c == "{":
                 return (yield from self._members(depth + 1))
@@ -177,7 +177,7 @@ class CallObject:
     def _begin(self) -> None:
         assert self._name is not None
         self._p.begin(self._name)
-        self._begun = True
+        self._has_begun = True
 
 
 def _object_text(text: str) -> str:

@@ -107,10 +107,10 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
         yield from closing(p, "}")
 
 
-def _list(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
+def _list(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
     """Read the calls of an array, whose bracket has been read. False: the array is cut short."""
     while (yield from p.after_blanks()) == "{":
-        if not (yield from CallObject(p, known).read()):
+        if not (yield from CallObject(p, names).read()):
             return False
         p.mark()
         c = yield from p.after_blanks()
@@ -127,11 +127,11 @@ def _response(p: Parser) -> Step[bool]:
     scan.feed('"')
     p.mark()
     while c := (yield from p.next()):
-        found = scan.feed(c)
-        if found is BAD:
+        state = scan.feed(c)
+        if state is BAD:
             p.back(c)
             break
-        if found is DONE:
+        if state is DONE:
             p.content(unescaped(waiting))
             return True
         waiting += c

@@ -115,12 +115,12 @@ def _action(p: Parser, trigger: str) -> Step[None]:
         yield from closing(p, "```")
 
 
-def _tool_names(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
+def _tool_names(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
     """The calls of a list whose bracket has been read. False: the answer ended in it."""
     while True:
         if (yield from p.after_blanks()) != "{":
             raise NotACall
-        if not (yield from CallObject(p, known, key="tool_name").read()):
+        if not (yield from CallObject(p, names, key="tool_name").read()):
             return False
         p.mark()
         c = yield from p.after_blanks()

@@ -18,9 +18,9 @@ SYNTAXES = ("lark", "regex")
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 
 
-def parameters(told: str = "") -> dict[str, Any]:
-    """JSON schema of a custom tool's arguments; `told` describes the text."""
-    described = {"type": "string"} | ({"description": told} if told else {})
+def parameters(description: str = "") -> dict[str, Any]:
+    """JSON schema of a custom tool's arguments; `description`: of the text."""
+    described = {"type": "string"} | ({"description": description} if description else {})
     return {"type": "object", "properties": {INPUT: described}, "required": [INPUT], "additionalProperties": False}
 
 
@@ -47,22 +47,22 @@ class InputText:
         self._scan = JsonScan()
         self._scan.feed('"')
         self._read = ""  # before the text, then an escape that is not whole
-        self._begun = False
+        self._has_begun = False
         self.whole = False  # the text has ended
 
     def feed(self, text: str) -> str:
         """More of the text."""
         if self.whole:
             return ""
-        if not self._begun:
+        if not self._has_begun:
             self._read += text
             if (head := _HEAD.match(self._read)) is None:
                 return ""
-            text, self._read, self._begun = self._read[head.end() :], "", True
+            text, self._read, self._has_begun = self._read[head.end() :], "", True
         out = []
         for c in text:
-            found = self._scan.feed(c)
-            if found in (BAD, DONE):
+            state = self._scan.feed(c)
+            if state in (BAD, DONE):
                 self.whole = True
                 break
             self._read += c
@@ -73,8 +73,8 @@ class InputText:
 
     def finish(self) -> str:
         """The text of arguments that are no object with `input`: all of them, or the JSON string that they are."""
-        if self._begun or self.whole:
+        if self._has_begun or self.whole:
             return ""
         self.whole = True
-        told = parsed(self._read)
-        return told if isinstance(told, str) else self._read
+        value = parsed(self._read)
+        return value if isinstance(value, str) else self._read

@@ -74,11 +74,11 @@ def _key(p: Parser, between: str) -> Step[bool]:
         if c != ":":
             return _ended(c)
     elif c == '"':  # JSON's own way of writing a text
-        found = yield from text_value(p)
+        text = yield from text_value(p)
         c = yield from p.after_blanks()
-        if found is None or c != ":":
+        if text is None or c != ":":
             return _ended(c)
-        key = found
+        key = text
     else:
         while (c := (yield from p.next())) != ":":
             if not c or c in '{}[],<"\n' or len(key) > MAX_NAME:

@@ -103,10 +103,10 @@ class _Writer:
     def _reference(self, ref: str) -> str:
         if ref not in self._refs:
             self._refs[ref] = name = f"{self._prefix}_ref_{len(self._refs)}"
-            self.rules.append(f"{name}: {self.value(self._found(ref))}")
+            self.rules.append(f"{name}: {self.value(self._target(ref))}")
         return self._refs[ref]
 
-    def _found(self, ref: str) -> Any:
+    def _target(self, ref: str) -> Any:
         """The part of the schema that a reference within it names; none: anything."""
         target = resolve(self._root, ref)
         return target[1] if target else True
@@ -119,7 +119,7 @@ class _Writer:
             for _ in range(_MAX_DEPTH):
                 if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
                     break
-                schema = self._found(schema["$ref"])
+                schema = self._target(schema["$ref"])
             if isinstance(schema, dict) and "$ref" not in schema:
                 joined: dict[str, Any] = {}
                 for key in ("properties", "required", "allOf"):
@@ -162,28 +162,28 @@ class _Writer:
         return self._rule(f'"[" {inside} "]"')
 
     def _object(self, schema: Schema) -> str:
-        given = schema.get("properties")
-        given = given if isinstance(given, dict) else {}
-        needed = schema.get("required")
-        needed = [name for name in needed if isinstance(name, str)] if isinstance(needed, list) else []
-        more = schema.get("additionalProperties", not given or "patternProperties" in schema)
-        if not given and not needed and (more is True or more == {}):
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        required = schema.get("required")
+        required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        more = schema.get("additionalProperties", not properties or "patternProperties" in schema)
+        if not properties and not required and (more is True or more == {}):
             return "dict"
-        named = {**dict.fromkeys(needed, more if isinstance(more, dict) else True), **given}
+        named = {**dict.fromkeys(required, more if isinstance(more, dict) else True), **properties}
         names = [name for name in named if named[name] is not False and QUOTE not in name]
         names.sort(key=lambda name: (name.lower(), name))  # as Jinja's dictsort
         first, later = '""', '""'
         if more is not False:
             key = f"{self._prefix.upper()}_KEY_{len(self.rules)}"
-            taken = "|".join(in_regex(name) for name in names)
-            self.rules.append(f'{key}: ( /{_NEW_KEY}/{f" & ~/({taken})/" if taken else ""} ) ":"')
+            names_in_regex = "|".join(in_regex(name) for name in names)
+            self.rules.append(f'{key}: ( /{_NEW_KEY}/{f" & ~/({names_in_regex})/" if names_in_regex else ""} ) ":"')
             extra = self._rule(f"{key} {self.value(more)}")
             first, later = f'({extra} ("," {extra})*)?', f'("," {extra})*'
         for name in reversed(names):
             member = self._rule(f"{quoted(_key(name) + ':')} {self._rule(self.value(named[name]))}")
             alone = f"{member} {later}"
-            first = self._rule(alone if name in needed else f"{alone} | {first}")
-            later = self._rule(f'"," {member} {later}' if name in needed else f'("," {member})? {later}')
+            first = self._rule(alone if name in required else f"{alone} | {first}")
+            later = self._rule(f'"," {member} {later}' if name in required else f'("," {member})? {later}')
         return self._rule(f'"{{" {first} "}}"')
 
 
@@ -195,28 +195,28 @@ def _times(part: str, least: int, most: int | None) -> str:
 
 
 def _count(schema: Schema, key: str) -> int | None:
-    found = schema.get(key)
+    count = schema.get(key)
     return (
-        int(found)
-        if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= _MAX_COUNT
+        int(count)
+        if isinstance(count, int | float) and not isinstance(count, bool) and 0 <= count <= _MAX_COUNT
         else None
     )
 
 
 def _literals(values: Sequence[Any]) -> str:
-    texts = [text for value in values if (text := _written(value)) is not None]
+    texts = [text for value in values if (text := _notation(value)) is not None]
     return f"({' | '.join(map(quoted, texts))})" if texts else "any"
 
 
-def _written(value: Any) -> str | None:
+def _notation(value: Any) -> str | None:
     """A value in the template's notation; None if it cannot be written."""
     if isinstance(value, str):
         return None if QUOTE in value else f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, list):
-        parts = [_written(part) for part in value]
+        parts = [_notation(part) for part in value]
         return None if None in parts else f"[{','.join(map(str, parts))}]"
     if isinstance(value, dict):
-        members = [(key, _written(value[key])) for key in sorted(value, key=lambda key: (key.lower(), key))]
+        members = [(key, _notation(value[key])) for key in sorted(value, key=lambda key: (key.lower(), key))]
         if any(text is None or QUOTE in key for key, text in members):
             return None
         return f"{{{','.join(f'{_key(key)}:{text}' for key, text in members)}}}"

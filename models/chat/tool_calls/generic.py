@@ -22,11 +22,11 @@ def instructed(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool
 ) -> list[Message]:
     """The conversation with a system message that describes the tools."""
-    told = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    descriptions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     form = f"to call tools: {_MANY if parallel else _ONE}"
     if not required:
         form += '\nto answer the user: {"response": <text>}'
-    text = f"You can call these tools:\n{told}\n\nRespond with nothing but JSON of this form,\n{form}"
+    text = f"You can call these tools:\n{descriptions}\n\nRespond with nothing but JSON of this form,\n{form}"
     first, rest = (messages[0], messages[1:]) if messages[0]["role"] in ("system", "developer") else (None, messages)
     system = {"role": "system", "content": text}
     if first is not None:
@@ -40,23 +40,23 @@ def as_text(messages: Sequence[Message], markers: Markers | None = None) -> list
 
     `markers`: those of the list of calls that the model was trained on.
     """
-    told: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
         if message.get("tool_calls"):
-            told.append({"role": "assistant", "content": _calls(message, markers)})
+            turns.append({"role": "assistant", "content": _calls(message, markers)})
         elif message["role"] == "tool":
             result = {"tool_response": {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}}
             result["tool_response"]["content"] = message["content"]
             text = json.dumps(result, ensure_ascii=False)
-            if told and told[-1].get("tool_results"):
-                told[-1]["content"] += f"\n{text}"
+            if turns and turns[-1].get("tool_results"):
+                turns[-1]["content"] += f"\n{text}"
             else:
-                told.append({"role": "user", "content": text, "tool_results": True})
+                turns.append({"role": "user", "content": text, "tool_results": True})
         else:
-            told.append(dict(message))
-    for message in told:
+            turns.append(dict(message))
+    for message in turns:
         message.pop("tool_results", None)
-    return told
+    return turns
 
 
 def _calls(message: Message, markers: Markers | None) -> str:
@@ -66,10 +66,10 @@ def _calls(message: Message, markers: Markers | None) -> str:
         if isinstance(arguments, str):
             with suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
-        told = {"name": call["function"]["name"], "arguments": arguments}
-        calls.append(told | ({"id": call["id"]} if call.get("id") and markers is None else {}))
-    written = {"tool_call": calls[0]} if len(calls) == 1 else {"tool_calls": calls}
-    text = json.dumps(written, ensure_ascii=False)
+        shape = {"name": call["function"]["name"], "arguments": arguments}
+        calls.append(shape | ({"id": call["id"]} if call.get("id") and markers is None else {}))
+    body = {"tool_call": calls[0]} if len(calls) == 1 else {"tool_calls": calls}
+    text = json.dumps(body, ensure_ascii=False)
     if markers is not None:
         objects = markers.separator.join(json.dumps(call, ensure_ascii=False) for call in calls)
         text = f"{markers.section}{objects}{markers.section_end}"

@@ -46,13 +46,13 @@ def call_grammar(
     parallel: bool,
     reasoning: tuple[str, str] | None = None,
     thinking: bool = False,
-    said: str = "",
+    answer: str = "",
 ) -> CallGrammar:
     """The grammar of answers that call these functions (OpenAI's `function` objects; those of custom
     tools have their text's grammar as TEXT).
 
     Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of
-    reasoning that may come first; `thinking`: the prompt has opened it. `said`: Lark of an answer
+    reasoning that may come first; `thinking`: the prompt has opened it. `answer`: Lark of an answer
     without calls.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
@@ -77,27 +77,27 @@ def call_grammar(
     if calls.markers is not None:
         body, word = rules_of_calls(calls.markers, functions, parallel)
     else:
-        body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
+        body, word = _BODIES[calls.name](functions, parallel, required or bool(answer))
     rules += body
-    if said and not required:
-        rules += _answer(said, calls)
+    if answer and not required:
+        rules += _answer(answer, calls)
     elif not required and calls is not GENERIC:
         return CallGrammar(
             "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
         )
-    starts = ["calls", "answer"] if said and not required else ["calls"]
+    starts = ["calls", "answer"] if answer and not required else ["calls"]
     return CallGrammar("\n".join([*rules, *_start(starts, reasoning, thinking)]))
 
 
-def answer_grammar(calls: CallFormat, said: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
+def answer_grammar(calls: CallFormat, answer: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
     """The grammar of an answer without calls, after optional reasoning."""
-    return CallGrammar("\n".join([*_answer(said, calls), *_start(["answer"], reasoning, thinking)]))
+    return CallGrammar("\n".join([*_answer(answer, calls), *_start(["answer"], reasoning, thinking)]))
 
 
-def _answer(said: str, calls: CallFormat) -> list[str]:
+def _answer(answer: str, calls: CallFormat) -> list[str]:
     before, after = (f" {quoted(text)} " if text else "" for text in calls.around or ("", ""))
     again = f"{quoted('<|start|>assistant')}?" if calls is GPT_OSS else ""
-    return [f"answer: {again}{before}said_{after}", f"said_: {said}"] if calls.around else [f"answer: {said}"]
+    return [f"answer: {again}{before}said_{after}", f"said_: {answer}"] if calls.around else [f"answer: {answer}"]
 
 
 def _start(rules: list[str], reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
@@ -139,8 +139,11 @@ def _mistral_named(functions: Sequence[Function], parallel: bool, required: bool
 def _generic(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
     one = '"{" W? "\\"tool_call\\":" W? obj W? "}"'
     many = '"{" W? "\\"tool_calls\\":" W? "[" W? obj (W? "," W? obj)* W? "]" W? "}"'
-    said = f'"{{" W? "\\"response\\":" W? {json_rule({"type": "string"})} W? "}}"'
-    return ["calls: " + " | ".join([many if parallel else one, *([] if required else ["said"])]), f"said: {said}"], ""
+    response = f'"{{" W? "\\"response\\":" W? {json_rule({"type": "string"})} W? "}}"'
+    return [
+        "calls: " + " | ".join([many if parallel else one, *([] if required else ["said"])]),
+        f"said: {response}",
+    ], ""
 
 
 def _gpt_oss(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
@@ -193,12 +196,12 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
         "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
     ]
     for i, function in enumerate(functions):
-        schema, properties, needed = parameters_of(function)
+        schema, properties, names_required = parameters_of(function)
         parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
         for k, (name, inner) in enumerate(properties.items()):
             rules += tagged_rules(function, f"value_{i}_{k}", inner, schema, _PARAMETER_END)
-            given = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
-            parts.append(given if name in needed else f"({given})?")
+            parameter = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
+            parts.append(parameter if name in names_required else f"({parameter})?")
         rules.append(f'call_{i}: {" ".join(parts)} "</function>\\n</tool_call>"')
     return rules, "<tool_call>\n<function="
 

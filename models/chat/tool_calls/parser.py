@@ -81,18 +81,18 @@ class Parser:
         self._back: list[str] = []  # characters to be read again, the next one last
         self._ended = False
         self._raw: list[str] = []  # text read since `mark`
-        self._held = ""  # blanks that are text only if no call follows
+        self._blanks = ""  # blanks that are text only if no call follows
         self._input: InputText | None = None  # of the last call, if it is one to a custom tool
         self._fresh = True  # nothing but blanks and calls so far
-        self._called = False  # nothing but blanks since the last call
+        self._after_call = False  # nothing but blanks since the last call
         # text that needs no coroutine to be understood, and its part of the message
         self._ordinary: re.Pattern[str] | None = None
-        self._told: Callable[[str], None] = self._text
+        self._sink: Callable[[str], None] = self._text
         self._run = self._message()
         next(self._run)
         if style.primer:
             self.push(style.primer)
-            self._held = ""
+            self._blanks = ""
 
     def push(self, text: str) -> list[Delta]:
         """Deltas that more text adds to the message."""
@@ -102,12 +102,12 @@ class Parser:
         while at < len(text):
             if self._ordinary is not None and (run := self._ordinary.match(text, at)):
                 self._raw.append(run[0])
-                self._told(run[0])
+                self._sink(run[0])
                 at = run.end()
             else:
                 send(text[at])
                 at += 1
-        return self._taken()
+        return self._new_deltas()
 
     def finish(self) -> list[Delta]:
         """Deltas that the end of the text adds."""
@@ -116,9 +116,9 @@ class Parser:
             with suppress(StopIteration):
                 self._run.send("")
             self._end_input()
-        return self._taken()
+        return self._new_deltas()
 
-    def _taken(self) -> list[Delta]:
+    def _new_deltas(self) -> list[Delta]:
         self._flush()
         if self._tagged:
             self._out.append(Content("".join(self._tagged)))
@@ -155,9 +155,9 @@ class Parser:
 
     def literal(self, text: str) -> Step[bool]:
         """Read this text if it follows, else nothing."""
-        for i, wanted in enumerate(text):
+        for i, expected in enumerate(text):
             c = yield from self.next()
-            if c != wanted:
+            if c != expected:
                 self.back(text[:i] + c)
                 return False
         return True
@@ -187,7 +187,7 @@ class Parser:
             raise NotACall
         assert self.style.calls is not None
         self._flush()
-        self._held = ""
+        self._blanks = ""
         self._end_input()
         index = self.n_calls
         self.n_calls += 1
@@ -207,7 +207,7 @@ class Parser:
 
     def frame(self) -> None:
         """Take the text since the last mark, and the blanks before it, as syntax."""
-        self._held = ""
+        self._blanks = ""
         self.mark()
 
     def content(self, text: str) -> None:
@@ -215,8 +215,8 @@ class Parser:
         if self._tagged:
             self._out.append(Content("".join(self._tagged)))
             self._tagged.clear()
-        self._emit(Content, self._held + text)
-        self._held = ""
+        self._emit(Content, self._blanks + text)
+        self._blanks = ""
 
     def _emit(self, kind: type[Delta], text: str) -> None:
         if kind is not self._kind:
@@ -265,8 +265,8 @@ class Parser:
 
     def thought_until(self, closing: str) -> Step[None]:
         """Reasoning, up to and with its closing tag and the blanks after it."""
-        ordinary, told = _run_without(closing[0]), self._told
-        self._told, self.thinking = self._thought, True
+        ordinary, sink = _run_without(closing[0]), self._sink
+        self._sink, self.thinking = self._thought, True
         while True:
             self._ordinary = None if self._back else ordinary
             c = yield from self.next()
@@ -276,18 +276,18 @@ class Parser:
                 break
             c = yield from self.next()
             if c in BLANK:
-                self._held += c
+                self._blanks += c
             else:
                 self._thought(c)
-        self._held, self._told, self.thinking = "", told, not c
+        self._blanks, self._sink, self.thinking = "", sink, not c
         self._repeat()
         c = yield from self.after_blanks()
         self.back(c)
         self._repeat()
 
     def _thought(self, text: str) -> None:
-        self._emit(Reasoning, self._held + text)
-        self._held = ""
+        self._emit(Reasoning, self._blanks + text)
+        self._blanks = ""
         self._repeat()
 
     def _repeat(self) -> None:
@@ -298,18 +298,18 @@ class Parser:
 
     def _answer(self, calls: CallFormat) -> Step[None]:
         ordinary = _run_without("".join(trigger[0] for trigger in calls.triggers + calls.opening))
-        self._told = self._text
+        self._sink = self._text
         while True:
             self.mark()
             self._ordinary = None if self._back else ordinary
             c = yield from self.next()
             self._ordinary = None
             if not c:
-                if not self._called:
+                if not self._after_call:
                     self.content("")
                 return
             if c in BLANK:
-                self._held += c
+                self._blanks += c
                 continue
             self.back(c)
             trigger = yield from self._trigger(calls.triggers + calls.opening if self._fresh else calls.triggers)
@@ -319,18 +319,18 @@ class Parser:
             n_calls = self.n_calls
             try:
                 yield from calls.read(self, trigger)
-                self._called = self.n_calls > n_calls
+                self._after_call = self.n_calls > n_calls
             except NotACall:
                 read = self.raw
                 self.content(read[:-1])
                 self.back(read[-1:])  # it may begin something
-                self._called = False
-            self._fresh = self._fresh and self._called
+                self._after_call = False
+            self._fresh = self._fresh and self._after_call
 
     def _text(self, text: str) -> None:
         self.content(text)
         self.mark()
-        self._fresh = self._called = False
+        self._fresh = self._after_call = False
 
     def _trigger(self, triggers: tuple[str, ...]) -> Step[str]:
         for trigger in triggers:

@@ -53,7 +53,7 @@ def chat_constraint(
             parallel=tools.parallel,
             reasoning=tags if thinks else None,
             thinking=thinking,
-            said=said,
+            answer=said,
         )
     except GrammarError as error:
         bad_request("tools", str(error))

@@ -27,14 +27,14 @@ def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel:
     for i, function in enumerate(functions):
         name = function["name"]
         named = quoted(json.dumps(name, ensure_ascii=False) if m.style == JSON else name)
-        given = f"args_{i}"
+        arguments = f"args_{i}"
         if m.style == TAGGED:
-            given, values = _parameters(m, function, i)
+            arguments, values = _parameters(m, function, i)
             rules += values
         elif m.style == PYTHON:
             rules += argument_rules(function, i)
-            given = f'given_{i} ")"'
-        parts = (syntax_rule(m.head), named, syntax_rule(m.middle), given, _tail(m.tail), syntax_rule(m.end))
+            arguments = f'given_{i} ")"'
+        parts = (syntax_rule(m.head), named, syntax_rule(m.middle), arguments, _tail(m.tail), syntax_rule(m.end))
         rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
     first, following = syntax_rule(m.section + m.begin), syntax_rule(m.separator + m.begin)
     more = f"({following} call)*" if parallel else ""
@@ -98,7 +98,7 @@ def tagged_rules(
 
 def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, list[str]]:
     """Lark of a call's tagged parameters, and the rules that it names."""
-    schema, properties, needed = parameters_of(function)
+    schema, properties, required = parameters_of(function)
     rules, parts = [], []
     gap = syntax_rule(m.gap)
     for k, (name, inner) in enumerate(properties.items()):
@@ -107,6 +107,6 @@ def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, l
             text = f"text_{i}_{k}"
             rules.append(_text(text, end))
         rules += tagged_rules(function, f"value_{i}_{k}", inner, schema, end, text)
-        given = f"{syntax_rule(m.key_begin)} {quoted(name)} {quoted(m.key_end)} value_{i}_{k} {gap}"
-        parts.append(given if name in needed else f"({given})?")
+        parameter = f"{syntax_rule(m.key_begin)} {quoted(name)} {quoted(m.key_end)} value_{i}_{k} {gap}"
+        parts.append(parameter if name in required else f"({parameter})?")
     return " ".join(parts), rules

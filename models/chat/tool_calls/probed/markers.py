@@ -52,8 +52,8 @@ class Markers:
     @property
     def triggers(self) -> tuple[str, ...]:
         """Tags that begin a call, with its section or without."""
-        found = (self.trigger, _first_tag(self.begin))
-        return tuple(dict.fromkeys(tag for tag in found if tag))
+        tags = (self.trigger, _first_tag(self.begin))
+        return tuple(dict.fromkeys(tag for tag in tags if tag))
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -64,5 +64,5 @@ class Markers:
 
 
 def _first_tag(text: str) -> str:
-    found = _FIRST.match(text.lstrip())
-    return found[0].rstrip() if found else ""
+    tag = _FIRST.match(text.lstrip())
+    return tag[0].rstrip() if tag else ""

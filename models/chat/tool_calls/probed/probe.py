@@ -28,7 +28,7 @@ from logitless.models.chat.tool_calls.probed.reader import call_format
 _END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
 """Llama's end of a turn, whose token with calls is another one."""
 
-_BEGUN = re.compile(rf"(?:{NAMESPACE})?<[^<>]*$|{NAMESPACE}$")
+_OPEN_TAG = re.compile(rf"(?:{NAMESPACE})?<[^<>]*$|{NAMESPACE}$")
 """A tag that the end of a text cuts short."""
 
 Turns = list[dict[str, Any]]
@@ -38,7 +38,7 @@ Render = Callable[[Turns, list[dict[str, Any]]], str]
 _NAMES = ("zurvam", "kelpod")
 _ARGUMENTS: dict[str, Any] = {"jubof": "vyqat", "wexid": 40917}
 _TEXTS = frozenset((name, "jubof") for name in _NAMES)
-_SAID, _THOUGHT = "\u03bequomvi\u03be", "\u03bdrafbek\u03bd"
+_ANSWER, _THOUGHT = "\u03bequomvi\u03be", "\u03bdrafbek\u03bd"
 _IDS = ("call00001", "call00002")
 _KIMI_IDS = tuple(f"functions.{name}:{i}" for i, name in enumerate(_NAMES))
 _USER = {"role": "user", "content": "hemtos"}
@@ -54,49 +54,51 @@ class Probe:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._plain = self._turn({"role": "assistant", "content": _SAID})
+        self._plain = self._turn({"role": "assistant", "content": _ANSWER})
         self._ids: tuple[str, ...] = _IDS
         body = self._difference(1)
         if _NAMES[0] not in body and _IDS[0] in body:
             self._ids = _KIMI_IDS  # the id is written in the place of the name
 
-    def call_format(self, known: CallFormat) -> CallFormat:
+    def call_format(self, default: CallFormat) -> CallFormat:
         """The format of a template's calls: the known one unless the rendering contradicts it."""
         one, two = self._body(1), self._body(2)
         if not one:
-            return known
-        if not known.instructs and _reads(known, one, 1):
-            return self._framed(known)
+            return default
+        if not default.instructs and _reads(default, one, 1):
+            return self._framed(default)
         markers = _markers(one, two)
         if markers is None:
-            return known
-        found = call_format(replace(markers, around=self._around()))
-        return found if _reads(found, one, 1) and (not two or _reads(found, two, 2)) else known
+            return default
+        probed = call_format(replace(markers, around=self._around()))
+        return probed if _reads(probed, one, 1) and (not two or _reads(probed, two, 2)) else default
 
-    def _framed(self, known: CallFormat) -> CallFormat:
+    def _framed(self, default: CallFormat) -> CallFormat:
         """A known format whose answers have tags around them, with the tags of this template."""
         around = self._around()
-        if known.around is None or around is None or around == known.around:
-            return known
-        others = [tuple(tag for tag in tags if tag not in known.around) for tags in (known.triggers, known.preserved)]
+        if default.around is None or around is None or around == default.around:
+            return default
+        others = [
+            tuple(tag for tag in tags if tag not in default.around) for tags in (default.triggers, default.preserved)
+        ]
         triggers, preserved = (tags + tuple(tag for tag in around if tag) for tags in others)
-        return replace(known, triggers=triggers, preserved=preserved, around=around)
+        return replace(default, triggers=triggers, preserved=preserved, around=around)
 
     def reasoning_tags(self, with_reasoning: Callable[[dict[str, Any], str], dict[str, Any]]) -> tuple[str, str] | None:
         """Tags that the template writes around reasoning."""
-        text = self._turn(with_reasoning({"role": "assistant", "content": _SAID}, _THOUGHT))
+        text = self._turn(with_reasoning({"role": "assistant", "content": _ANSWER}, _THOUGHT))
         before, thought, after = text.partition(_THOUGHT)
         if not thought or not self._plain:
             return None
         before = before[_boundary(_shared(before, self._plain)) :].strip()
-        after, said, _ = after.partition(_SAID)
+        after, answer, _ = after.partition(_ANSWER)
         opening, closing = re.search(r"<[^<>]+>$", before), re.match(r"\s*(</?[^<>]+>)", after)
-        return (opening[0], closing[1]) if said and opening and closing else None
+        return (opening[0], closing[1]) if answer and opening and closing else None
 
     def _turn(self, message: dict[str, Any]) -> str:
         return self._render([_USER, message], _TOOLS)
 
-    def _called(self, n: int) -> str:
+    def _calling(self, n: int) -> str:
         calls = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS}}
             for name, id in zip(_NAMES[:n], self._ids, strict=False)
@@ -110,17 +112,17 @@ class Probe:
 
     def _difference(self, n: int) -> str:
         """The part of a rendering with calls that one with text lacks."""
-        called = self._called(n)
-        if not self._plain or not called:
+        calling = self._calling(n)
+        if not self._plain or not calling:
             return ""
-        begin, end = _difference(called, self._plain)
-        return _END_OF_TURN.sub("", called[begin : len(called) - end]).strip()
+        begin, end = _difference(calling, self._plain)
+        return _END_OF_TURN.sub("", calling[begin : len(calling) - end]).strip()
 
     def _around(self) -> tuple[str, str] | None:
         """Tags around an answer without calls that one with calls lacks."""
-        called = self._called(1)
-        begin, end = _difference(called, self._plain)
-        before, _, after = self._plain[begin : len(self._plain) - end].partition(_SAID)
+        calling = self._calling(1)
+        begin, end = _difference(calling, self._plain)
+        before, _, after = self._plain[begin : len(self._plain) - end].partition(_ANSWER)
         before, after = before.strip(), _END_OF_TURN.sub("", after).strip()
         if re.fullmatch(r"<[^<>/]+>", before) and re.fullmatch(r"<[^<>]+>|", after):
             return before, after
@@ -132,8 +134,8 @@ def _reads(calls: CallFormat, text: str, n: int) -> bool:
     parser = Parser(Style(calls, frozenset(_NAMES), texts=_TEXTS))
     message = Message().add(parser.push(text)).add(parser.finish())
     with suppress(ValueError):
-        found = [(call.name, json.loads(call.arguments)) for call in message.calls]
-        return found == [(name, _ARGUMENTS) for name in _NAMES[:n]] and not message.content.strip()
+        calls_read = [(call.name, json.loads(call.arguments)) for call in message.calls]
+        return calls_read == [(name, _ARGUMENTS) for name in _NAMES[:n]] and not message.content.strip()
     return False
 
 
@@ -185,18 +187,18 @@ def _object(text: str, i: int) -> _Call | None:
     if place < 0:
         return None
     for start in (match.start() for match in re.finditer(r"\{", text)):
-        found, end = _decoded(text, start)
-        if not isinstance(found, dict) or not start < place < end:
+        value, end = _decoded(text, start)
+        if not isinstance(value, dict) or not start < place < end:
             continue
-        inner = found.get("function")
-        members = inner if isinstance(inner, dict) else found
+        inner = value.get("function")
+        members = inner if isinstance(inner, dict) else value
         key = next((key for key, member in members.items() if member == _NAMES[i]), None)
         arguments = next((name for name in ARGUMENTS if members.get(name) == _ARGUMENTS), None)
-        given = next((at for at in _objects(text, start + 1, end) if _decoded(text, at)[0] == _ARGUMENTS), None)
-        if key is None or arguments is None or given is None or given < place:
+        arguments_at = next((at for at in _objects(text, start + 1, end) if _decoded(text, at)[0] == _ARGUMENTS), None)
+        if key is None or arguments is None or arguments_at is None or arguments_at < place:
             return None
-        head, tail = (_without_ids(part) for part in (text[start:place], text[_decoded(text, given)[1] : end]))
-        middle = _without_ids(text[place + len(_NAMES[i]) + 2 : given])
+        head, tail = (_without_ids(part) for part in (text[start:place], text[_decoded(text, arguments_at)[1] : end]))
+        middle = _without_ids(text[place + len(_NAMES[i]) + 2 : arguments_at])
         return _Call(start, end, Markers(JSON, "", middle, "", head=head, tail=tail, key=key))
     return None
 
@@ -204,19 +206,19 @@ def _object(text: str, i: int) -> _Call | None:
 def _named(text: str, i: int) -> _Call | None:
     """Call number i as its name and then a JSON object of arguments."""
     place = text.find(_NAMES[i])
-    given = next((at for at in _objects(text, place, len(text)) if _decoded(text, at)[0] == _ARGUMENTS), None)
-    if place < 0 or given is None or any(name in text[place + 1 : given] for name in _NAMES):
+    arguments_at = next((at for at in _objects(text, place, len(text)) if _decoded(text, at)[0] == _ARGUMENTS), None)
+    if place < 0 or arguments_at is None or any(name in text[place + 1 : arguments_at] for name in _NAMES):
         return None
-    middle = text[place + len(_NAMES[i]) : given]
-    return _Call(place, _decoded(text, given)[1], Markers(NAMED, "", middle, ""))
+    middle = text[place + len(_NAMES[i]) : arguments_at]
+    return _Call(place, _decoded(text, arguments_at)[1], Markers(NAMED, "", middle, ""))
 
 
 def _pythonic(text: str, i: int) -> _Call | None:
     """Call number i as Python writes one."""
     (first, second), (value, number) = _ARGUMENTS, _ARGUMENTS.values()
-    written = re.compile(rf"""{_NAMES[i]}\({first}=(["']){value}\1, ?{second}={number}\)""")
-    found = written.search(text)
-    return found and _Call(found.start(), found.end(), Markers(PYTHON, "", "(", ""))
+    pattern = re.compile(rf"""{_NAMES[i]}\({first}=(["']){value}\1, ?{second}={number}\)""")
+    match = pattern.search(text)
+    return match and _Call(match.start(), match.end(), Markers(PYTHON, "", "(", ""))
 
 
 def _tagged(text: str, i: int) -> _Call | None:
@@ -278,8 +280,8 @@ def _difference(one: str, other: str) -> tuple[int, int]:
 
 def _boundary(text: str) -> int:
     """The length of a text less a tag that it ends in."""
-    begun = _BEGUN.search(text)
-    return begun.start() if begun else len(text)
+    tag = _OPEN_TAG.search(text)
+    return tag.start() if tag else len(text)
 
 
 def _tags_only(text: str) -> str:

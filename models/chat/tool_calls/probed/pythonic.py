@@ -86,26 +86,26 @@ def _value(p: Parser) -> Step[str | None]:
 
 def _as_json(text: str) -> str:
     """A Python or JSON literal as JSON, other text as a string."""
-    told = as_json(text)
-    if text[:1] not in ("'", '"', "[", "{", "(") or not told.startswith('"') or text.startswith('"'):
-        return told
+    text_as_json = as_json(text)
+    if text[:1] not in ("'", '"', "[", "{", "(") or not text_as_json.startswith('"') or text.startswith('"'):
+        return text_as_json
     # models write line breaks in strings as they are
     for literal in (text, text.replace("\n", "\\n")):
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             return json.dumps(ast.literal_eval(literal), ensure_ascii=False, allow_nan=False)
-    return told
+    return text_as_json
 
 
 def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
     """Rules of the arguments of function number i, in the order of its properties; the first rule
     is given_i."""
-    schema, properties, needed = parameters_of(function)
+    schema, properties, required = parameters_of(function)
     named = list(properties.items())
     rules = [f"given_{i}: first_{i}_0", f'first_{i}_{len(named)}: ""', f'more_{i}_{len(named)}: ""']
     for k, (name, inner) in enumerate(named):
         one = f"{quoted(name + '=')} value_{i}_{k}"
         more = f'"," " "? {one}'
-        skipped = "" if name in needed else f" | first_{i}_{k + 1}"
+        skipped = "" if name in required else f" | first_{i}_{k + 1}"
         text = function.get(TEXT)
         value = (
             [f"value_{i}_{k}: {_value_rule(inner, schema)}"] if text is None else json_string(text, f"value_{i}_{k}")
@@ -113,7 +113,7 @@ def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
         rules += [
             *value,
             f"first_{i}_{k}: {one} more_{i}_{k + 1}{skipped}",
-            f"more_{i}_{k}: {more if name in needed else f'({more})?'} more_{i}_{k + 1}",
+            f"more_{i}_{k}: {more if name in required else f'({more})?'} more_{i}_{k + 1}",
         ]
     return rules
 

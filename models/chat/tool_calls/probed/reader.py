@@ -123,12 +123,12 @@ def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
         if ended == FOUND:
             p.back(end)
             break
-        found = yield from syntax(p, m.key_begin)
-        if found == ABSENT and end:
+        state = yield from syntax(p, m.key_begin)
+        if state == ABSENT and end:
             raise NotACall
-        if found == ABSENT:
+        if state == ABSENT:
             break
-        key = "" if found == CUT else (yield from _until(p, m.key_end.strip()))
+        key = "" if state == CUT else (yield from _until(p, m.key_end.strip()))
         if not key:
             return False
         p.argument(f"{', ' if n_given else ''}{json.dumps(key, ensure_ascii=False)}: ")
@@ -143,14 +143,14 @@ def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
 def _until(p: Parser, end: str) -> Step[str]:
     """A short text before `end`, both of which are read; "" where the answer ends first."""
     text = ""
-    while (found := (yield from syntax(p, end))) == ABSENT:
+    while (state := (yield from syntax(p, end))) == ABSENT:
         c = yield from p.next()
         text += c
         if not c:
             return ""
         if len(text) > MAX_NAME:
             raise NotACall
-    return text.strip() if found == FOUND else ""
+    return text.strip() if state == FOUND else ""
 
 
 def _closed(p: Parser, text: str) -> Step[None]:
@@ -178,11 +178,11 @@ def syntax(p: Parser, text: str) -> Step[str]:
             c = yield from p.after_blanks()
             p.back(c)
             continue
-        for wanted in piece:
+        for expected in piece:
             c = yield from p.next()
             if not c and p.raw[start:].strip():
                 return CUT
-            if c != wanted:
+            if c != expected:
                 p.back(p.raw[start:])
                 return ABSENT
     return FOUND
