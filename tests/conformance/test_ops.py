@@ -9,9 +9,13 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.backend import Backend
 from logitless.graph.op import OPS
-from logitless.graph.testing.conformance import OK, UNSUPPORTED, problems, register_all, run
+from logitless.graph.testing.conformance import OK, UNSUPPORTED, Problem, problems, register_all, run
 
 register_all()
+# Products that unpack weights with the code of `linear`, which has a case of every type: here the
+# types whose way to unpack no other has. A kernel takes a second or two to compile.
+LIKE_LINEAR = {"expert_matmul", "expert_parts", "linear_add", "linear_glu", "linear_parts", "matmul"}
+NEAR_OTHERS = {"q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl"}
 
 
 @pytest.fixture(scope="module", params=["cpu-1", "cpu-2", "opencl:0", "vulkan:0"])
@@ -26,8 +30,13 @@ def backend(request: pytest.FixtureRequest, open_device: Callable[[str], Backend
 
 @pytest.mark.parametrize("name", sorted(name for name in OPS if OPS[name].cases))
 def test_op_matches_its_reference(name: str, backend: Backend) -> None:
-    outcomes = [run(problem, [backend]) for problem in problems(name)]
+    cases = [p for p in problems(name) if name not in LIKE_LINEAR or not NEAR_OTHERS & types_of_constants(p)]
+    outcomes = [run(problem, [backend]) for problem in cases]
     wrong = [f"{o.case}: {o.detail} (error {o.error:.2g})" for o in outcomes if o.status not in (OK, UNSUPPORTED)]
     assert not wrong, "\n".join([f"{len(wrong)} of {len(outcomes)} cases of {name} are wrong:", *wrong])
     if backend.name == "cpu":
         assert all(o.status == OK for o in outcomes), "the CPU must be complete"
+
+
+def types_of_constants(problem: Problem) -> set[str]:
+    return {t.dtype for t, _ in problem.constants.values()}
