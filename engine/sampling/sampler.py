@@ -13,8 +13,7 @@ import numpy.typing as npt
 from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, candidates, infill
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
-from logitless.engine.sampling.penalties import Dry, Penalties, find_breakers
-from logitless.engine.sampling.token_bans import TokenBans
+from logitless.engine.sampling.penalties import Dry, Penalties, TokenBans, find_breakers
 from logitless.graph.ops.sampling import samplers as s
 from logitless.models.tokenizer import Tokenizer
 
