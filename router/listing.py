@@ -42,7 +42,7 @@ def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> Mod
 def download_item(download: Download) -> ModelEntry:
     """Item of /models of a model that is being downloaded."""
     item = _item(download.name, CACHE, ModelStatus(value="downloading", args=[]))
-    item.progress = download.progress
+    item.progress = download.progress["progress"]
     return item
 
 
