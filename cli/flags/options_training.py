@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logitless.cli.flags.flags import IGNORED, Flag, Group
 from logitless.cli.flags.model_options import MODEL
-from logitless.cli.flags.options import DEVICE, GENERAL, JSON, LONG, THREADS, VERBOSE
+from logitless.cli.flags.options import DEVICE, GENERAL, GRADERS, JSON, LONG, THREADS, VERBOSE
 from logitless.engine.loading.values import (
     choice,
     file_name,
@@ -173,15 +173,15 @@ FINETUNE = (
             Flag("--lora-out", "train a LoRA adapter, and write it here", file_name, None, "FILE", common=True),
             Flag(
                 "--method",
-                "how to learn: supervised, or from preferences",
-                choice("supervised", "dpo", "orpo", "kto", "simpo"),
+                "how to learn: supervised, from preferences, or from rewards (reinforcement)",
+                choice("supervised", "dpo", "orpo", "kto", "simpo", "reinforcement"),
                 "supervised",
                 "NAME",
                 common=True,
             ),
             Flag(
                 "--beta",
-                "weight of the preference (default: 0.1; of simpo 2)",
+                "weight of the preference (default: 0.1; of simpo 2); of reinforcement that of the divergence (0)",
                 number(1e-6, 1e3),
                 None,
                 "X",
@@ -190,6 +190,14 @@ FINETUNE = (
             Flag("--gamma", "margin of simpo (default: 1)", number(0, 1e3), None, "X"),
             Flag("--desirable-weight", "weight of good answers, of kto (default: 1)", number(0, 1e3), None, "X"),
             Flag("--undesirable-weight", "weight of bad answers, of kto (default: 1)", number(0, 1e3), None, "X"),
+            Flag("--grader", "JSON of the grader of reinforcement, which gives the rewards", file_name, None, "FILE"),
+            *GRADERS,
+            Flag("--n-samples", "answers to a prompt", whole(2, 512), 8),
+            Flag("--n-updates", "optimizer steps on the same answers", whole(1, 64), 1),
+            Flag("--max-completion-tokens", "tokens of an answer at most (default: 256, if there is room)", whole(1)),
+            Flag("--clip-range", "bound of ratios around 1", number(1e-3, 1), 0.2, "X"),
+            Flag("--loss-type", "grpo or dr_grpo", choice("grpo", "dr_grpo"), "grpo", "NAME"),
+            Flag("--eval-samples", "answers to a prompt that validates", whole(1, 512), 1),
             Flag("--only-write-lora", "write the adapter of --checkpoint-in, without training"),
             Flag("-n", "0: the same", choice("0"), None, "0"),
             Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4, common=True),

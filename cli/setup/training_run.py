@@ -171,7 +171,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
             done = trainer.counters.iterations
             note = "" if same else "; the samples differ from the checkpoint's, their order begins anew"
             print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
-        _fit(o, trainer, gguf, h, output, began)
+        fit(o, trainer, gguf, h, output, began)
     return 0
 
 
@@ -258,12 +258,13 @@ def make_trainer(
     return Trainer(trainable, run_settings, data.order, data.validation, objective=objective, stopping=stopping)
 
 
-def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
+def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
+    """Run a trainer to its end, with its progress, saves and summary."""
     from logitless.training.checkpoint import save_checkpoint
     from logitless.training.reporting.plot import plot
     from logitless.training.reporting.progress import Reporter, clock, uncertain
     from logitless.training.save import save_result
-    from logitless.training.trainer import Finished, Save, Validated
+    from logitless.training.trainer import Finished, Save, Told, Validated
 
     terminal, status = sys.stderr.isatty(), StatusLine()
 
@@ -304,6 +305,8 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
             for path in named(o.checkpoint_out, event.iteration, o):
                 save_checkpoint(path, trainer, h.arch)
             reporter.outside(time.monotonic() - at)
+        elif isinstance(event, Told):
+            show(f"logitless: {event.message}", True)
         elif isinstance(event, Finished):
             reason = event.reason
     c = trainer.counters
@@ -311,21 +314,23 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
     if reporter.losses:
         first, last = reporter.losses[0][1], reporter.losses[-1][1]
         line = f"logitless: training loss {first:.4f} → {last:.4f}"
-        if last_validation is not None:
+        if last_validation is not None and trainer.method == "reinforcement":
+            line += f", validation mean reward {last_validation.metrics.get('mean_reward', float('nan')):.4f}"
+        elif last_validation is not None:
             loss = uncertain(last_validation.loss, last_validation.loss_uncertainty, 4)
             line += f", validation loss {loss}, accuracy {100 * last_validation.accuracy:.1f} %"
         print(line, file=sys.stderr)
     print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
     if o.plot:
         curves = {"training": reporter.losses, "validation": reporter.validations}
-        plot(o.plot, {**curves, **reporter.metrics}, "loss" if trainer.objective is None else trainer.objective.NAME)
+        plot(o.plot, {**curves, **reporter.metrics}, "loss" if trainer.method == "supervised" else trainer.method)
 
 
 def _counted(trainer: Trainer, o: SimpleNamespace) -> str:
     """Number and kind of the samples that a run learns from."""
-    if trainer.objective is None:
+    if trainer.method == "supervised":
         return f"{len(trainer.order)} samples of {o.ctx_size} tokens"
-    return f"{trainer.objective.NAME} of {len(trainer.order)} examples"
+    return f"{trainer.method} of {len(trainer.order)} examples"
 
 
 def named(pattern: str, iteration: int, o: SimpleNamespace) -> list[Path]:

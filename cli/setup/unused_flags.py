@@ -13,6 +13,9 @@ _ADAM = ("adam_decay_min_ndim", "adam_beta1", "adam_beta2", "adam_eps", "adam_gc
 _SAMPLES = ("include_sample_start", "escape", "overlapping_samples", "fill_with_next_samples", "sample_random_offsets")
 _SEPARATORS = ("separate_with_eos", "separate_with_bos")
 _ADAPTER = ("lora_r", "lora_alpha")
+_GRADERS = ("grader", "allow_graders", "grader_url", "grader_api_key")
+_REWARDED = (*_GRADERS, "n_samples", "n_updates", "max_completion_tokens", "clip_range", "loss_type", "eval_samples")
+_TEXTS = ("stride", "sample_start")
 _WITHOUT_TRAINING = frozenset(  # what --only-write-lora uses, or compares with the checkpoint's
     [
         "model",
@@ -59,7 +62,13 @@ def _unused_method(o: SimpleNamespace, full: bool) -> Iterator[tuple[str, str]]:
     else:
         yield from _each(("train_tensors",), "is of a whole model, and an adapter is trained")
         yield from _each(("output_type",), "is of a whole model, and an adapter is written in f32")
-    if (method := getattr(o, "method", "supervised")) != "supervised":
+    method = getattr(o, "method", "supervised")
+    if method == "reinforcement":
+        rewarded = "follows the prompts and --max-completion-tokens in reinforcement"
+        yield from _each(("ctx_size", *_TEXTS, *_SAMPLES, *_SEPARATORS), rewarded)
+    else:
+        yield from _each(_REWARDED, f"is of reinforcement, and the method is {method}")
+    if method != "supervised":
         yield from _each(("pack",), f"is of supervised learning, and the method is {method}")
 
 

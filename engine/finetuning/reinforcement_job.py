@@ -47,13 +47,7 @@ def resolved(asked: Mapping[str, Any], n: int, longest: int, n_ctx: int) -> Hype
 
     auto("n_samples", max(2, round(N_SAMPLES * values["compute_multiplier"])))
     auto("max_completion_tokens", max(1, min(MAX_COMPLETION, n_ctx - 1 - longest)))
-    room = longest + values["max_completion_tokens"]
-    if room >= n_ctx:
-        raise TrainingError(
-            f"hyperparameters.max_completion_tokens: {values['max_completion_tokens']} and the longest prompt's "
-            f"{longest} tokens exceed the context of {n_ctx}"
-        )
-    values["context_length"] = -(-room // ALIGNMENT) * ALIGNMENT
+    values["context_length"] = room_of(longest, values["max_completion_tokens"], n_ctx)
     auto("n_epochs", epochs_of(n))
     auto("batch_size", min(n, BATCH))
     auto("learning_rate_multiplier", 1.0)
@@ -62,6 +56,16 @@ def resolved(asked: Mapping[str, Any], n: int, longest: int, n_ctx: int) -> Hype
     auto("eval_interval", max(1, n_steps // 10))
     own = {name: values.pop(name) for name in REINFORCED}
     return Hyperparameters(**{name: values[name] for name in DEFAULTS}, own=own)
+
+
+def room_of(longest: int, max_tokens: int, n_ctx: int) -> int:
+    """Tokens of a window for the longest prompt and an answer. TrainingError: more than `n_ctx`."""
+    if longest + max_tokens >= n_ctx:
+        raise TrainingError(
+            f"max_completion_tokens: {max_tokens} and the longest prompt's {longest} tokens exceed the context of "
+            f"{n_ctx}"
+        )
+    return -(-(longest + max_tokens) // ALIGNMENT) * ALIGNMENT
 
 
 def grpo_of(h: Hyperparameters) -> GRPO:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,36 @@ def _faults(api: openai.OpenAI, url: str, prompts: str) -> None:
     job = api.fine_tuning.jobs.create(model="stories", training_file=answered, method=method(NAMES, **few))
     wait(api, url, job.id)
     assert "reinforcement learns from prompts" in str(api.fine_tuning.jobs.retrieve(job.id).error)
+
+
+def test_rewards_are_learned_on_the_command_line(shared_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    (tmp_path / "grader.json").write_text(json.dumps(NAMES))
+
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        words = ("finetune", "-m", str(shared_data / "models" / "stories260K.gguf"), "--file", "rows.jsonl", "-t", "1")
+        words = (*words, "--lora-out", "a.gguf", "--method", "reinforcement", "--max-completion-tokens", "4", *flags)
+        command = [sys.executable, "-m", "logitless", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    learning = ("--grader", "grader.json", "-b", "6", "--n-samples", "4", "--warmup", "0", "--beta", "0.01",
+                "--checkpoint-out", "k.gguf", "--checkpoint-in", "k.gguf", "--save-every", "1")  # fmt: skip
+    ended = run(*learning, "--adam-iter", "4", "--plot", "c.svg")
+    assert ended.returncode == 0, ended.stderr
+    assert "4 iterations are done: 4 steps, 16 samples" in ended.stderr
+    assert "mean_reward" in (tmp_path / "c.svg").read_text()
+    whole = (tmp_path / "a.gguf").read_bytes()
+    (tmp_path / "k.gguf").unlink()
+    for n in ("2", "4"):
+        assert run(*learning, "--adam-iter", n).returncode == 0
+    assert (tmp_path / "a.gguf").read_bytes() == whole
+    for flags, told in (
+        ((), "--grader FILE is required"),
+        (("--grader", "rows.jsonl"), "--grader rows.jsonl: is no JSON"),
+        (("--grader", "grader.json", "--ctx-size", "64"), "--ctx-size follows the prompts"),
+        (("--grader", "grader.json", "--method", "dpo"), "is of reinforcement, and the method is dpo"),
+        (("--grader", "grader.json", "--max-completion-tokens", "3000"), "exceed the context of 2048"),
+    ):
+        refused = run(*flags)
+        assert refused.returncode != 0
+        assert told in refused.stderr

@@ -146,7 +146,8 @@ class ReinforcementTrainer(Trainer):
 
     @property
     def n_steps(self) -> int:
-        return _n_steps(self.order, self.settings.n_epochs, self.settings.n_logical, self.grpo, self.settings.max_steps)
+        assert isinstance(self.order, ExampleSampler)
+        return n_steps_of(self.order, self.settings, self.grpo)
 
     @property
     def _prompts(self) -> Prompts:
@@ -346,9 +347,10 @@ def reference_steps(session: Session, model: Model, s: Settings, served: ServedF
     return Steps(frozen, sgd, n_batch=s.n_batch, n_ctx=s.n_ctx, prefix=f"{prefix}.reference", apart=True, served=served)
 
 
-def _n_steps(order: Any, n_epochs: float, n_logical: int, grpo: GRPO, max_steps: int) -> int:
-    by_epochs = order.n_batches(n_epochs, n_logical) * grpo.n_updates if n_epochs > 0 else 0
-    return int(min(n for n in (by_epochs, max_steps) if n > 0))
+def n_steps_of(order: ExampleSampler, s: Settings, grpo: GRPO) -> int:
+    """Optimizer steps of a whole run."""
+    by_epochs = order.n_batches(s.n_epochs, s.n_logical) * grpo.n_updates if s.n_epochs > 0 else 0
+    return min(n for n in (by_epochs, s.max_steps) if n > 0)
 
 
 def _seed(*of: int) -> int:

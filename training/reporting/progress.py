@@ -12,7 +12,7 @@ from logitless.training.trainer import Event, Measuring, Step, Validated, Valida
 WIDTH = 8  # characters of the bar
 COLUMNS = 80
 GAIN = 0.7  # of the newest step in the smoothed time per step
-_PLOTTED = ("reward_accuracy", "reward_margin")  # curves beside the loss
+_PLOTTED = ("reward_accuracy", "reward_margin", "mean_reward", "kl")  # curves beside the loss
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -43,12 +43,16 @@ def uncertain(value: float, uncertainty: float, digits: int) -> str:
 def status(name: str, done: int, total: int, result: Result, elapsed: float, eta: float, speed: float = 0.0) -> str:
     """One line of at most 80 columns. If it is too long, digits of the loss go first, then the
     elapsed time."""
+    rewarded = f"mean_reward={result.metrics['mean_reward']:.4f}" if "mean_reward" in result.metrics else ""
     acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty, 1)
     for digits, has_time in ((4, True), (3, True), (4, False), (3, False), (2, False)):
         parts = [
             f"{name}: {bar(done, total)} data={done}/{total}",
-            f"loss={uncertain(result.loss, result.loss_uncertainty, digits)}",
-            f"acc={acc}%",
+            *(
+                [rewarded]
+                if rewarded
+                else [f"loss={uncertain(result.loss, result.loss_uncertainty, digits)}", f"acc={acc}%"]
+            ),
             f"t={clock(elapsed)}" if has_time else "",
             f"ETA={clock(eta)}",
             f"{speed:.0f} tok/s" if speed else "",

@@ -48,6 +48,10 @@ def run(options: SimpleNamespace) -> int:
         return trainable(session, gguf, h, lora, options)
 
     try:
+        if options.method == "reinforcement":
+            from logitless.cli.setup import reinforcement_run
+
+            return reinforcement_run.run(options, path, lora, output, checkpoint)
         return training_run.run(options, path, make, output, checkpoint)
     except TrainingError as error:
         raise CliError(str(error)) from None
