@@ -9,7 +9,7 @@ from typing import Any
 
 from logitless.backends.registry import open_backends
 from logitless.engine.loading.open_model import demo_model
-from logitless.engine.loading.options import OPTIONS
+from logitless.engine.loading.options import OPTIONS, projectors_beside
 from logitless.errors import OptionError, public_errors
 from logitless.graph.execution.session import Session
 from logitless.training.finetune import FineTuning
@@ -62,6 +62,7 @@ class Trainer:
         warmup: int = 0,
         optimizer: str = "adamw",
         weight_decay: float = 0.0,
+        mmproj: str | Path | None = None,
         val_split: float = 0.0,
         validate_every: int = 0,
         save_every: int = 0,
@@ -82,7 +83,9 @@ class Trainer:
         limit). `callbacks` get each event: Step, Validated, Save, Finished. `before_step` may
         change the learning rate or cancel. `on_gradients` gets a step's gradients as arrays by
         parameter name, before the optimizer uses them, and returns those that it changed: for
-        clipping, noise, or an all-reduce between processes.
+        clipping, noise, or an all-reduce between processes. `mmproj`: the projector of rows with
+        images (None: the only one beside the model); rows of a file may name image files below its
+        folder.
 
         ModelError, TrainingError and OptionError name the fault in one line.
         """
@@ -120,14 +123,17 @@ class Trainer:
             )
             self._session = Session(open_backends(names, n_threads))
             try:
+                path = Path(demo_model() if model is None else model)
+                beside = projectors_beside(path)
                 self._run = FineTuning(
                     self._session,
-                    demo_model() if model is None else model,
+                    path,
                     data,
                     method=tuple(train_tensors) if full else LoraOptions(lora_r, lora_alpha, seed=seed),
                     objective=learner,
                     settings=settings,
                     fit_context=ctx_size is None,
+                    projector=mmproj or (beside[0] if len(beside) == 1 else None),
                     validation=val_split,
                     seed=seed,
                     before_step=before_step,

@@ -54,10 +54,11 @@ class ImageRows:
 
     pools: Sequence[Tensor]  # (n / 16, 1, 16, n_embd) f32 each, written and read as values of a KV cache are; row 0 is
     # zero. The first has embeddings, the others what is added after the first layers (deepstack, Qwen 3 VL)
-    ids: Tensor  # (T,) i32: a token's row of the pool; 0 for tokens of text
+    # (T,) i32: a token's row of the pool; 0 for tokens of text. None: `pools` are the rows (T, n_embd)
+    ids: Tensor | None
     is_text: Tensor  # (T,) f32: 1 for tokens of text, 0 for rows of images
     # (2, T) i32: last position that a token sees: its own, or the end of a bidirectional image; its own
-    seen: Tensor
+    seen: Tensor | None = None
     out_seen: Tensor | None = None  # `seen` of the `out` rows
     positions: Tensor | None = None  # (4, T) i32: M-RoPE's positions in time, height, width, images; equal for text
     out_positions: Tensor | None = None  # those of the `out` rows
@@ -74,11 +75,20 @@ class ImageRows:
         is_text = feed("image.is_text", (n_tokens,))
         return cls(pools, ids, is_text, seen, out_seen, positions, out_positions)
 
+    @classmethod
+    def inputs(cls, rows: Sequence[Tensor], *, mrope: bool) -> ImageRows:
+        """Rows (T, n_embd) that are inputs themselves, zero for tokens of text."""
+        n = rows[0].shape[0]
+        positions = feed("image.positions", (4, n), "i32") if mrope else None
+        return cls(rows, None, feed("image.is_text", (n,)), positions=positions)
+
     def embedded(self, x: Tensor) -> Tensor:
         """Token embeddings x (T, n_embd) with the images' rows in their places."""
         return add(mul(x, reshape(self.is_text, shape=(-1, 1))), self._loaded(0))
 
     def _loaded(self, i: int) -> Tensor:
+        if self.ids is None:
+            return self.pools[i]
         return reshape(load_v(self.pools[i], self.ids), shape=(self.ids.shape[0], -1))
 
     def deepstack(self, layer: int, x: Tensor, out: Out | None) -> Tensor:
@@ -347,7 +357,8 @@ class Sequences:
     pos: Tensor  # (T,) i32
     start: Tensor  # (T,) i32: first row that a row sees; of packed texts, the start of its own
     out: None = None
-    images: ImageRows | None = None  # causal ones
+    images: ImageRows | None = None
+    bounds: Tensor | None = None  # (2, T) i32: `start`, and the last row that a row sees; None: itself
 
     @classmethod
     def feeds(cls, n_sequences: int, length: int, images: Sequence[Tensor] = (), *, mrope: bool = False) -> Sequences:
@@ -358,9 +369,8 @@ class Sequences:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, params.scale, params.window, k if v is None else v
-        return causal_attention(
-            q, k, v, self.start, *params.sinks, length=size, scale=scale, window=window, cap=params.cap
-        )
+        seen = self.start if self.bounds is None or params.causal_images else self.bounds
+        return causal_attention(q, k, v, seen, *params.sinks, length=size, scale=scale, window=window, cap=params.cap)
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -15,7 +16,9 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.arrangement import Data, arranged, context_for
+from logitless.training.data.images import NO_PROJECTOR, ImageReader, folder_of
 from logitless.training.data.load import DataOptions, Reader
+from logitless.training.data.run_images import RunImages, projector_images
 from logitless.training.errors import TrainingError
 from logitless.training.methods.objective import Objective
 from logitless.training.save import save_result
@@ -47,6 +50,7 @@ class FineTuning:
         settings: Settings | None = None,
         fit_context: bool = False,
         data_options: DataOptions | None = None,
+        projector: str | Path | None = None,
         validation: float = 0.0,
         seed: int = 0,
         stopping: Stopping | None = None,
@@ -61,7 +65,9 @@ class FineTuning:
         training method (training.methods.registry); None: supervised learning. `data_options` says
         how data become samples; their length is `settings.n_ctx`, or with `fit_context` the longest
         row's. With an objective a step takes n_batch · grad_acc examples, in windows as long as
-        these need. `validation`: the share of samples that are not learned but measured.
+        these need. `projector`: the file of the encoder of images, for rows that have some; those of
+        a file may name image files below its folder. `validation`: the share of samples that are
+        not learned but measured.
         `before_step` and `on_gradients`: see Trainer.
 
         ModelFileError and TrainingError name the fault in one line; OSError: a file cannot be
@@ -74,7 +80,8 @@ class FineTuning:
                 raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
             self.tokenizer = tokenizer.from_metadata(self.gguf.metadata, path=self.gguf.path)
             template = of_file(self.gguf.metadata, self.tokenizer)
-            reader = Reader(self.tokenizer, template, objective)
+            images = ImageReader(partial(self._images, projector), folder=folder_of(data))
+            reader = Reader(self.tokenizer, template, objective, images)
             if not isinstance(data, str | Path):
                 data = list(data)
             name = str(data) if isinstance(data, str | Path) else "rows"
@@ -105,6 +112,7 @@ class FineTuning:
                 found.order,
                 found.validation,
                 objective=objective,
+                images=images.images,
                 stopping=stopping,
                 before_step=before_step,
                 on_gradients=on_gradients,
@@ -112,6 +120,11 @@ class FineTuning:
         except BaseException:
             self.gguf.close()
             raise
+
+    def _images(self, projector: str | Path | None) -> RunImages:
+        if projector is None:
+            raise TrainingError(NO_PROJECTOR)
+        return projector_images(self.gguf, self.hparams, self.tokenizer, projector)
 
     def fit(self, on_event: Callable[[Event], None] | None = None) -> Finished:
         """Train to the end; `on_event` gets each event (Step, Validated, Save, …). The result has

@@ -15,6 +15,7 @@ import numpy as np
 
 from logitless.training.data.arrangement import Arrangement
 from logitless.training.data.packing import Groups, Sample
+from logitless.training.data.run_images import RunImages
 from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
@@ -70,6 +71,7 @@ def steps_of(
     prefix: str = "train",
     *,
     apart: bool = False,
+    images: RunImages | None = None,
     on_gradients: GradientHook | None = None,
     served: ServedForward | None = None,
 ) -> Steps:
@@ -82,6 +84,7 @@ def steps_of(
         checkpointing=s.checkpointing,
         prefix=prefix,
         apart=apart,
+        images=images,
         on_gradients=on_gradients,
         served=served,
     )
@@ -115,6 +118,14 @@ class Step:
     n_tokens: int
     result: Result
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the training method
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Event: images whose rows are known, before the first step. Tiles of a large one count as so many."""
+
+    image: int
+    n_images: int
 
 
 @dataclass(frozen=True)
@@ -186,7 +197,7 @@ class Finished:
     cancelled: bool = False
 
 
-Event = Slice | Step | Measuring | Outside | Told | Validating | Validated | Save | Settled | Finished
+Event = Slice | Step | Encoding | Measuring | Outside | Told | Validating | Validated | Save | Settled | Finished
 
 
 @dataclass
@@ -233,6 +244,7 @@ class Trainer:
         validation_indices: I32,
         *,
         objective: Objective | None = None,
+        images: RunImages | None = None,
         stopping: Stopping | None = None,
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
@@ -241,14 +253,16 @@ class Trainer:
         served: ServedForward | None = None,
     ) -> None:
         """`objective`: the training method, whose data are `Groups`; None: supervised learning.
-        `served`: the forward pass is the server's."""
+        `images`: those among the samples' tokens, if there are some. `served`: the forward pass is
+        the server's."""
         self.trainable, self.settings, self.order, self.objective = trainable, settings, order, objective
         self.reference: F64 | None = None  # (rows,): log-probability of each row before the first step
         self.validation_indices = validation_indices
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        self.steps = steps_of(trainable, settings, prefix, apart=apart, on_gradients=on_gradients, served=served)
+        named: Any = {"apart": apart, "images": images, "on_gradients": on_gradients, "served": served}
+        self.steps = steps_of(trainable, settings, prefix, **named)
         self.epoch_result = Result()
         self.just_initialized = True
 
@@ -270,6 +284,7 @@ class Trainer:
     def work(self) -> Generator[Event, None, None]:
         """Run to the end, one event at a time; closing the generator ends the run between two
         slices."""
+        yield from self._encode()
         yield from self.steps.settle()
         if self.objective is not None and self.objective.HAS_REFERENCE and self.reference is None:
             yield from self._measure_reference()
@@ -304,6 +319,16 @@ class Trainer:
                 on_event(last)
         assert isinstance(last, Finished)
         return last
+
+    def _encode(self) -> Generator[Event, None, None]:
+        """Encode the images, if there are some; a job can be left between two of them."""
+        for part in self.steps.encode():
+            if isinstance(part, float):
+                yield Slice(part)
+            else:
+                assert self.steps.images is not None
+                yield Encoding(part, self.steps.images.n_tiles)
+                yield Settled()
 
     def _limit(self) -> str:
         s = self.settings

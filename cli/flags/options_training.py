@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logitless.cli.flags.flags import IGNORED, Flag, Group
 from logitless.cli.flags.model_options import MODEL
-from logitless.cli.flags.options import DEVICE, GENERAL, GRADERS, JSON, LONG, THREADS, VERBOSE
+from logitless.cli.flags.options import DEVICE, GENERAL, GRADERS, JSON, LONG, THREADS, VERBOSE, model_flags
 from logitless.engine.loading.values import (
     choice,
     file_name,
@@ -219,6 +219,7 @@ FINETUNE = (
         ),
     ),
     FINETUNE_DATA,
+    Group("Images", model_flags("mmproj mmproj_auto image_min_tokens image_max_tokens")),
     OPTIMIZER,
     FILES,
     PLACE,

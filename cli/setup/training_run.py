@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.hparams.hparams import Hparams
+    from logitless.models.tokenizer import Tokenizer
     from logitless.training.checkpoint import Checkpoint
     from logitless.training.data.arrangement import Arrangement
     from logitless.training.data.load import DataOptions, Reader
+    from logitless.training.data.run_images import RunImages
     from logitless.training.methods.objective import Objective
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Settings, Trainer
@@ -158,12 +161,13 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = generating_hparams(gguf, model)
-        reader = reader_of(o, gguf, model)
+        reader = reader_of(o, gguf, model, Path(output).parent)
         set_context(o, h, reader)
         trainer_settings, data = prepare(o, reader)
         for line in data.losses:
             print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)
-        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, data, reader.objective)
+        images = None if reader.images is None else reader.images.images
+        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, data, reader.objective, images)
         if len(session.backends) > 1:
             self_test.self_test_session(session, trainer.steps.everything())
         if resumed is not None:
@@ -195,14 +199,33 @@ def check_outputs(o: SimpleNamespace, output: str) -> None:
         others += [(flag, path) for path in paths]
 
 
-def reader_of(o: SimpleNamespace, gguf: GGUFFile, path: Path) -> Reader:
-    """Vocabulary, chat template and training method of a run."""
+def reader_of(o: SimpleNamespace, gguf: GGUFFile, path: Path, folder: Path | None = None) -> Reader:
+    """Vocabulary, chat template, training method and images of a run; `folder`: of temporary files."""
     from logitless.models import tokenizer
     from logitless.models.chat.template import of_file
+    from logitless.training.data.images import ImageReader, folder_of
     from logitless.training.data.load import Reader
 
     vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-    return Reader(vocabulary, of_file(gguf.metadata, vocabulary), objective_of(o))
+    images = ImageReader(partial(_open_images, o, gguf, vocabulary, folder), folder=folder_of(o.file))
+    return Reader(vocabulary, of_file(gguf.metadata, vocabulary), objective_of(o), images)
+
+
+def _open_images(o: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer, folder: Path | None) -> RunImages:
+    """Images by the projector of --mmproj, or the only one beside the model. TrainingError: there is none."""
+    from logitless.cli.setup.model import model_options
+    from logitless.engine.loading.open_model import projector_file
+    from logitless.models.model import hparams_of
+    from logitless.training.data.images import NO_PROJECTOR
+    from logitless.training.data.run_images import projector_images
+    from logitless.training.errors import TrainingError
+
+    h = hparams_of(gguf)
+    projector = projector_file(model_options(o), gguf.path, h) if hasattr(o, "mmproj") else ""  # train has none
+    if not projector:
+        raise TrainingError(NO_PROJECTOR)
+    tokens = o.image_min_tokens, o.image_max_tokens
+    return projector_images(gguf, h, vocabulary, projector, tokens=tokens, folder=folder)
 
 
 def objective_of(o: SimpleNamespace) -> Objective | None:
@@ -247,6 +270,7 @@ def make_trainer(
     run_settings: Settings,
     data: Arrangement,
     objective: Objective | None = None,
+    images: RunImages | None = None,
 ) -> Trainer:
     from logitless.training.schedule import Stopping, default_warmup
     from logitless.training.trainer import Trainer, n_steps_of
@@ -255,7 +279,9 @@ def make_trainer(
         warmup = default_warmup(n_steps_of(data.order, run_settings))
         run_settings = replace(run_settings, schedule=replace(run_settings.schedule, warmup=warmup))
     stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
-    return Trainer(trainable, run_settings, data.order, data.validation, objective=objective, stopping=stopping)
+    return Trainer(
+        trainable, run_settings, data.order, data.validation, objective=objective, images=images, stopping=stopping
+    )
 
 
 def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:

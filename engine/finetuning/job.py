@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
     from logitless.training.data.dataset_rows import DatasetRow
+    from logitless.training.data.images import ImageReader
     from logitless.training.data.packing import Examples, Groups
+    from logitless.training.data.run_images import RunImages
     from logitless.training.data.sampler import ExampleSampler
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.methods.grpo import GRPO
@@ -36,6 +38,7 @@ class Prepared:
     order: ExampleSampler
     validation: I32
     objective: Objective | None = None
+    images: RunImages | None = None
     choices: str = ""
     warnings: tuple[str, ...] = ()
     grpo: GRPO | None = None  # of reinforcement
@@ -99,7 +102,24 @@ def metrics_table(metrics: Sequence[Row], method: str) -> str:
     return "\n".join(lines)
 
 
-def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx_train: int) -> Prepared:
+def image_reader(job: Row, store: Store, open_images: Callable[[], RunImages]) -> ImageReader:
+    """Reader of the images in a job's rows: data URIs, and files that the job's owner may see."""
+    from logitless.training.data.images import ImageReader
+
+    def may_see(row: Row) -> bool:
+        return row.get("owner", "") in ("", job.get("owner", ""))
+
+    return ImageReader(open_images, uploaded=lambda id: store.image_path(id, may_see))
+
+
+def prepare(
+    job: Row,
+    store: Store,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    n_ctx_train: int,
+    images: ImageReader | None = None,
+) -> Prepared:
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
 
@@ -114,7 +134,7 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
     asked: Row = job["hyperparameters"]
     method = method_of(job)
     own = {name: asked.get(name, default) for name, default in hyperparameters(method).items()}
-    reader = Reader(tokenizer, template, objective(method, own))
+    reader = Reader(tokenizer, template, objective(method, own), images)
     warnings: list[str] = []
     files = [id for id in (job["training_file"], job["validation_file"]) if id]
     for id in files:
@@ -168,4 +188,5 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
         ),
     )
     choices = told(asked, h, len(training), float(sizes[training].mean()))
-    return Prepared(h, settings, order, validation, reader.objective, choices, tuple(warnings))
+    found = None if images is None else images.images
+    return Prepared(h, settings, order, validation, reader.objective, found, choices, tuple(warnings))

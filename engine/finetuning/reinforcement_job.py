@@ -134,4 +134,4 @@ def prepare_reinforcement(
     grpo = grpo_of(h)
     n_steps = order.n_batches(h.n_epochs, h.batch_size) * grpo.n_updates
     choices = told(asked, h, len(training), float(found.sizes[training].mean()))
-    return Prepared(h, settings_of(h, n_steps), order, validation, None, choices, grpo=grpo)
+    return Prepared(h, settings_of(h, n_steps), order, validation, choices=choices, grpo=grpo)

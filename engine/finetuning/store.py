@@ -25,10 +25,12 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from logitless.models.gguf.atomic_write import open_private, settle, sweep
+from logitless.models.vision.images import FileError
 
 VERSION = 1
 LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
 RETRY = 0.02  # seconds between attempts
+IMAGE_PURPOSES = ("vision", "user_data")  # of files that may be images
 RESERVE = 1 << 18  # bytes of a file that gives way when the disk is full: deleting a row takes some
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
@@ -233,6 +235,15 @@ class Store:
 
     def delete(self, table: str, id: str) -> None:
         self._delete(f"delete from {table} where id = ?", id)
+
+    def image_path(self, id: str, may_see: Callable[[Row], bool]) -> Path:
+        """Content of an uploaded image. FileError: there is none that the client `may_see`."""
+        row = self.get("files", id)
+        if row is None or not may_see(row):
+            raise FileError("does not exist")
+        if row["purpose"] not in IMAGE_PURPOSES:
+            raise FileError(f"has the purpose {row['purpose']}: images have {' or '.join(IMAGE_PURPOSES)}")
+        return self.file_path(id)
 
     def file_path(self, id: str) -> Path:
         return self.folder / "files" / id

@@ -27,6 +27,7 @@ from logitless.engine.finetuning.job import (
     base_of,
     checkpoint_path,
     grader_row,
+    image_reader,
     method_of,
     method_row,
     metrics_table,
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.tokenizer import Tokenizer
+    from logitless.models.vision.encoder import VisionEncoder
+    from logitless.models.vision.vision_input import VisionInput
+    from logitless.training.data.run_images import RunImages
     from logitless.training.graders.grade import Surroundings
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Event, Trainer
@@ -87,9 +91,10 @@ class FineTuningWorker:
         names: Collection[str] | None = None,
         scheduler: Scheduler | None = None,
         around: Callable[[], Surroundings] | None = None,
+        vision: VisionInput | None = None,
     ) -> None:
         """`base`: name of the base model. `scheduler`: samples the answers of reinforcement;
-        `around`: what its graders may use.
+        `around`: what its graders may use. `vision`: the model's reader of images.
 
         `on_change`: called when events or states have changed. `names`: model names whose jobs this
         server runs, if other servers share the store; None: all.
@@ -100,7 +105,7 @@ class FineTuningWorker:
         self._names = names
         self._scheduler, self._around = scheduler, around
         self._policy: Rollouts | None = None  # of a job that samples
-        self._tokenizer, self._template = tokenizer, template
+        self._tokenizer, self._template, self._vision = tokenizer, template, vision
         self.on_change = on_change
         self.wake: Callable[[], None] = lambda: None  # wakes the engine thread
         self.stats = TrainingStats()  # written by the engine thread
@@ -197,17 +202,35 @@ class FineTuningWorker:
                 n_ctx = min(n_ctx_train, self.engine.n_ctx_slot)  # requests sample the answers
                 self._prepared = prepare_reinforcement(job, self.store, self._tokenizer, self._template, n_ctx)
             else:
-                self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train)
+                images = image_reader(job, self.store, self._open_images)
+                self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train, images)
         except Exception as error:
             self._prepared = error
         self.wake()
 
+    def _open_images(self) -> RunImages:
+        """The images of a run, which the model's own encoder will read. TrainingError: it has none."""
+        from logitless.training.data.run_images import RunImages
+        from logitless.training.errors import TrainingError
+
+        if self._vision is None:
+            raise TrainingError("an image needs a projector that reads it: this server was started without --mmproj")
+
+        def encoder(_: Session) -> VisionEncoder:
+            assert self.engine.vision is not None
+            return self.engine.vision.encoder
+
+        n_embd = self.engine.hparams.n_embd
+        return RunImages(self._vision, n_embd, encoder, shared=True, folder=self.store.folder)
+
     def check(self, path: Path, filename: str, goes_on: Callable[[], None] = lambda: None) -> None:
         """Check a training file. Raises TrainingError that names the wrong line; `goes_on` is called
         often and may raise."""
+        from logitless.training.data.images import ImageReader
         from logitless.training.data.sources import rows_of
         from logitless.training.data.tokenize_rows import row_texts
 
+        images = ImageReader(self._open_images)
         for record in rows_of(path, filename, filename):
             if record.is_prompt:
                 goes_on()
@@ -215,6 +238,9 @@ class FineTuningWorker:
             answered = [record.answered(answer) for answer in record.answers]
             for _ in row_texts(answered or [record], self._template, filename, goes_on):
                 pass
+            for image in record.images:
+                goes_on()
+                images.check(image)
 
     def delete_model(self, model: TunedModel) -> None:
         """Delete a model of a job that is over, and forget its name. InvalidRequest: it is not."""
@@ -371,7 +397,8 @@ class FineTuningWorker:
         if prepared.grpo is not None:
             trainer = self._reinforcement(job, prepared, trainable, named)
         else:
-            trainer = Trainer(trainable, settings, prepared.order, validation, objective=prepared.objective, **named)
+            named |= {"objective": prepared.objective, "images": prepared.images}
+            trainer = Trainer(trainable, settings, prepared.order, validation, **named)
         try:
             if path.exists():
                 read_checkpoint(path).restore(trainer)
@@ -490,12 +517,25 @@ class FineTuningWorker:
 
     def _told(self, job: Row, event: Event) -> None:
         from logitless.training.errors import TrainingError
-        from logitless.training.trainer import Finished, Measuring, Outside, Save, Settled, Step, Told, Validated
+        from logitless.training.trainer import (
+            Encoding,
+            Finished,
+            Measuring,
+            Outside,
+            Save,
+            Settled,
+            Step,
+            Told,
+            Validated,
+        )
 
         trainer = self._trainer
         assert trainer is not None
         stats = self.stats
-        if isinstance(event, Measuring):
+        if isinstance(event, Encoding):
+            if event.image == event.n_images:
+                self._send(partial(self._keeper.add_event, job["id"], f"{event.n_images} images are encoded"))
+        elif isinstance(event, Measuring):
             if event.sample == event.n_samples:
                 rows = f"Reference log-probabilities of {event.n_samples} windows are measured"
                 self._send(partial(self._keeper.add_event, job["id"], rows))
@@ -528,7 +568,9 @@ class FineTuningWorker:
             message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}{_reward(event.result.metrics)}"
             publish = event.iteration < trainer.n_steps  # an epoch ended
             self._send(partial(self._tell, job, message, metrics, publish=publish))
-        elif isinstance(event, Settled) and (event.keep or time.monotonic() - self._saved_at > SAVE_SECONDS):
+        elif isinstance(event, Settled) and (
+            event.keep or (self._worth_saving and time.monotonic() - self._saved_at > SAVE_SECONDS)
+        ):
             self._send(partial(self._save, job))
         elif isinstance(event, Save) and event.iteration != self._published:
             # else its epoch has published it

@@ -169,7 +169,7 @@ class OpenModel:
         if self.options.sleep_idle_seconds > 0:
             parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
             sleep = Sleep(self.options.sleep_idle_seconds, parts)
-        tuning = None
+        tuning, vision = None, vision_input(engine, self.tokenizer)
         if store is not None:
             from logitless.engine.finetuning.worker import FineTuningWorker
 
@@ -183,6 +183,7 @@ class OpenModel:
                 names=names,
                 scheduler=scheduler,
                 around=around,
+                vision=vision,
             )
         return LoadedModel(
             scheduler,
@@ -194,7 +195,7 @@ class OpenModel:
             tuning,
             embedder=engine.embedder,
             sleep=sleep,
-            vision=vision_input(engine, self.tokenizer),
+            vision=vision,
         )
 
 

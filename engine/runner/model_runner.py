@@ -51,7 +51,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
-from logitless.models.vision.params import VisionParams, read_params
+from logitless.models.vision.params import VisionParams, params_for
 from logitless.models.vision.prompt_images import Tile
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
@@ -109,12 +109,8 @@ class ModelRunner:
         self.hparams = h = hparams_of(self.gguf)
         self._projector: tuple[GGUFFile, VisionParams] | None = None
         if options.mmproj:
-            if not h.causal or h.architecture.altup:
-                raise ModelFileError(path, f"a model of architecture {h.arch} reads no images here")
             projector = GGUFFile.open(options.mmproj)
-            # the Gemmas with per-layer embeddings are trained with causal images
-            causal = bool(h.n_embd_per_layer)
-            params = read_params(projector, options.image_tokens, causal=causal, n_ubatch=options.n_ubatch)
+            params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
             self._projector = projector, params
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:

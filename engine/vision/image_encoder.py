@@ -33,7 +33,7 @@ class ImageEncoder:
         """`n_rows`: rows that the pool keeps."""
         self.params = p
         self._session = session
-        self._encoder = VisionEncoder.define(session, gguf, p, n_embd)
+        self.encoder = VisionEncoder.define(session, gguf, p, n_embd)
         self.n_rows = max(n_rows, LEAST_ROWS)
         n_pages = -(-(1 + self.n_rows) // PAGE)
         names = ["image_rows", *(f"image_rows.deepstack.{i}" for i in range(len(p.deepstack)))]
@@ -75,9 +75,9 @@ class ImageEncoder:
         key = ("vision", len(tiles), height, width)
         plan = self._session.cached_plan(key, partial(self._build, len(tiles), height, width), ARENA)
         assert isinstance(plan, PreemptiblePlan)
-        feeds = self._encoder.feeds([tile.pixels for tile in tiles])
+        feeds = self.encoder.feeds([tile.pixels for tile in tiles])
         firsts = np.array([first for _, first in placed])[:, None]
-        *places, kinds = self._encoder.row_places(height, width)
+        *places, kinds = self.encoder.row_places(height, width)
         for name, of_tile in zip(("to", "extra"), places, strict=True):
             feeds[f"image.{name}"] = (firsts + of_tile).reshape(-1).astype(np.int32)
         feeds["image.kinds"] = np.tile(kinds.astype(np.int32), len(tiles))
@@ -95,13 +95,13 @@ class ImageEncoder:
 
     def _build(self, n_tiles: int, height: int, width: int) -> list[Tensor]:
         """Nodes that write the rows of tiles to the pools, and the rows beside those of patches."""
-        n_extra = n_tiles * len(self._encoder.row_places(height, width)[1])
-        rows = self._encoder.rows(n_tiles, height, width)
+        n_extra = n_tiles * len(self.encoder.row_places(height, width)[1])
+        rows = self.encoder.rows(n_tiles, height, width)
         to = feed("image.to", rows[0].shape[:1], "i32")
         pools = [_stored(pool, of_pool, to) for pool, of_pool in zip(self.pools, rows, strict=True)]
         if n_extra:
             to, kinds = (feed(f"image.{name}", (n_extra,), "i32") for name in ("extra", "kinds"))
-            pools[0] = _stored(pools[0], self._encoder.extra_rows(kinds), to)
+            pools[0] = _stored(pools[0], self.encoder.extra_rows(kinds), to)
         return pools
 
     def _make_room(self, n: int, pinned: Collection[bytes]) -> int | None:

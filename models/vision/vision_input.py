@@ -12,7 +12,7 @@ from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.images import decode_image
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.preprocess import pieces_of
-from logitless.models.vision.prompt_images import PromptImages, Tile, place
+from logitless.models.vision.prompt_images import PromptImages, Span, Tile, place
 
 KEPT_NBYTES = 64 << 20  # pixels of images that were read last
 
@@ -27,7 +27,7 @@ class VisionInput:
     def __init__(self, params: VisionParams, tokenizer: Tokenizer, *, mrope: bool) -> None:
         self.params = params
         self._tokenizer = tokenizer
-        self._mrope = mrope
+        self.mrope = mrope
         self._kept: OrderedDict[bytes, list[list[int] | Tile]] = OrderedDict()  # least recently used first
         self._lock = Lock()
 
@@ -74,8 +74,12 @@ class VisionInput:
         if add_special and words.add_eos and words.eos_id is not None:
             pieces.append([words.eos_id])
         ids, spans = place(pieces)
+        return ids, self.images(spans)
+
+    def images(self, spans: Sequence[Span]) -> PromptImages:
+        """The tiles of a prompt with their rows' positions."""
         p = self.params
-        return ids, PromptImages(spans, p.causal, self._mrope, p.projector.framed)
+        return PromptImages(tuple(spans), p.causal, self.mrope, p.projector.framed)
 
     @cached_property
     def _newline(self) -> int | None:

@@ -19,6 +19,7 @@ from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
 from logitless.engine.stats import SchedulerStats
 from logitless.engine.stream import Stream
+from logitless.models.vision.images import MAX_BYTES
 from logitless.server.api.llamacpp.sessions import Sessions
 from logitless.server.api.openai.stored_responses import StoredResponses
 from logitless.server.auth import Keys
@@ -31,7 +32,7 @@ from logitless.server.observing.record import RECORD
 from logitless.server.outgoing.fetch import fetch_all
 from logitless.server.protocol.answers.errors import AnthropicError, Error, ErrorDetail, OllamaError
 from logitless.server.protocol.completions import RequestParser
-from logitless.server.protocol.media.sources import MAX_BYTES, PURPOSES, SourceError, Sources, Unfetched
+from logitless.server.protocol.media.sources import Sources, Unfetched
 from logitless.server.slashes import canonical
 from logitless.server.workers import compute
 
@@ -108,13 +109,7 @@ class Context:
 
         def upload(id: str) -> Path:
             assert tuning is not None
-            store = tuning.store
-            row = store.get("files", id)
-            if row is None or not client.may_see(row):
-                raise SourceError("does not exist")
-            if row["purpose"] not in PURPOSES:
-                raise SourceError(f"has the purpose {row['purpose']}: images have {' or '.join(PURPOSES)}")
-            return store.file_path(id)
+            return tuning.store.image_path(id, client.may_see)
 
         of_files = None if tuning is None else upload
         return self.parser.reading(Sources(self.config.media_urls, self.config.media_path, of_files))

@@ -136,6 +136,11 @@ def _faults(api: openai.OpenAI, url: str, prompts: str) -> None:
     job = api.fine_tuning.jobs.create(model="stories", training_file=answered, method=method(NAMES, **few))
     wait(api, url, job.id)
     assert "reinforcement learns from prompts" in str(api.fine_tuning.jobs.retrieve(job.id).error)
+    url_part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    seen = upload(api, [{"messages": [{"role": "user", "content": [url_part]}]}])
+    job = api.fine_tuning.jobs.create(model="stories", training_file=seen, method=method(NAMES, **few))
+    wait(api, url, job.id)
+    assert "has images; reinforcement learns from prompts of text" in str(api.fine_tuning.jobs.retrieve(job.id).error)
 
 
 def test_rewards_are_learned_on_the_command_line(shared_data: Path, tmp_path: Path) -> None:

@@ -7,6 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Messages = tuple[dict[str, Any], ...]
+IMAGE = "row_image"  # type of a part whose field of this name is a RowImage
+
+
+@dataclass(frozen=True)
+class RowImage:
+    """An image in a message, as the value of its part: a data URI, the path of a file, or the id of an
+    uploaded one. `where`: the part, for messages."""
+
+    source: str
+    is_id: bool = False
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,11 @@ class DatasetRow:
         said = (m["role"] == "assistant" and m.get("weight") != 0 for m in self.messages)
         return any(learned for _, learned in self.parts) or any(said)
 
+    @property
+    def images(self) -> list[RowImage]:
+        """The images of the messages, in their order."""
+        return [image for message in self.messages for image in images_of(message)]
+
     def answered(self, answer: Answer) -> DatasetRow:
         """The prompt with an answer, of which only the answer is learned."""
         if not self.messages:
@@ -54,3 +70,9 @@ class DatasetRow:
         prompt = tuple({**m, "weight": 0} if m["role"] == "assistant" else m for m in self.messages)
         said = answer.messages or ({"role": "assistant", "content": answer.text},)
         return replace(self, messages=prompt + said, answers=())
+
+
+def images_of(message: dict[str, Any]) -> list[RowImage]:
+    """The images of a message, in their order."""
+    content = message.get("content")
+    return [part[IMAGE] for part in content if IMAGE in part] if isinstance(content, list) else []

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
-from logitless.training.data.dataset_rows import Answer, DatasetRow, Messages
+from logitless.training.data.dataset_rows import IMAGE, Answer, DatasetRow, Messages, RowImage
 from logitless.training.errors import TrainingError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_IMAGES = ("image_url", "input_image", "file", "image")  # types of parts
 _SPEAKERS = {  # ShareGPT's `from` → a role
     "system": "system",
     "human": "user",
@@ -237,6 +238,7 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
     """Messages of a field; `learns`: one of the assistant must be among them."""
     if not isinstance(value, list) or not value:
         raise TrainingError(f"{where}: field '{field}' must be a non-empty array")
+    messages = []
     for i, message in enumerate(value):
         at = f"{where}: {field}[{i}]"
         if not isinstance(message, dict):
@@ -247,12 +249,33 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
             raise TrainingError(f"{at}: field 'content' must be a string")
         if isinstance(content, list):
-            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            if any(not isinstance(text, str) for text in texts):
-                raise TrainingError(f"{at}: field 'content' may have parts of type text only")
+            parts = [_part(part, f"{at}.content[{k}]", message["role"]) for k, part in enumerate(content)]
+            message = {**message, "content": parts}
+        messages.append(message)
         if message.get("weight") not in (None, 0, 1):
             raise TrainingError(f"{at}: field 'weight' must be 0 or 1")
     if learns and not any(m["role"] == "assistant" and m.get("weight") != 0 for m in value):
         told = "" if field == "messages" else f"field '{field}': "
         raise TrainingError(f"{where}: {told}no message of the assistant is there to learn from")
-    return tuple(value)
+    return tuple(messages)
+
+
+def _part(part: Any, at: str, role: str) -> dict[str, Any]:
+    """A part of a message's content: a text as it is, or an image as a RowImage."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in _IMAGES:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise TrainingError(f"{at}: must be a part of type text or image_url")
+        return part
+    if role == "assistant":
+        raise TrainingError(f"{at}: is an image of the assistant, which learns to write text")
+    field, value = kind, part.get(kind)
+    if isinstance(value, dict):
+        key = next((key for key in ("url", "file_id", "file_data") if value.get(key) is not None), "url")
+        field, value = f"{kind}.{key}", value.get(key)
+    elif value is None:
+        field = "file_id" if part.get("file_id") is not None else "image_url"
+        value = part.get(field)
+    if not isinstance(value, str) or not value:
+        raise TrainingError(f"{at}: field '{field}' must be a non-empty string")
+    return {"type": IMAGE, IMAGE: RowImage(value, field.endswith("file_id"), f"{at}.{field}")}

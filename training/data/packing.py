@@ -14,7 +14,8 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.training.data.tokenize_rows import I32, Example, Mask
+from logitless.training.data.run_images import PlacedImages, TokenImages
+from logitless.training.data.tokenize_rows import I32, Example
 from logitless.training.errors import TrainingError
 
 RUN_TOKENS = 128  # tokens of a device run, at least one window: a server's requests wait for it
@@ -32,6 +33,7 @@ class Sample:
     weights: npt.NDArray[np.float32]  # (T,): factor of the label's loss: 1 where it counts, else 0
     starts: tuple[int, ...] = (0,)
     rows: tuple[int, ...] = (-1,)
+    images: tuple[PlacedImages, ...] = ()
 
     def rows_of_tokens(self) -> npt.NDArray[np.int64]:
         """(T,): the number of the sequence that each token is of."""
@@ -85,10 +87,29 @@ class StridedSamples:
         return Sample(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
 
 
-class _Pieces(ABC, Generic[E]):
-    """Tokenized examples, in pieces of at most T tokens and a label.
+@dataclass
+class Beyond:
+    """Examples that are longer than the context, and their tokens beyond it."""
 
-    Memory: five bytes a token; an example is kept only until its tokens are stored.
+    n_examples: int = 0  # of this kind, short ones among them
+    n_cut: int = 0
+    n_longest: int = 0  # tokens
+    n_tokens: int = 0
+    n_image_tokens: int = 0
+
+    def line(self, kind: str, n_context: int, fate: str) -> str:
+        images = f", {self.n_image_tokens} of them of images," if self.n_image_tokens else ""
+        return (
+            f"{self.n_cut} of {self.n_examples} {kind} are longer than the context of {n_context} tokens "
+            f"(the longest has {self.n_longest}): {self.n_tokens} tokens beyond it{images} {fate}"
+        )
+
+
+class _Pieces(ABC, Generic[E]):
+    """Tokenized examples, in pieces of at most T tokens and a label; one with images has one piece.
+
+    Memory: five bytes a token, of rows with images up to 24 more; an example is kept only until its
+    tokens are stored.
     """
 
     _BEYOND = "do not see the beginning"  # the tokens beyond the context
@@ -98,15 +119,22 @@ class _Pieces(ABC, Generic[E]):
         self.n_tokens = n_tokens
         tokens, learn = array("i"), bytearray()  # of all pieces
         bounds, rows = array("q", [0]), array("q", [0])  # start of each piece; first piece of each example
-        self.n_examples = self.n_cut = self.n_dropped = self.n_beyond = self.n_longest = 0
+        self._images: dict[int, TokenImages] = {}  # of pieces
+        self.n_examples = self.n_dropped = 0
+        self.beyond, self.beyond_images = Beyond(), Beyond()  # of texts alone, of examples with images
         for example in examples:
             self.n_examples += 1
-            longest = self._longest(example)
-            self.n_cut += longest > n_tokens + 1
-            self.n_longest = max(self.n_longest, longest)
-            for piece, learned in self._cut(example):
-                tokens.frombytes(piece.tobytes())
-                learn += learned.tobytes()
+            own_rows = self._rows_of(example)
+            beyond = self.beyond_images if any(row.images for row in own_rows) else self.beyond
+            longest = max(len(row.tokens) for row in own_rows)
+            beyond.n_examples += 1
+            beyond.n_cut += longest > n_tokens + 1
+            beyond.n_longest = max(beyond.n_longest, longest)
+            for piece in self._cut(example, beyond):
+                if piece.images is not None:
+                    self._images[len(bounds) - 1] = piece.images.cut(len(piece.tokens) - 1)
+                tokens.frombytes(piece.tokens.tobytes())
+                learn += piece.learn.tobytes()
                 bounds.append(len(tokens))
             if len(bounds) - 1 > rows[-1]:
                 rows.append(len(bounds) - 1)
@@ -118,22 +146,27 @@ class _Pieces(ABC, Generic[E]):
         self._bounds, self._rows = np.frombuffer(bounds, np.int64), np.frombuffer(rows, np.int64)
 
     @abstractmethod
-    def _longest(self, example: E) -> int:
-        """Tokens of the example's longest row."""
+    def _rows_of(self, example: E) -> tuple[Example, ...]:
+        """The token rows of an example."""
 
     @abstractmethod
-    def _cut(self, example: E) -> Iterator[tuple[I32, Mask]]:
-        """Pieces of an example with tokens to learn; none: it is dropped. Adds to `n_beyond`."""
+    def _cut(self, example: E, beyond: Beyond) -> Iterator[Example]:
+        """Pieces of an example with tokens to learn; none: it is dropped. Counts tokens `beyond` the
+        context."""
+
+    def _beginning(self, row: Example) -> Example:
+        """The part of a row that a window has room for, with whole images alone."""
+        n = self.n_tokens + 1
+        return row.cut(n if row.images is None else row.images.end(self.n_tokens))
 
     @property
     def losses(self) -> list[str]:
         """Lines about the examples that are not learned as they are: cut ones and dropped ones."""
         lines = []
-        if self.n_cut:
-            lines.append(
-                f"{self.n_cut} of {self.n_examples} examples are longer than the context of {self.n_tokens} tokens "
-                f"(the longest has {self.n_longest}): {self.n_beyond} tokens beyond it {self._BEYOND}"
-            )
+        if self.beyond.n_cut:
+            lines.append(self.beyond.line("examples", self.n_tokens, self._BEYOND))
+        if self.beyond_images.n_cut:
+            lines.append(self.beyond_images.line("examples with images", self.n_tokens, "are left out"))
         if self.n_dropped:
             lines.append(f"{self.n_dropped} of {self.n_examples} examples have no token to learn and are dropped")
         return lines
@@ -158,6 +191,8 @@ class _Pieces(ABC, Generic[E]):
         both._learn = np.concatenate([self._learn, other._learn])
         both._bounds = np.concatenate([self._bounds, other._bounds[1:] + self._bounds[-1]])
         both._rows = np.concatenate([self._rows, other._rows[1:] + self._rows[-1]])
+        n = len(self._bounds) - 1
+        both._images = self._images | {n + i: images for i, images in other._images.items()}
         return both
 
     def __len__(self) -> int:
@@ -178,6 +213,7 @@ class _Pieces(ABC, Generic[E]):
         weights = np.zeros(self.n_tokens, np.float32)
         starts: list[int] = []
         rows: list[int] = []
+        placed: list[PlacedImages] = []
         at = 0
         for i in pieces:
             a, b = int(self._bounds[i]), int(self._bounds[i + 1])
@@ -186,26 +222,32 @@ class _Pieces(ABC, Generic[E]):
             weights[at : at + n] = self._learn[a + 1 : b]
             starts.append(at)
             rows.append(i)
+            if i in self._images:
+                placed.append((at, self._images[i]))
             at += -(-n // self.alignment) * self.alignment
         if at < self.n_tokens:
             starts.append(at)  # padding is its own sequence
             rows.append(-1)
-        return Sample(tokens, labels, weights, tuple(starts), tuple(rows))
+        return Sample(tokens, labels, weights, tuple(starts), tuple(rows), tuple(placed))
 
 
 class _Cut(_Pieces[Example]):
-    """Examples of one row, cut into pieces where they are longer than T tokens."""
+    """Examples of one row, cut into pieces where they are longer than T tokens; of one with images
+    there is the beginning alone."""
 
-    def _longest(self, example: Example) -> int:
-        return len(example.tokens)
+    def _rows_of(self, example: Example) -> tuple[Example, ...]:
+        return (example,)
 
-    def _cut(self, example: Example) -> Iterator[tuple[I32, Mask]]:
+    def _cut(self, example: Example, beyond: Beyond) -> Iterator[Example]:
         n = self.n_tokens
-        self.n_beyond += max(0, len(example.tokens) - (n + 1))
-        for a in range(0, max(1, len(example.tokens) - 1), n):
-            piece, learned = example.tokens[a : a + n + 1], example.learn[a : a + n + 1]
-            if len(piece) > 1 and learned[1:].any():
-                yield piece, learned
+        if example.images is not None:
+            pieces = [self._beginning(example)]
+            _count(beyond, example, pieces[0])
+        else:
+            beyond.n_tokens += max(0, len(example.tokens) - (n + 1))
+            starts = range(0, max(1, len(example.tokens) - 1), n)
+            pieces = [Example(example.tokens[a : a + n + 1], example.learn[a : a + n + 1]) for a in starts]
+        yield from (piece for piece in pieces if len(piece.tokens) > 1 and piece.learn[1:].any())
 
 
 class PackedExamples(_Cut):
@@ -307,22 +349,30 @@ class Groups(ByExample[tuple[Example, ...]]):
         super().__init__(groups, n_tokens, name=name)
         self.values = np.array(self._values, np.float64)  # (rows,): how each was judged
 
-    def _longest(self, example: tuple[Example, ...]) -> int:
-        return max(len(row.tokens) for row in example)
+    def _rows_of(self, example: tuple[Example, ...]) -> tuple[Example, ...]:
+        return example
 
-    def _cut(self, example: tuple[Example, ...]) -> Iterator[tuple[I32, Mask]]:
-        end = self.n_tokens + 1
-        if not all(row.learn[1:end].any() for row in example):
+    def _cut(self, example: tuple[Example, ...], beyond: Beyond) -> Iterator[Example]:
+        pieces = [self._beginning(row) for row in example]
+        if not all(piece.learn[1:].any() for piece in pieces):
             return
-        for row in example:
-            self.n_beyond += max(0, len(row.tokens) - end)
+        for row, piece in zip(example, pieces, strict=True):
+            _count(beyond, row, piece)
             self._values.append(row.value)
-            yield row.tokens[:end], row.learn[:end]
+            yield piece
 
     def joined(self, other: Self) -> Self:
         both = super().joined(other)
         both.values = np.concatenate([self.values, other.values])
         return both
+
+
+def _count(beyond: Beyond, row: Example, piece: Example) -> None:
+    """Count a row's tokens that its piece has not."""
+    n = len(piece.tokens)
+    beyond.n_tokens += len(row.tokens) - n
+    if row.images is not None:
+        beyond.n_image_tokens += int((row.images.rows[n:] != 0).sum())
 
 
 @dataclass(frozen=True)

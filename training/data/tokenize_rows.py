@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +13,18 @@ import numpy.typing as npt
 
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.tokenizer import Tokenizer
+from logitless.models.vision.prompt_images import Span, Tile
 from logitless.training.data.answer_spans import spans_of_answers
-from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.dataset_rows import IMAGE, Answer, DatasetRow, Messages, images_of
+from logitless.training.data.images import NO_PROJECTOR, ImageReader, Pieces
+from logitless.training.data.run_images import TokenImages
 from logitless.training.errors import TrainingError
 
 I32 = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 Part = tuple[str, bool]  # text, and is it learned?
+_MARKER_TEXT = f"<__image_{secrets.token_hex(8)}_{{}}__>"  # no row can have it
+_MARKER = re.compile(_MARKER_TEXT.format(r"(\d+)"))
 FEW = 16  # answers of a row that is rendered up to each of them
 # of one row, times its answers, where its conversation must be rendered up to each answer
 MAX_RENDERED, MAX_CHARACTERS = 1 << 20, 1 << 28  # messages, characters
@@ -31,24 +38,46 @@ class Example:
     learn: Mask  # (n,)
     source: str = ""  # where it came from, for messages
     value: float = 0.0  # how an answer was judged
+    images: TokenImages | None = None
+
+    def cut(self, n: int) -> Example:
+        """Its first n tokens."""
+        images = None if self.images is None else self.images.cut(n)
+        return replace(self, tokens=self.tokens[:n], learn=self.learn[:n], images=images)
 
 
 def examples_of(
-    records: Iterable[DatasetRow], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
+    records: Iterable[DatasetRow],
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    name: str = "",
+    images: ImageReader | None = None,
 ) -> Iterator[Example]:
     """Examples of rows, one each; a conversation whose template rewrites earlier turns becomes
-    one per assistant turn. TrainingError names the line that the template refuses."""
+    one per assistant turn. TrainingError names the line that the template refuses, or the part with
+    an image that cannot be read. `images` None: none can."""
     for record, parts in row_texts(records, template, name):
         where = f"{name}: line {record.line}"
         end = not (record.messages and template)
-        yield _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)
+        if given := record.images:
+            if images is None:
+                raise TrainingError(f"{given[0].where}: {NO_PROJECTOR}")
+            example, spans = _example(_without_bos(parts, tokenizer), tokenizer, where, images.read(given), end=end)
+            yield replace(example, images=images.placed(spans, len(example.tokens)))
+        else:
+            yield _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)[0]
 
 
 def answer_of(
-    record: DatasetRow, answer: Answer, tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
+    record: DatasetRow,
+    answer: Answer,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    name: str = "",
+    images: ImageReader | None = None,
 ) -> Example:
     """A row's prompt with an answer, which alone is learned; errors as `examples_of`."""
-    found = list(examples_of([record.answered(answer)], tokenizer, template, name))
+    found = list(examples_of([record.answered(answer)], tokenizer, template, name, images))
     if len(found) != 1:
         raise TrainingError(
             f"{name}: line {record.line}: the chat template rewrites earlier turns, so an answer must be one "
@@ -82,17 +111,50 @@ def row_texts(
             yield record, parts
 
 
-def _example(parts: Sequence[Part], tokenizer: Tokenizer, where: str, *, end: bool) -> Example:
-    """Tokenized example; `end`: the text is whole, so its end is learned: an EOS, unless it ends
-    with such a token of its own."""
-    tokens, learn = encode_parts(parts, tokenizer)
+def _example(
+    parts: Sequence[Part], tokenizer: Tokenizer, where: str, images: Sequence[Pieces] = (), *, end: bool
+) -> tuple[Example, list[Span]]:
+    """(tokenized example, tiles among its tokens); `end`: the text is whole, so its end is learned:
+    an EOS, unless it ends with such a token of its own. As in a prompt, each text between two of the
+    images is tokenized by itself."""
+    tokens: list[int] = []
+    learn: list[bool] = []
+    spans: list[Span] = []
     if tokenizer.add_bos and tokenizer.bos_id is not None:
-        tokens, learn = [tokenizer.bos_id, *tokens], [False, *learn]
+        tokens, learn = [tokenizer.bos_id], [False]
+    for run in _between_images(parts) if images else [parts]:
+        if isinstance(run, int):
+            for piece in images[run]:
+                if isinstance(piece, Tile):
+                    spans.append(Span(len(tokens), piece))
+                    tokens += [0] * piece.n_rows  # these are no tokens
+                else:
+                    tokens += piece
+            learn += [False] * (len(tokens) - len(learn))
+        else:
+            ids, learned = encode_parts(run, tokenizer)
+            tokens, learn = tokens + ids, learn + learned
     if end and tokenizer.eos_id is not None and not _ended(tokens, tokenizer):
         tokens, learn = [*tokens, tokenizer.eos_id], [*learn, True]
     if learn:
         learn[0] = False  # has no context
-    return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where)
+    return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where), spans
+
+
+def _between_images(parts: Sequence[Part]) -> Iterator[list[Part] | int]:
+    """Parts of a text up to each marker, and the number of the image that it stands for."""
+    run: list[Part] = []
+    for text, learned in parts:
+        for i, piece in enumerate(_MARKER.split(text)):
+            if i % 2:
+                if run:
+                    yield run
+                yield int(piece)
+                run = []
+            elif piece:
+                run.append((piece, learned))
+    if run:
+        yield run
 
 
 def _ended(tokens: Sequence[int], tokenizer: Tokenizer) -> bool:
@@ -143,7 +205,7 @@ def _turns(
 ) -> list[list[Part]]:
     if template is None:
         raise TrainingError(f"{where}: the model has no chat template")
-    messages = [{k: v for k, v in m.items() if k != "weight"} for m in record.messages]
+    messages = _marked(record.messages, template)
     tools = list(record.tools) or None
 
     def written(messages: list[dict[str, Any]], prompt: bool) -> str:
@@ -158,6 +220,10 @@ def _turns(
 
     learned = [i for i, m in enumerate(record.messages) if m["role"] == "assistant" and m.get("weight") != 0]
     whole = render(learned[-1] + 1, prompt=False)
+    if record.images:
+        n = sum(len(images_of(m)) for m in record.messages[: learned[-1] + 1])
+        if [int(i) for i in _MARKER.findall(whole)] != list(range(n)):
+            raise TrainingError(f"{where}: the chat template does not write each image once, in order")
     spans = spans_of_answers(messages, learned, whole, written) if len(learned) > FEW else None
     if spans is not None:
         starts = [0, *(end for _, end in spans)]
@@ -180,6 +246,21 @@ def _turns(
         parts += [(whole[at : len(before)], False), (whole[len(before) : len(after)], True)]
         at = len(after)
     return [parts]
+
+
+def _marked(messages: Messages, template: ChatTemplate) -> list[dict[str, Any]]:
+    """Messages as the template gets them: parts with images become a text with a marker for each."""
+    found = []
+    n = 0
+    for message in messages:
+        said = {k: v for k, v in message.items() if k != "weight"}
+        if of_message := len(images_of(message)):
+            markers = (_MARKER_TEXT.format(i) for i in range(n, n + of_message))
+            texts = (next(markers) if IMAGE in part else part["text"] for part in message["content"])
+            said["content"] = template.between_parts.join(texts)
+            n += of_message
+        found.append(said)
+    return found
 
 
 def _last_turn(before: str, after: str) -> list[Part]:

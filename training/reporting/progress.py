@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from logitless.training.reporting.results import Result
-from logitless.training.trainer import Event, Measuring, Step, Validated, Validating
+from logitless.training.trainer import Encoding, Event, Measuring, Step, Validated, Validating
 
 WIDTH = 8  # characters of the bar
 COLUMNS = 80
@@ -96,6 +96,11 @@ class Reporter:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step):
             self._step(event)
+        elif isinstance(event, Encoding):
+            if self.terminal or event.image == event.n_images:
+                text = f"images: {event.image}/{event.n_images} are encoded"
+                self.write(text, event.image == event.n_images)
+            self._last = self._now()
         elif isinstance(event, Measuring):
             if self.terminal or event.sample == event.n_samples:
                 text = f"reference: {event.sample}/{event.n_samples} windows are measured"

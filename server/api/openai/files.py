@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
-from logitless.engine.finetuning.store import Row, page
+from logitless.engine.finetuning.store import IMAGE_PURPOSES, Row, page
 from logitless.engine.sampling.params import Param
 from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
@@ -22,7 +22,6 @@ from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
 from logitless.server.protocol.answers.fine_tuning import Deleted, File, Page
-from logitless.server.protocol.media.sources import PURPOSES
 from logitless.server.workers import check, compute, to_thread
 
 MAX_BYTES = 512 << 20
@@ -35,7 +34,7 @@ S = TypeVar("S", bound=Struct)
 class UploadForm(Struct, frozen=True, kw_only=True):
     """POST /v1/files, a multipart form."""
 
-    purpose: Annotated[str, Param("its use: training data or images", choices=(FINE_TUNE, *PURPOSES))]
+    purpose: Annotated[str, Param("its use: training data or images", choices=(FINE_TUNE, *IMAGE_PURPOSES))]
     file: Annotated[bytes, Param("the file")]
 
 
@@ -51,8 +50,8 @@ async def upload(request: web.Request) -> web.Response:
             raise unkept("the file cannot be kept", error) from None
         except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
             raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
-        if purpose not in (FINE_TUNE, *PURPOSES):
-            raise InvalidRequest(f"field 'purpose': must be one of {', '.join((FINE_TUNE, *PURPOSES))}")
+        if purpose not in (FINE_TUNE, *IMAGE_PURPOSES):
+            raise InvalidRequest(f"field 'purpose': must be one of {', '.join((FINE_TUNE, *IMAGE_PURPOSES))}")
         if filename is None:
             raise InvalidRequest("field 'file': is required")
         name = filename

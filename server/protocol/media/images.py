@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import secrets
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
-from logitless.models.vision.images import ImageError
+from logitless.models.vision.images import FileError, ImageError, data_of, from_base64
 from logitless.models.vision.prompt_images import PromptImages
 from logitless.models.vision.vision_input import VisionInput
 from logitless.server.protocol.fields import article, bad_request
@@ -19,7 +17,6 @@ from logitless.server.protocol.media.sources import Sources, Unfetched
 IMAGE_PARTS = ("image_url", "input_image", "image", "file")
 OTHER_PARTS = ("input_audio", "video_url", "input_video", "document", "audio")
 MAX_IMAGES = 64  # of one request
-_DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w=.+-]+)*),", re.ASCII)
 _ADDRESS = re.compile(r"(?!data:)[A-Za-z][\w+.-]*:", re.ASCII)
 
 
@@ -120,13 +117,8 @@ def _address(name: str, kind: str, part: Mapping[str, Any]) -> tuple[str, object
 
 def _decoded(name: str, value: str) -> bytes:
     """The bytes of a data URI or of base64."""
-    match = _DATA.match(value)
-    if match is not None and not match[2].endswith(";base64"):
-        bad_request(name, "must be a data URI in base64")
     try:
-        data = base64.b64decode(value[match.end() if match else 0 :], validate=True)
-    except (binascii.Error, ValueError):
-        bad_request(name, "is not valid base64")
-    if not data:
-        bad_request(name, "is empty")
-    return data
+        data = data_of(value)
+        return from_base64(value) if data is None else data
+    except FileError as error:
+        bad_request(name, str(error))

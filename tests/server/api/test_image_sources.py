@@ -13,9 +13,9 @@ from urllib.parse import quote
 import pytest
 
 from logitless.engine.finetuning.store import Store
+from logitless.models.vision import images
 from logitless.server.api import context
 from logitless.server.outgoing.fetch import FetchError
-from logitless.server.protocol.media import sources
 from tests.helpers.http_fakes import Running, running
 from tests.helpers.vision_fakes import FakeVision, shown
 from tests.helpers.vision_files import picture, png
@@ -122,7 +122,7 @@ async def test_images_of_a_request_are_bounded_together(monkeypatch: pytest.Monk
         assert (await server.post("/v1/chat/completions", chat(image, image)))[0] == 200
         message = await refusal(server, chat(image, image, image))
         assert message.startswith("field 'messages[0].content[3].image_url.url': the images of a request have at most")
-    monkeypatch.setattr(sources, "MAX_BYTES", len(PICTURE) - 1)
+    monkeypatch.setattr(images, "MAX_BYTES", len(PICTURE) - 1)
     async with running(vision=FakeVision(), media_path=str(tmp_path)) as server:
         assert f"the image has more than {len(PICTURE) - 1} bytes" in await refusal(server, chat(image))
 

@@ -1,0 +1,106 @@
+"""Images of rows: data URIs, files and uploads → tokens, rows of the run's images, positions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from logitless.models.vision.images import FileError, ImageError, data_of, path_of, read_below, read_file
+from logitless.models.vision.prompt_images import Span, Tile
+from logitless.training.data.dataset_rows import RowImage
+from logitless.training.data.run_images import RunImages, TokenImages
+from logitless.training.data.sources import HUB
+from logitless.training.errors import TrainingError
+
+Pieces = list[list[int] | Tile]
+NO_PROJECTOR = "an image needs a projector that reads it (--mmproj)"
+MAX_IMAGES = 64  # of one row
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]+:", re.ASCII)
+
+
+def folder_of(data: object) -> Path | None:
+    """The folder of a file of rows, below which they may name files; None: the data are no file."""
+    return Path(data).parent if isinstance(data, str | Path) and not str(data).startswith(HUB) else None
+
+
+class ImageReader:
+    """Reads the images of rows for one run."""
+
+    def __init__(
+        self,
+        open_images: Callable[[], RunImages],
+        *,
+        folder: str | Path | None = None,
+        uploaded: Callable[[str], Path] | None = None,
+    ) -> None:
+        """`open_images`: called for the first image; TrainingError says why the model reads none.
+        `folder`: below it rows may name files. `uploaded`: the file of an id; FileError: there is none."""
+        self._open, self._folder, self._uploaded = open_images, folder, uploaded
+        self.images: RunImages | None = None  # None: no row has had an image
+        self._recent: dict[RowImage, Pieces] = {}  # of the last row
+
+    def check(self, image: RowImage) -> None:
+        """TrainingError: the image cannot be read. An uploaded one is read when a run begins."""
+        if not image.is_id:
+            self._pieces(image)
+        elif self.images is None:
+            self._open_for(image)
+
+    def read(self, images: Sequence[RowImage]) -> list[Pieces]:
+        """Token ids and tiles of a row's images. TrainingError names the part of one that cannot be
+        read."""
+        if len(images) > MAX_IMAGES:
+            raise TrainingError(f"{images[MAX_IMAGES].where}: a row has at most {MAX_IMAGES} images")
+        recent, self._recent = self._recent, {}
+        for image in images:
+            self._recent[image] = recent.get(image) or self._pieces(image)
+        return [self._recent[image] for image in images]
+
+    def _pieces(self, image: RowImage) -> Pieces:
+        images = self._open_for(image)
+        try:
+            return images.vision.image(self._data(image))
+        except (FileError, ImageError) as error:
+            raise TrainingError(f"{image.where}: the image {error}") from None
+
+    def _open_for(self, image: RowImage) -> RunImages:
+        if self.images is None:
+            try:
+                self.images = self._open()
+            except TrainingError as error:
+                raise TrainingError(f"{image.where}: {error}") from None
+        return self.images
+
+    def _data(self, image: RowImage) -> bytes:
+        if image.is_id:
+            if self._uploaded is None:
+                raise FileError("is an uploaded file, which only a server's jobs have")
+            return read_file(self._uploaded(image.source))
+        if (data := data_of(image.source)) is not None:
+            return data
+        path = image.source
+        if (address := _SCHEME.match(path)) is not None:
+            if address[0].lower() != "file:":
+                raise FileError("is at an address, and none is fetched")
+            path = path_of(path[address.end() :])
+        if self._folder is None:
+            raise FileError("must be a data URI or an uploaded file")
+        return read_below(self._folder, path, f"file below {self._folder}")
+
+    def placed(self, spans: Sequence[Span], n: int) -> TokenImages:
+        """The tiles of an example of n tokens; the run keeps them."""
+        assert self.images is not None
+        rows = np.zeros(n, np.int32)
+        for span in spans:
+            first = self.images.add(span.tile)
+            rows[span.start : span.end] = np.arange(first, first + span.tile.n_rows)
+        of_prompt = self.images.vision.images(spans)
+        return TokenImages(
+            rows,
+            tuple((span.start, span.end) for span in spans),
+            of_prompt.positions(0, n) if of_prompt.mrope else None,
+            None if of_prompt.causal else np.array(of_prompt.last_seen(0, n), np.int32),
+        )

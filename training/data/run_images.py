@@ -1,0 +1,224 @@
+"""Images of a run: tiles in a temporary file, and the rows that the vision encoder makes of them.
+
+A frozen encoder makes the rows of each tile once, before the first step; rows are inputs of steps.
+Only tiles and rows of one device run are in memory."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.execution.preemptible_plan import PreemptiblePlan
+from logitless.graph.execution.session import Session
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.batch import ImageRows, Sequences
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.tokenizer import Tokenizer
+from logitless.models.vision.encoder import VisionEncoder
+from logitless.models.vision.params import params_for
+from logitless.models.vision.prompt_images import Tile
+from logitless.models.vision.vision_input import VisionInput
+
+Array = npt.NDArray[Any]
+I32 = npt.NDArray[np.int32]
+SERVED_UBATCH = 512  # tokens of a server's step, by default: bidirectional images of any size get no more
+
+
+@dataclass(frozen=True)
+class TokenImages:
+    """Images among the n tokens of an example."""
+
+    rows: I32  # (n,): a token's row of the run's images; 0: it is text
+    spans: tuple[tuple[int, int], ...]  # first token of each tile, and the one after its last
+    positions: I32 | None = None  # (4, n): M-RoPE's
+    last: I32 | None = None  # (n,): last token that each sees, where images are bidirectional
+
+    def cut(self, n: int) -> TokenImages:
+        """The images of the first n tokens."""
+        positions, last = (None if a is None else a[..., :n] for a in (self.positions, self.last))
+        spans = tuple(span for span in self.spans if span[1] <= n)
+        return replace(self, rows=self.rows[:n], spans=spans, positions=positions, last=last)
+
+    def end(self, n_tokens: int) -> int:
+        """Tokens of the longest beginning whose tokens without the last fit into a window of
+        `n_tokens` and divide no image."""
+        end = min(len(self.rows), n_tokens + 1)
+        for start, stop in reversed(self.spans):
+            if start < end <= stop:
+                end = start
+        return end
+
+
+PlacedImages = tuple[int, TokenImages]  # first token of a sequence in its window, and its images
+
+
+class _Kept(NamedTuple):
+    """A tile: its size, the place of its pixels in their file, and its rows."""
+
+    height: int
+    width: int
+    at: int
+    first: int
+    n_rows: int
+
+
+class RunImages:
+    """The images of one run, equal ones once. Row 0 is that of text."""
+
+    def __init__(
+        self,
+        vision: VisionInput,
+        n_embd: int,
+        define: Callable[[Session], VisionEncoder],
+        *,
+        shared: bool = False,
+        folder: str | Path | None = None,
+    ) -> None:
+        """`define`: the encoder on a session; `shared`: it is there for others, too, else its weights
+        are deleted when all is encoded. `folder`: of the temporary files; None: the system's."""
+        self.vision = vision
+        self._n_embd, self._define, self._shared = n_embd, define, shared
+        self._pixels, self._rows = self._file(folder), self._file(folder)
+        self._kept: dict[bytes, _Kept] = {}
+        self._n_rows = 1
+        self._n_pixels = 0  # bytes
+
+    def _file(self, folder: str | Path | None) -> IO[bytes]:
+        """A temporary file, for as long as this object lives."""
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        weakref.finalize(self, file.close)
+        return file
+
+    @property
+    def n_tiles(self) -> int:
+        return len(self._kept)
+
+    @property
+    def _depth(self) -> int:
+        """Vectors of a row: of the embedding, and of each deepstack layer."""
+        return 1 + len(self.vision.params.deepstack)
+
+    def add(self, tile: Tile) -> int:
+        """The first row of a tile, which is kept if it is new. OSError: the disk is full."""
+        kept = self._kept.get(tile.key)
+        if kept is None:
+            height, width, _ = tile.pixels.shape
+            self._pixels.seek(self._n_pixels)
+            self._pixels.write(tile.pixels.tobytes())
+            self._kept[tile.key] = kept = _Kept(height, width, self._n_pixels, self._n_rows, tile.n_rows)
+            self._n_pixels += tile.pixels.nbytes
+            self._n_rows += tile.n_rows
+        return kept.first
+
+    # -- encoding
+
+    def encode(self, session: Session, arena: str = "") -> Iterator[float | int]:
+        """Encode all tiles: yields before each part of a device run its seconds (a float, 0: unknown),
+        and after each tile the number of those that are done."""
+        encoder = self._define(session)
+        size, plan = (0, 0), None
+        for done, kept in enumerate(sorted(self._kept.values()), 1):
+            if plan is None or size != kept[:2]:
+                size = kept[:2]
+                plan = session.plan(partial(_graph, encoder, *size), arena)
+            self._pixels.seek(kept.at)
+            pixels = np.frombuffer(self._pixels.read(3 * size[0] * size[1]), np.uint8).reshape(*size, 3)
+            *places, kinds = encoder.row_places(*size)
+            feeds = {**encoder.feeds([pixels]), "image.kinds": kinds.astype(np.int32)}
+            if isinstance(plan, PreemptiblePlan):
+                yield from plan.parts(feeds)
+                values = plan.results()
+            else:
+                values = plan.run(feeds)
+            rows = np.zeros((kept.n_rows, self._depth, self._n_embd), np.float32)
+            rows[places[0]] = np.stack(values[: self._depth], 1)
+            if len(kinds):
+                rows[places[1], 0] = values[-1]
+            self._rows.seek(kept.first * rows[0].nbytes)
+            self._rows.write(rows.tobytes())
+            yield done
+        if not self._shared:
+            session.delete([t.name for t in (*encoder.w.tensors.values(), *encoder.constants.values())])
+
+    def largest(self, session: Session) -> list[Tensor]:
+        """Graph of the largest tile."""
+        kept = max(self._kept.values(), key=lambda kept: kept.height * kept.width)
+        return _graph(self._define(session), kept.height, kept.width)
+
+    # -- training steps
+
+    def added(self, rows: Sequences) -> Sequences:
+        """Inputs of sequences with images among their tokens."""
+        n = rows.tokens.shape[0]
+        pools = [feed(f"image.rows.{i}", (n, self._n_embd)) for i in range(self._depth)]
+        images = ImageRows.inputs(pools, mrope=self.vision.mrope)
+        bounds = None if self.vision.params.causal else feed("image.bounds", (2, n), "i32")
+        return replace(rows, images=images, bounds=bounds)
+
+    def feeds(self, windows: Sequence[Sequence[PlacedImages]], pos: Array, start: Array) -> dict[str, Array]:
+        """Values of the inputs of `added`. pos and start (windows, T): as of `Sequences`."""
+        rows, places = np.zeros_like(pos), np.tile(pos, (4, 1, 1))
+        last = np.tile(np.arange(pos.shape[1], dtype=np.int32), (len(pos), 1))
+        for i, placed in enumerate(windows):
+            for at, images in placed:
+                n = len(images.rows)
+                rows[i, at : at + n] = images.rows
+                if images.positions is not None:
+                    places[:, i, at : at + n] = images.positions
+                if images.last is not None:
+                    last[i, at : at + n] = at + np.minimum(images.last, n - 1)
+        values = self._read(rows.reshape(-1))
+        feeds: dict[str, Array] = {f"image.rows.{i}": values[i] for i in range(self._depth)}
+        feeds["image.is_text"] = (rows.reshape(-1) == 0).astype(np.float32)
+        feeds["image.positions"] = places.reshape(4, -1)
+        feeds["image.bounds"] = np.stack([start.reshape(-1), last.reshape(-1)])
+        return feeds
+
+    def _read(self, numbers: Array) -> Array:
+        """Rows by number, (vectors of a row, T, n_embd); zero for text."""
+        values = np.zeros((self._depth, len(numbers), self._n_embd), np.float32)
+        nbytes = 4 * self._depth * self._n_embd
+        ends = np.flatnonzero((np.diff(numbers) != 1) | (numbers[:-1] == 0)) + 1
+        for where in np.split(np.arange(len(numbers)), ends):
+            if len(where) and numbers[where[0]]:
+                self._rows.seek(int(numbers[where[0]]) * nbytes)
+                block = np.frombuffer(self._rows.read(len(where) * nbytes), np.float32)
+                values[:, where] = block.reshape(len(where), self._depth, self._n_embd).swapaxes(0, 1)
+        return values
+
+
+def _graph(encoder: VisionEncoder, height: int, width: int) -> list[Tensor]:
+    """Rows of one tile: those of patches, then those beside them."""
+    rows = encoder.rows(1, height, width)
+    if n := len(encoder.row_places(height, width)[1]):
+        rows.append(encoder.extra_rows(feed("image.kinds", (n,), "i32")))
+    return rows
+
+
+def projector_images(
+    text: GGUFFile,
+    h: Hparams,
+    tokenizer: Tokenizer,
+    projector: str | Path,
+    *,
+    tokens: tuple[int, int] = (0, 0),
+    folder: str | Path | None = None,
+) -> RunImages:
+    """Images by a projector file of their own for a text model. `tokens`: least and most of an image
+    of any size, 0: the projector's; `folder`: see RunImages. ModelFileError or OSError says what is
+    wrong with the file."""
+    gguf = GGUFFile.open(projector)
+    params = params_for(text, h, gguf, tokens, SERVED_UBATCH)
+    vision = VisionInput(params, tokenizer, mrope=bool(h.mrope))
+    return RunImages(
+        vision, h.n_embd, lambda session: VisionEncoder.define(session, gguf, params, h.n_embd), folder=folder
+    )
