@@ -20,6 +20,7 @@ class Command:
     summary: str
     table: str = "logitless.cli.flags.options"
     code: str = ""  # the module, where it is not named like the command
+    first: str = ""  # the flag that a first word without a name stands for
     word: str = ""  # the flag that a first word without a flag belongs to
 
     @property
@@ -45,7 +46,14 @@ _TRAINING = "logitless.cli.flags.options_training"
 
 COMMANDS = (
     Command("serve", "[-m FILE] [flags]", "Serve a model over HTTP, with OpenAI's and llama-server's API."),
-    Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal."),
+    Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal.", code="text.generate"),
+    Command(
+        "batch",
+        "FILE -m MODEL -o FILE [flags]",
+        "Answer the requests of a file (OpenAI's batch lines).",
+        code="text.batch",
+        first="--file",
+    ),
     Command(
         "bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits.", code="benchmark.bench"
     ),
@@ -102,7 +110,9 @@ COMMANDS = (
         word="--config",
     ),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
-    Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
+    Command(
+        "tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids.", code="text.tokenize"
+    ),
     Command("completion", "bash|zsh|fish", "Print a shell's completion script, to be sourced."),
     Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
 )

@@ -74,6 +74,8 @@ def _dispatch(words: list[str]) -> int:
 
         print(completion.script(words, COMMANDS))
         return 0
+    if command.first and words and not words[0].startswith("-"):
+        words.insert(0, command.first)
     groups = command.groups
     if {*_HELP} & {*words}:
         from logitless.cli.flags import help

@@ -122,6 +122,12 @@ class NotSupported(RequestError):
     code, type = 501, "not_supported_error"
 
 
+class GaveWay(RequestError):
+    """503: a request of a batch left its slot to another request; it is to be asked again."""
+
+    code, type = 503, "gave_way_error"
+
+
 class Unavailable(RequestError):
     """503: the server cannot do this now; try again later."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
@@ -12,6 +12,7 @@ from logitless.models.vision.prompt_images import PromptImages
 
 Lora = tuple[tuple[int, float], ...]
 StopType = Literal["eos", "limit", "word"]
+BATCH_PRIORITY: Final = 1 << 31  # of requests that give way to all others; no client can ask for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ class CompletionRequest:
     preserved: frozenset[int] = frozenset()
     background: bool = False  # of training: computed in the time that users leave (Scheduler.step_background)
     images: PromptImages | None = None  # tiles in the prompt, whose tokens there are negative
+
+    @property
+    def gives_way(self) -> bool:
+        """True for a request of a batch or of training: it leaves its slot when another request waits."""
+        return self.priority >= BATCH_PRIORITY
 
     @property
     def text_ids(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from logitless.engine.async_engine import AsyncEngine
 from logitless.server.api import anthropic, generate, info, vertex
+from logitless.server.api.batches.runner import BATCHES, BatchRunner
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.llamacpp import lora, slots, text
 from logitless.server.api.openai import embeddings, responses
@@ -110,6 +111,16 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("POST", "/api/push", "ollama.models.not_here"),
     ("POST", "/v1/score", "score.score"),
     ("DELETE", "/v1/models/{id:.+}", "openai.fine_tuning.delete_model"),
+    ("GET", "/v1/batches", "batches.openai.batches"),
+    ("POST", "/v1/batches", "batches.openai.create"),
+    ("GET", "/v1/batches/{id}", "batches.openai.batch"),
+    ("POST", "/v1/batches/{id}/cancel", "batches.openai.cancel"),
+    ("GET", "/v1/messages/batches", "batches.messages.batches"),
+    ("POST", "/v1/messages/batches", "batches.messages.create"),
+    ("GET", "/v1/messages/batches/{id}", "batches.messages.batch"),
+    ("DELETE", "/v1/messages/batches/{id}", "batches.messages.delete"),
+    ("POST", "/v1/messages/batches/{id}/cancel", "batches.messages.cancel"),
+    ("GET", "/v1/messages/batches/{id}/results", "batches.messages.results"),
     ("GET", "/v1/files", "openai.files.files"),
     ("POST", "/v1/files", "openai.files.upload"),
     ("GET", "/v1/files/{id}", "openai.files.file"),
@@ -137,6 +148,8 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     app = Guard(config, context.keys, PUBLIC).application()
     app[CONTEXT] = context
     app[LISTENERS], app[SILENCE] = service.listeners, min(config.timeout, STRIDE_SECONDS)
+    app[BATCHES] = batches = BatchRunner(service, config)
+    app.cleanup_ctx.append(batches.live)
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():
         app.router.add_get(prefix + path, handler)

@@ -18,6 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from logitless.server.api.context import error_response
+from logitless.server.clients import LOCAL_CLIENT, Client
 from logitless.server.listen import LONGEST_URL, LongURL
 
 Message = MutableMapping[str, Any]
@@ -82,11 +83,35 @@ class ASGIApp:
         await self._runner.setup()
 
 
+async def call(server: web.Server, path: str, body: bytes, client: Client, request_id: str) -> tuple[int, bytes]:
+    """(status, body) of the answer to a POST of JSON, in this process and for this client, without a connection."""
+    head, pieces, arrived = 0, bytearray(), [True]
+
+    async def receive() -> Message:
+        if arrived:
+            arrived.clear()
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.get_running_loop().create_future()  # it never leaves
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal head
+        head = message.get("status", head)
+        pieces.extend(message.get("body", b""))
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    headers += [(b"content-length", str(len(body)).encode()), (b"x-request-id", request_id.encode())]
+    scope = {"method": "POST", "path": path, "headers": headers, LOCAL_CLIENT: client}
+    await _Exchange(server, scope, receive, send).run()
+    return head, bytes(pieces)
+
+
 class _Connection(asyncio.Transport):
     """The host's connection as handlers see it: its addresses, and `abort`."""
 
     def __init__(self, scope: Message, abort: Callable[[], object]) -> None:
         names = {"peername": scope.get("client"), "sockname": _address(scope.get("server"))}
+        names[LOCAL_CLIENT] = scope.get(LOCAL_CLIENT)
         super().__init__({**names, "sslcontext": scope.get("scheme") == "https" or None})
         self._abort, self._closing = abort, False
 

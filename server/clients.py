@@ -20,6 +20,7 @@ class Client:
     sees_all: bool = True  # there is nobody else, or it is the admin
     is_admin: bool = True  # it has the admin key, or there are no keys at all
     salt: str = ""  # owner of its cached prefixes; "": they are shared with everybody
+    batch: bool = False  # its requests are of a batch, and give way to all others
 
     def may_see(self, row: Mapping[str, Any]) -> bool:
         """True for items that this key made, and for items made without keys."""
@@ -49,3 +50,4 @@ class Client:
 
 
 CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)  # set by the guard
+LOCAL_CLIENT = "logitless.client"  # name of a transport's extra information: the client of a request of this process

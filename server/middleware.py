@@ -13,7 +13,7 @@ from logitless.server.api.context import api_key, error_response, is_anthropics
 from logitless.server.auth import Keys, owner_of, same
 from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.bodies.unpack import RAW_BODIES
-from logitless.server.clients import CLIENT, Client
+from logitless.server.clients import CLIENT, LOCAL_CLIENT, Client
 from logitless.server.config import ServerConfig
 from logitless.server.observing.record import CLIENT_LEFT, RECORD, REQUEST_ID, Record
 from logitless.server.observing.traffic import TRAFFIC, Traffic
@@ -127,6 +127,9 @@ class Guard:
     def _client(self, request: web.Request, path: str) -> Client:
         """The client by its key. Unauthorized, Forbidden: it needs another one."""
         config, keys = self._config, self._keys
+        local = request.transport.get_extra_info(LOCAL_CLIENT) if request.transport is not None else None
+        if isinstance(local, Client):  # a request of this process
+            return local
         writes = config.admin_api_key and path.startswith(ADMIN_PATHS) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
         given = api_key(request)

@@ -514,6 +514,35 @@ GENERATE = (
     MODEL_KEYS,
     PLACE,
 )
+BATCH = (
+    Group(
+        "Batch",
+        (
+            MODEL,
+            *DOWNLOADS,
+            Flag("-f --file", "the requests: lines of JSON, as OpenAI's batches have them", file_name, None, "FILE"),
+            Flag("-o --output", "the answers; what is there is not asked again", file_name, None, "FILE", common=True),
+            Flag(
+                "-n --predict --n-predict",
+                "most tokens of an answer whose request does not say; -1: until the end",
+                whole(-1),
+                -1,
+                env="LLAMA_ARG_N_PREDICT",
+            ),
+            VERBOSE,
+            *LONG,
+        ),
+    ),
+    CONTEXT,
+    Group(CACHE.title, tuple(f for f in CACHE.flags if f.dest != "slot_save_path")),
+    Group("Embeddings", model_flags("embedding pooling rerank")),
+    Group(IMAGES.title, PROJECTOR),
+    SAMPLING,
+    LORA,
+    SPECULATION,
+    MODEL_KEYS,
+    PLACE,
+)
 BENCH = (
     Group(
         "Benchmark",

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitless.engine.errors import RequestError, Unavailable
-from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
+from logitless.engine.errors import GaveWay, RequestError
+from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed, Finished, Token
 from logitless.engine.sampling.params import SamplingParams
-from logitless.engine.scheduler.waiting_queue import BEHIND_USERS
 from logitless.engine.sequence import Sequence as Generation
 from logitless.models.adapters.stacked_lora import Choice
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
@@ -79,7 +78,7 @@ class Rollouts:
                         n_done += 1
                     elif isinstance(event, Failed):
                         del running[seq]
-                        if event.code != Unavailable.code:  # else a user has its slot now
+                        if event.code != GaveWay.code:  # else another request has its slot now
                             raise TrainingError(f"an answer could not be sampled: {event.message}")
                         waiting.appendleft(i)
                 yield Slice(time.perf_counter() - began) if running else NOTHING_TO_DO
@@ -109,7 +108,7 @@ class Rollouts:
             sampling,
             n_predict=max_tokens,
             cache_salt=f"{self._name}/{version}",  # prefixes of other weights are none of these
-            priority=BEHIND_USERS,
+            priority=BATCH_PRIORITY + 1,
             background=True,
         )
 

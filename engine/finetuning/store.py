@@ -40,6 +40,9 @@ create table if not exists events (seq integer primary key autoincrement, id tex
 create index if not exists events_of_job on events (job, seq);
 create table if not exists checkpoints (seq integer primary key autoincrement, id text unique, job text, step integer,
     data text not null, unique (job, step));
+create table if not exists batches (id text primary key, data text not null, seq integer unique);
+create table if not exists batch_lines (batch text, line integer, answered integer, data blob not null,
+    primary key (batch, line)) without rowid;
 """
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -266,13 +269,13 @@ class Store:
                 file.write(content)
             return self.keep_file(part, filename, purpose, owner)
 
-    def keep_file(self, part: Path, filename: str, purpose: str, owner: str = "") -> Row:
+    def keep_file(self, part: Path, filename: str, purpose: str, owner: str = "", *, id: str = "") -> Row:
         """Store the file at an `incoming` path; it is flushed to disk before its row is written.
 
-        `owner`: who may see it; "": everybody.
+        `owner`: who may see it; "": everybody. `id`: of its own; a file of this id is replaced.
         """
         row: Row = {
-            "id": new_id("file"),
+            "id": id or new_id("file"),
             "object": "file",
             "bytes": part.stat().st_size,
             "created_at": int(time.time()),
@@ -291,6 +294,45 @@ class Store:
             path.unlink()
             raise
         return row
+
+    # -- lines of batches: answers that never change
+
+    def add_lines(self, batch: str, lines: Iterable[tuple[int, bool, bytes]]) -> None:
+        """Keep answers as (line, True if it is no error, text), all or none; a line that is there stays."""
+        rows = [(batch, line, answered, text) for line, answered, text in lines]
+
+        def run() -> None:
+            self._db.execute("pragma synchronous = full")
+            self._db.execute("begin immediate")
+            try:
+                self._db.executemany("insert or ignore into batch_lines values (?, ?, ?, ?)", rows)
+                self._db.execute("commit")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+
+        self._do(run)
+
+    def lines_done(self, batch: str) -> set[int]:
+        """Numbers of the lines that have an answer."""
+        return {line for (line,) in self._run("select line from batch_lines where batch = ?", batch)}
+
+    def count_lines(self, batch: str) -> tuple[int, int]:
+        """Lines with an answer, and lines with an error."""
+        sql = "select coalesce(sum(answered), 0), coalesce(sum(1 - answered), 0) from batch_lines where batch = ?"
+        ((n_answered, n_failed),) = self._run(sql, batch)
+        return n_answered, n_failed
+
+    def lines(self, batch: str, answered: Collection[bool]) -> Iterator[bytes]:
+        """Texts of the lines of these kinds, in order."""
+        last = -1
+        sql = "select line, answered, data from batch_lines where batch = ? and line > ? order by line limit 1000"
+        while records := self._run(sql, batch, last):
+            yield from (data for _, kind, data in records if bool(kind) in answered)
+            last = records[-1][0]
+
+    def forget_lines(self, batch: str) -> None:
+        self._delete("delete from batch_lines where batch = ?", batch)
 
     # -- events and checkpoints: append-only rows
 

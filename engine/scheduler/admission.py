@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logitless.engine.batch import BLOCK_SIZE
-from logitless.engine.errors import Unavailable
+from logitless.engine.errors import GaveWay
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.cache_reuse import reuse_chunks
 from logitless.engine.kv_cache.context_shift import swap_in
@@ -42,7 +42,7 @@ class Admission:
 
     def admit(self, events: Events) -> None:
         """Give slots to queued requests, then blocks to sequences that have none."""
-        if self.running.n_background:
+        if self.queue.n_urgent:
             self._make_way(events)
         while len(self.queue) and (free := self._free_slots()):
             seq = self.queue.take(self.running.seqs, {-1, *free})
@@ -57,16 +57,20 @@ class Admission:
             is_first = False
 
     def _make_way(self, events: Events) -> None:
-        """End sequences of training, the last ones first, where users wait for their slots."""
-        waiting = [seq.request.id_slot for seq in self.queue if not seq.request.background]
+        """End requests that give way where others wait for their slots: training's first, then those with
+        the fewest tokens."""
+        leaving = [seq for seq in reversed(self.running.seqs) if seq.request.gives_way]
+        if not leaving:
+            return
+        waiting = [seq.request.id_slot for seq in self.queue if not seq.request.gives_way]
         n_missing = len(waiting) - len(self._free_slots())
-        for seq in reversed(self.running.of_step(background=True)):
+        for seq in sorted(leaving, key=lambda seq: (not seq.request.background, seq.n_generated)):
             assert seq.slot is not None
             if n_missing <= 0 and seq.slot.id not in waiting:
                 continue
             n_missing -= 1
             self.running.leave(seq)
-            events.append((seq, Failed(Unavailable.code, Unavailable.type, "a user's request has its slot")))
+            events.append((seq, Failed(GaveWay.code, GaveWay.type, "another request has taken the slot")))
 
     def _free_slots(self) -> dict[int, Slot]:
         slots = self.running.slots

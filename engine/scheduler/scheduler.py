@@ -159,7 +159,8 @@ class Scheduler:
         if request.n_cache_reuse and not self.engine.moves_cells:
             windows = "; with sliding windows it takes --swa-full" if self.engine.window_kv is not None else ""
             raise InvalidRequest(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
-        self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
+        n_held = sum(not seq.request.gives_way for seq in self.running)
+        self.queue.check(request, client, len(self.slots) - n_held, len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         stops = (*request.stop, request.turn_end) if request.turn_end else request.stop
         stop_filter = StopFilter(

@@ -7,11 +7,10 @@ from collections import Counter, deque
 from collections.abc import Iterator, Set
 
 from logitless.engine.errors import TooManyRequests, Unavailable
-from logitless.engine.requests import CompletionRequest
+from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest
 from logitless.engine.sequence import Sequence
 
 Line = tuple[int, str]  # (priority, client)
-BEHIND_USERS = 1 << 24  # priority of requests that wait for all others
 REMEMBERED = 1000  # clients whose last turn is kept
 
 
@@ -21,7 +20,7 @@ class WaitingQueue:
     The priority whose oldest request has the smallest rank comes first; then the client with the
     fewest slots; then the client whose last turn is longest ago; of one client the oldest request.
     `max_requests` and `max_tokens` (of prompts) bound the requests beyond the free slots; -1: no
-    bound.
+    bound. Requests of batches do not count: they give way.
     """
 
     def __init__(self, max_requests: int = -1, max_tokens: int = -1) -> None:
@@ -41,8 +40,10 @@ class WaitingQueue:
 
     def check(self, request: CompletionRequest, client: str, n_free: int, n_seats: int) -> None:
         """Raise 429 or 503 if one more request would be too many: by the client's own requests, or
-        others'."""
-        n_waiting = len(self) + 1 - n_free
+        others'. `n_free`: slots that are free or held by requests that give way."""
+        if request.gives_way:
+            return
+        n_waiting = self.n_urgent + 1 - n_free
         if n_waiting <= 0:
             return
         if 0 <= self.max_requests < n_waiting:
@@ -56,16 +57,21 @@ class WaitingQueue:
         error.retry_after = min(600, max(1, math.ceil(self._seconds * n_waiting / n_seats)))
         raise error
 
+    @property
+    def n_urgent(self) -> int:
+        """Waiting requests to which those of batches give way."""
+        return sum(len(line) for (priority, _), line in self._lines.items() if priority < BATCH_PRIORITY)
+
     def push(self, seq: Sequence) -> None:
         """Append a request to its queue."""
         self._lines.setdefault(_line(seq), deque()).append(seq)
-        self.n_tokens += seq.n_prompt
+        self.n_tokens += 0 if seq.request.gives_way else seq.n_prompt
 
     def remove(self, seq: Sequence) -> None:
         """Remove a request that was cancelled or got a slot."""
         line = self._lines[_line(seq)]
         line.remove(seq)
-        self.n_tokens -= seq.n_prompt
+        self.n_tokens -= 0 if seq.request.gives_way else seq.n_prompt
         if not line:
             del self._lines[_line(seq)]
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.kv_cache.slot_actions import tokens_of
-from logitless.engine.requests import Event, Failed, Finished, Progress, Token
+from logitless.engine.requests import BATCH_PRIORITY, Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
 from logitless.engine.stream import Stream
 from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response
@@ -112,6 +112,8 @@ async def _submit(request: web.Request, context: Context, job: Job, reply: Reply
     await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.options.best_of]])
     client, shared = request[CLIENT], context.config.cache_shared
     requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in job.requests]
+    if client.batch:
+        requests = [replace(r, priority=BATCH_PRIORITY) for r in requests]
     return await context.service.submit(requests, user_of(request, job))
 
 

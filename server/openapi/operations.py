@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from logitless.server.api.batches.batch import BatchBody, MessageBatchBody
 from logitless.server.api.generate import ControlBody
 from logitless.server.api.llamacpp.resume import LookupBody
 from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
@@ -17,6 +18,7 @@ from logitless.server.api.openai.files import UploadForm
 from logitless.server.api.vertex import PredictBody
 from logitless.server.protocol.answers import (
     anthropic,
+    batches,
     errors,
     fine_tuning,
     generation,
@@ -85,6 +87,7 @@ RESPONSE_EVENTS = [
 ]
 RERANKED = [vectors.Ranking, list[vectors.TeiRankedDocument]]
 _ID, _JOBS = "/v1/models/{id}", "/v1/fine_tuning/jobs"
+_BATCHES, _MESSAGE_BATCHES = "/v1/batches", "/v1/messages/batches"
 _ORDER: dict[str, Any] = {"order": Literal["asc", "desc"]}
 _PAGE: dict[str, Any] = {"limit": Annotated[int, Meta(ge=1, le=10_000)], "after": str}
 _FROM: dict[str, Any] = {"from": Annotated[int, Meta(ge=0)]}
@@ -374,6 +377,42 @@ OPERATIONS: tuple[Operation, ...] = (
         (ScoreBody,),
         vectors.Scores,
         example={"input": ["a text to score"]},
+    ),
+    _get(_BATCHES, "batches", "The batches", answer=fine_tuning.Page[batches.Batch], query=_PAGE),
+    _post(
+        _BATCHES,
+        "batches",
+        "Answer the requests of a file",
+        (BatchBody,),
+        batches.Batch,
+        example={"input_file_id": "file-1", "endpoint": "/v1/completions"},
+    ),
+    _get(_BATCHES + "/{id}", "batches", "One batch", answer=batches.Batch),
+    _post(_BATCHES + "/{id}/cancel", "batches", "End a batch", answer=batches.Batch),
+    _get(
+        _MESSAGE_BATCHES,
+        ANTHROPIC,
+        "The message batches",
+        answer=batches.MessageBatchPage,
+        query={"limit": Annotated[int, Meta(ge=1, le=1000)], "after_id": str, "before_id": str},
+    ),
+    _post(
+        _MESSAGE_BATCHES,
+        ANTHROPIC,
+        "Answer many messages",
+        (MessageBatchBody,),
+        batches.MessageBatch,
+        example={"requests": [{"custom_id": "a", "params": {"messages": _SAID, "max_tokens": 8}}]},
+    ),
+    _get(_MESSAGE_BATCHES + "/{id}", ANTHROPIC, "One message batch", answer=batches.MessageBatch),
+    _delete(_MESSAGE_BATCHES + "/{id}", ANTHROPIC, "Delete an ended message batch", answer=batches.DeletedBatch),
+    _post(_MESSAGE_BATCHES + "/{id}/cancel", ANTHROPIC, "End a message batch", answer=batches.MessageBatch),
+    _get(
+        _MESSAGE_BATCHES + "/{id}/results",
+        ANTHROPIC,
+        "A line for each request",
+        answer=str,
+        media="application/x-jsonl",
     ),
     _get(
         "/v1/files",

@@ -27,14 +27,16 @@ from logitless.server.workers import check, compute, to_thread
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
-FINE_TUNE = "fine-tune"
+FINE_TUNE, BATCH = "fine-tune", "batch"
+PURPOSES = (FINE_TUNE, BATCH, *IMAGE_PURPOSES)
+OPEN = frozenset(("validating", "in_progress", "finalizing", "cancelling"))  # statuses of batches
 S = TypeVar("S", bound=Struct)
 
 
 class UploadForm(Struct, frozen=True, kw_only=True):
     """POST /v1/files, a multipart form."""
 
-    purpose: Annotated[str, Param("its use: training data or images", choices=(FINE_TUNE, *IMAGE_PURPOSES))]
+    purpose: Annotated[str, Param("its use: training data, requests of a batch, or images", choices=PURPOSES)]
     file: Annotated[bytes, Param("the file")]
 
 
@@ -50,8 +52,8 @@ async def upload(request: web.Request) -> web.Response:
             raise unkept("the file cannot be kept", error) from None
         except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
             raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
-        if purpose not in (FINE_TUNE, *IMAGE_PURPOSES):
-            raise InvalidRequest(f"field 'purpose': must be one of {', '.join((FINE_TUNE, *IMAGE_PURPOSES))}")
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
         if filename is None:
             raise InvalidRequest("field 'file': is required")
         name = filename
@@ -149,6 +151,9 @@ async def delete(request: web.Request) -> web.Response:
         in_use = row["id"] in (job["training_file"], job["validation_file"])
         if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
             raise InvalidRequest(f"the file {row['id']} is in use by {job['id']}")
+    for batch in store.all("batches"):
+        if row["id"] == batch["input_file_id"] and batch["status"] in OPEN:
+            raise InvalidRequest(f"the file {row['id']} is in use by {batch['id']}")
 
     def remove() -> None:
         try:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import RequestError, TooManyRequests, Unavailable
-from logitless.engine.requests import Failed
+from logitless.engine.requests import BATCH_PRIORITY, Failed
 from logitless.engine.scheduler.prefill_budget import shares
 from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.engine.sequence import Sequence
@@ -48,6 +48,38 @@ def test_a_late_one_of_less_priority_has_the_pages() -> None:
     assert bench.scheduler.stats.preemptions > 0
     for seq in (*early, late):
         assert bench.answers[seq].outcome() == oracle(seq.request, 96)
+
+
+def test_requests_of_batches_give_way() -> None:
+    """They leave their slots when others come, those with the fewest tokens first."""
+    bench = Bench(n_slots=2)
+    batch = [bench.submit(prompt(5, i), n_predict=20, ignore_eos=True, priority=BATCH_PRIORITY) for i in range(3)]
+    bench.step(4)
+    assert [seq.slot is not None for seq in batch] == [True, True, False]
+    early = bench.submit(prompt(5, 9), n_predict=20, ignore_eos=True)
+    bench.step()
+    assert [seq.done for seq in batch] == [False, True, False]
+    assert early.slot is not None
+    event = bench.answers[batch[1]].events[-1]
+    assert isinstance(event, Failed)
+    assert (event.code, event.type) == (503, "gave_way_error")
+    more = [bench.submit(prompt(5, 10 + i), n_predict=20, ignore_eos=True) for i in range(3)]
+    while not bench.scheduler.idle:
+        bench.step()
+    for seq in (early, *more, batch[2]):
+        assert bench.answers[seq].outcome() == oracle(seq.request, 1024)
+    assert isinstance(bench.answers[batch[0]].events[-1], Failed)
+    assert bench.scheduler.queue.n_tokens == 0
+
+
+def test_requests_of_batches_fill_no_queue() -> None:
+    bench = Bench(n_slots=1, queue_requests=0)
+    for i in range(3):
+        bench.submit(prompt(5, i), n_predict=9, ignore_eos=True, priority=BATCH_PRIORITY)
+    bench.step(2)
+    bench.submit(prompt(5, 8), n_predict=9)  # the slot counts as free
+    with pytest.raises(Unavailable):
+        bench.submit(prompt(5, 9), n_predict=9, client="b")
 
 
 def test_nobody_waits_for_ever_behind_a_better_priority() -> None:

@@ -1,0 +1,1 @@
+"""Commands that read and write texts: generate, tokenize, batch."""

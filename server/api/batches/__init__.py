@@ -1,0 +1,1 @@
+"""Batches: requests in files, answered with the lowest priority, in OpenAI's and Anthropic's API."""
