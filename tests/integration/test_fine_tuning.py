@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said_at_the_door(
         with pytest.raises(openai.BadRequestError, match=told):
             api.files.create(file=("bad.jsonl", content), purpose="fine-tune")
     with pytest.raises(openai.BadRequestError, match="'purpose'"):
-        api.files.create(file=("a.jsonl", b'{"text": "a"}'), purpose="batch")
+        api.files.create(file=("a.jsonl", b'{"text": "a"}'), purpose="evals")
     with pytest.raises(openai.PermissionDeniedError, match="admin key"):
         upload(user)
     with pytest.raises(openai.AuthenticationError):

@@ -114,7 +114,7 @@ class BatchRunner:
         if served.tuning is None:
             return
         try:
-            rows = await to_thread(partial(self.store.all, "batches"))
+            rows = await self._service.ask(lambda _: self.store.all("batches"), wakes=False)
         except OSError as error:
             log.error("the batches cannot be read: %s", error)
             return
