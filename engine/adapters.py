@@ -140,6 +140,14 @@ class Adapters:
         weights = ((self._weight_sets.digest(choice.weights), 1.0),) if choice.weights else ()
         return (*weights, *self._bank.digests(choice.mix))
 
+    def label(self, choice: Choice) -> str:
+        """Name of a choice for people: "name", or "name:0.5+other" with scales."""
+        names = {(e.whole, e.handle): e.name or Path(e.path).stem for e in self.entries if e.handle}
+        parts = [names.get((True, choice.weights), "?")] if choice.weights else []
+        for handle, scale in choice.mix:
+            parts.append(names.get((False, handle), "?") + (f":{scale:g}" if scale != 1 else ""))
+        return "+".join(parts)
+
     def choice_of(self, names: AdapterNames) -> Choice:
         """Load the adapters with these digests.
 

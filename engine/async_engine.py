@@ -27,6 +27,7 @@ from logitless.models.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.worker import FineTuningWorker
+    from logitless.engine.kv_events.publisher import KVEventPublisher
     from logitless.engine.runner.embedder import F32, Embedder
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
@@ -57,6 +58,7 @@ class LoadedModel:
     embedder: Embedder | None = None
     sleep: Sleep | None = None
     vision: VisionInput | None = None
+    kv_events: KVEventPublisher | None = None
 
     def embed(
         self,
@@ -364,6 +366,8 @@ class AsyncEngine:
                     slicer.stepped(time.perf_counter() - began)
             if background is not None:
                 background.close()
+            if served.kv_events is not None:
+                served.kv_events.close()
         except BaseException as error:
             log.debug("the engine thread ended", exc_info=True)
             ended_by = error

@@ -38,6 +38,9 @@ class Options(TypedDict, total=False):
     context_shift: bool
     cache_reuse: int
     sleep_idle_seconds: int
+    kv_events_endpoint: str
+    kv_events_replay_endpoint: str
+    kv_events_topic: str
     queue_requests: int
     queue_tokens: int
     slot_prompt_similarity: float

@@ -269,6 +269,7 @@ SERVING = Group(
         ),
         Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
         *model_flags("sleep_idle_seconds"),
+        *model_flags("kv_events_endpoint kv_events_replay_endpoint kv_events_topic"),
         Flag(
             "-a --alias",
             "names of the model, separated by commas",

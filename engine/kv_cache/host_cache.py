@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -45,7 +46,7 @@ class HostCache:
     same bits as a recomputed one.
     """
 
-    __slots__ = ("_blocks", "limit", "n_restored", "n_saved", "nbytes")
+    __slots__ = ("_blocks", "limit", "n_restored", "n_saved", "nbytes", "on_drop")
 
     def __init__(self, limit: int | None) -> None:
         """`limit`: bytes; None: unlimited."""
@@ -53,6 +54,7 @@ class HostCache:
         self.nbytes = 0
         self.n_saved = 0
         self.n_restored = 0
+        self.on_drop: Callable[[bytes], None] | None = None  # called when a block has left
         # (bit mask of slots, bytes)
         self._blocks: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()
 
@@ -83,8 +85,9 @@ class HostCache:
         self.nbytes += data.nbytes
         self.n_saved += 1
         while self.limit is not None and self.nbytes > self.limit:
-            _, (_, oldest) = self._blocks.popitem(last=False)
-            self.nbytes -= oldest.nbytes
+            oldest, (_, old) = self._blocks.popitem(last=False)
+            self.nbytes -= old.nbytes
+            self._dropped(oldest)
 
     def get(self, key: bytes, owners: int) -> Bytes | None:
         """Bytes of a block, or None. They stay cached, for the device may evict the block again."""
@@ -92,8 +95,11 @@ class HostCache:
 
     def clear(self) -> None:
         """Drop everything: another device computes other bits."""
+        keys = list(self._blocks)
         self._blocks.clear()
         self.nbytes = 0
+        for key in keys:
+            self._dropped(key)
 
     def forget(self, owner: int) -> None:
         """Drop blocks that only this slot's sequences have used."""
@@ -103,3 +109,8 @@ class HostCache:
             else:
                 del self._blocks[key]
                 self.nbytes -= data.nbytes
+                self._dropped(key)
+
+    def _dropped(self, key: bytes) -> None:
+        if self.on_drop is not None:
+            self.on_drop(key)

@@ -206,6 +206,17 @@ class KVCacheManager:
         if self.host is not None and self.keep_idle and n > 0:
             self.offload.save_ahead(list(islice(self.prefixes.idle, n)), request_waits)
 
+    def clear(self) -> None:
+        """Drop everything cached: the device has lost its memory, and another computes other bits.
+
+        No sequence may have blocks.
+        """
+        self.prefixes.clear()
+        if self.host is not None:
+            self.host.clear()
+        if self.prefixes.listener is not None:
+            self.prefixes.listener.cleared()
+
     def sleep(self) -> None:
         """Offload all cached blocks before the device frees its memory.
 

@@ -79,6 +79,8 @@ class Offload:
         if not self.host.add_owners(node.key, node.owners):
             with suppress(MemoryError, OSError):
                 self.host.put(node.key, node.owners, self.store.read(node.block))
+                if self.prefixes.listener is not None and node.key in self.host:
+                    self.prefixes.listener.saved(node)
 
     def save_ahead(self, nodes: Iterable[Node], request_waits: Callable[[], bool]) -> None:
         """Offload blocks before they are evicted.

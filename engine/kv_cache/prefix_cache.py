@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from logitless.engine.batch import BLOCK_SIZE
@@ -100,6 +100,25 @@ class PartialBlock(NamedTuple):
     window_block: int | None  # its block in the sliding-window KV group, if that is separate
 
 
+class CacheListener(Protocol):
+    """Listener of what a prefix cache and its host memory have (engine/kv_events/block_events.py)."""
+
+    def rooted(self, root: Node, choice: Hashable, salt: str, /) -> None:
+        """A root of prefixes is new."""
+
+    def stored(self, node: Node, /) -> None:
+        """A block is cached."""
+
+    def removed(self, node: Node, /) -> None:
+        """A block is cached no longer."""
+
+    def saved(self, node: Node, /) -> None:
+        """A block has a copy in host memory."""
+
+    def cleared(self) -> None:
+        """Everything is lost."""
+
+
 class PrefixCache:
     """Radix tree over the block pool. The tree holds one reference to each of its blocks.
 
@@ -121,6 +140,7 @@ class PrefixCache:
         self.on_forget: Callable[[Node], None] | None = None  # called when content leaves the cache
         # called before a cached block is evicted
         self.on_evict: Callable[[Node], None] | None = None
+        self.listener: CacheListener | None = None
         self._node_of: list[Node | None] = [None] * pool.n_blocks
 
     @property
@@ -136,6 +156,8 @@ class PrefixCache:
         root = self._roots.get(name)
         if root is None:
             root = self._roots[name] = Node(None, (), -1, blake2b(repr(name).encode(), digest_size=16).digest())
+            if self.listener is not None:
+                self.listener.rooted(root, choice, salt)
         return root
 
     @property
@@ -282,6 +304,8 @@ class PrefixCache:
         parent.children[tokens] = node
         self._node_of[block] = node
         self.pool.share(block)
+        if self.listener is not None:
+            self.listener.stored(node)
         return node
 
     def _remove(self, node: Node) -> None:
@@ -292,6 +316,8 @@ class PrefixCache:
     def _detach(self, node: Node) -> None:
         if self.on_forget is not None:
             self.on_forget(node)
+        if self.listener is not None:
+            self.listener.removed(node)
         if node.parent is not None:
             del node.parent.children[node.tokens]
         self._node_of[node.block] = None

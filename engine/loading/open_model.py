@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ from logitless.models.vision.params import read_params
 from logitless.models.vision.vision_input import VisionInput
 
 if TYPE_CHECKING:
+    from logitless.engine.adapters import Adapters
+    from logitless.engine.kv_events.publisher import KVEventPublisher
     from logitless.training.graders.grade import Surroundings
 
 log = logging.getLogger("logitless.loading")
@@ -58,6 +61,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
     ModelFileError the part of a file that cannot be used.
     """
     options = options or ModelOptions()
+    _check_kv_events(options)
     overrides = metadata_overrides(options)
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
         h = generating_hparams(gguf, path) if generates else hparams_of(gguf)
@@ -144,12 +148,14 @@ class OpenModel:
         name: str = "",
         names: Collection[str] | None = None,
         around: Callable[[], Surroundings] | None = None,
+        port: int = 0,
     ) -> LoadedModel:
         """Bring the weights to the devices and make all that requests need.
 
         `store`: files and fine-tuning jobs, of the model called `name`; with `names`, only jobs
-        of these names. `around`: the means of the jobs' graders. MemoryError and
-        DeviceError say why it cannot be loaded.
+        of these names. `around`: the means of the jobs' graders. `port`: the
+        server's, for the topic of KV events. MemoryError, DeviceError and OptionConflict say why
+        it cannot be loaded.
         """
         from logitless.backends.registry import prefetch_kernels
 
@@ -185,6 +191,7 @@ class OpenModel:
                 around=around,
                 vision=vision,
             )
+        events = self._kv_events(scheduler, adapters, name or self.path.stem, port)
         return LoadedModel(
             scheduler,
             self.tokenizer,
@@ -196,7 +203,36 @@ class OpenModel:
             embedder=engine.embedder,
             sleep=sleep,
             vision=vision,
+            kv_events=events,
         )
+
+    def _kv_events(
+        self, scheduler: Scheduler, adapters: Adapters | None, name: str, port: int
+    ) -> KVEventPublisher | None:
+        """The publisher of the cache's events; None: nobody asked for it."""
+        if not self.options.kv_events_endpoint:
+            return None
+        from logitless.engine.kv_events.block_events import BlockEvents
+        from logitless.engine.kv_events.publisher import KVEventPublisher, default_topic
+
+        o = self.options
+        topic = o.kv_events_topic or default_topic(name, port)
+        try:
+            publisher = KVEventPublisher(o.kv_events_endpoint, topic, o.kv_events_replay_endpoint)
+        except ValueError as error:
+            raise OptionConflict(str(error)) from None
+        label = None if adapters is None else lambda choice: (adapters.names(choice), adapters.label(choice))
+        BlockEvents(publisher.publish, label).attach(scheduler.cache)
+        return publisher
+
+
+def _check_kv_events(options: ModelOptions) -> None:
+    """Raise OptionConflict for options of KV events that go nowhere."""
+    for name in ("replay_endpoint", "topic"):
+        if getattr(options, f"kv_events_{name}") and not options.kv_events_endpoint:
+            raise OptionConflict(f"--kv-events-{name.replace('_', '-')}: needs --kv-events-endpoint")
+    if options.kv_events_endpoint and find_spec("zmq") is None:
+        raise OptionConflict("--kv-events-endpoint: needs pyzmq: pip install 'logitless[kv-events]'")
 
 
 def vision_input(engine: ModelRunner, words: Tokenizer) -> VisionInput | None:

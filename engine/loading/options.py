@@ -25,6 +25,7 @@ from logitless.engine.loading.values import (
     tensor_rules,
     text,
     whole,
+    zmq_endpoint,
 )
 
 KV_TYPES = ("f32", "f16", "q8_0")
@@ -236,6 +237,29 @@ class ModelOptions:
         "seconds without work after which the model leaves memory; the next request loads it again; -1: never",
         whole(1, or_minus_one="never"),
         env="LLAMA_ARG_SLEEP_IDLE_SECONDS",
+    )
+
+    kv_events_endpoint: str = _option(
+        "--kv-events-endpoint",
+        "",
+        "publish which KV blocks are cached, as vLLM does: tcp://*:PORT listens, tcp://HOST:PORT connects (ZMQ; "
+        "extra kv-events); subscribers read the tokens of all prompts",
+        zmq_endpoint,
+        "ADDRESS",
+    )
+    kv_events_replay_endpoint: str = _option(
+        "--kv-events-replay-endpoint",
+        "",
+        "repeat past batches of KV events here to subscribers that have missed some",
+        zmq_endpoint,
+        "ADDRESS",
+    )
+    kv_events_topic: str = _option(
+        "--kv-events-topic",
+        "",
+        "topic of KV events (default: kv@IP:PORT@MODEL, where IP is $POD_IP or this machine's)",
+        text,
+        "TOPIC",
     )
 
     # Requests

@@ -47,6 +47,13 @@ def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]
     return convert
 
 
+def zmq_endpoint(text: str) -> str:
+    """An address of ZMQ: tcp://HOST:PORT, ipc://PATH or inproc://NAME."""
+    if not re.fullmatch(r"tcp://\S+:(\d+|\*)|(ipc|inproc)://\S+", text):
+        raise ValueError("is not tcp://HOST:PORT or ipc://PATH")
+    return text
+
+
 @dataclass(frozen=True)
 class Choice:
     """One of the allowed words, in any case."""

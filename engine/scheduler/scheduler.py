@@ -328,9 +328,7 @@ class Scheduler:
         for seq in list(self.running):
             self._running.leave(seq)
             events.append((seq, Failed(500, "server_error", f"the device was lost: {error}")))
-        self.cache.prefixes.clear()
-        if self.cache.host is not None:
-            self.cache.host.clear()
+        self.cache.clear()
         for slot in self.slots:
             slot.cached = []
 
