@@ -30,7 +30,7 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
     if "token_embd.weight" in changes and "output.weight" not in base.tensors:
         raise ModelFileError(base.path, "the embedding is the output matrix too, and its adapter is for the one only")
     for name in changes:
-        if requantized_type(base.tensors[name].dtype) not in DTYPES:
+        if _writable(base.tensors[name].dtype) not in DTYPES:
             raise ModelFileError(
                 base.path, f"tensor '{name}' has type {base.tensors[name].dtype}, which is not written"
             )
@@ -39,7 +39,7 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
         for name, info in base.tensors.items():
             raw, dtype = base.bytes_of(name), info.dtype
             if name in changes:
-                dtype = requantized_type(dtype)
+                dtype = _writable(dtype)
                 raw = quantize(_changed(dequantized(info, raw), name, changes[name]), dtype)
             if dtype == "f32":
                 yield name, Data(raw.view(np.float32), info.shape)
@@ -48,6 +48,10 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
 
     write_gguf(path, h.arch, copied_keys(base.metadata), tensors())
     return list(changes)
+
+
+def _writable(dtype: str) -> str:
+    return dtype if dtype in DTYPES else requantized_type(dtype)
 
 
 def _changed(w: F32, name: str, changes: list[tuple[Pair, float]]) -> F32:

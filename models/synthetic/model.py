@@ -139,7 +139,7 @@ def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[RandomTensor
 
 def _file_type(dtype: str) -> LlamaFileType:
     name = dtype.upper()
-    if name in ("Q4_K", "Q5_K"):
+    if name in ("Q3_K", "Q4_K", "Q5_K"):
         name += "_M"  # llama.cpp's meaning of the short name
     if name == "MXFP4":
         name += "_MOE"  # the only kind of such a file that it knows

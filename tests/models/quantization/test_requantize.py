@@ -88,8 +88,11 @@ def test_iq4_xs_scales_beyond_f16() -> None:
         requantize(blocks.reshape(-1), "iq4_xs")
 
 
-@pytest.mark.parametrize("dtype", ["q2_k", "iq1_m", "iq4_xs", "tq2_0", "iq4_nl", "mxfp4"])
-def test_merged_matrices_get_the_type_that_they_are_held_as(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "merged_as"),
+    [(t, t) for t in ("q2_k", "iq4_xs", "iq4_nl", "mxfp4")] + [("iq1_m", "q6_k"), ("tq2_0", "q4_0")],
+)
+def test_merged_matrices_keep_their_type_or_get_that_of_the_graph(dtype: str, merged_as: str, tmp_path: Path) -> None:
     spec = Spec(n_embd=256, n_ff=256, dtype=dtype)
     write(base_path := tmp_path / "base.gguf", spec)
     with GGUFFile.open(base_path) as base:
@@ -101,11 +104,11 @@ def test_merged_matrices_get_the_type_that_they_are_held_as(dtype: str, tmp_path
         expected = dequantized(base.tensors[name], base.bytes_of(name)) + 0.25 * pair.b @ pair.a
         untouched = base.bytes_of(other).tobytes()
     with GGUFFile.open(tmp_path / "merged.gguf") as merged:
-        assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (requantized_type(dtype), dtype)
+        assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (merged_as, dtype)
         assert merged.bytes_of(other).tobytes() == untouched
         found = dequantized(merged.tensors[name], merged.bytes_of(name))
     greatest = np.abs(expected).max()
-    levels = {"q8_0": 127, "q6_k": 31, "q4_0": 7, "iq4_nl": 7, "mxfp4": 4}[requantized_type(dtype)]
+    levels = {"q2_k": 1.5, "q6_k": 31, "q4_0": 7, "iq4_nl": 7, "iq4_xs": 7, "mxfp4": 4}[merged_as]
     assert np.abs(found - expected).max() < greatest / levels
 
 

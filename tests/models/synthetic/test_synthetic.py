@@ -18,6 +18,7 @@ from logitless.models.synthetic.vocabulary import SMALLEST, SPACE, vocabulary
 # relative RMS error on normal values; the larger of a type's own and what a simple encoder reaches
 ERRORS = {"f32": 0.0, "f16": 3e-4, "bf16": 2e-3, "q8_0": 0.007, "q6_k": 0.023, "q5_0": 0.05, "q5_1": 0.045}
 ERRORS |= {"q5_k": 0.045, "q4_0": 0.1, "q4_1": 0.09, "q4_k": 0.09, "iq4_nl": 0.085, "mxfp4": 0.13}
+ERRORS |= {"iq4_xs": 0.085, "q3_k": 0.17, "q2_k": 0.35}
 
 
 def dequantize(data: np.ndarray, dtype: str) -> np.ndarray:
@@ -183,7 +184,7 @@ def test_failures_leave_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for arguments, message in (
         (("2M", "Q8_0"), "unknown shape '2M'"),
-        (("tiny", "Q3_K"), "unknown type 'Q3_K'"),
+        (("tiny", "IQ1_S"), "unknown type 'IQ1_S'"),
         ((Shape(32, 1, 2, 1, 64, 353), "F32"), "too small"),
     ):
         with pytest.raises(ValueError, match=message):
