@@ -29,6 +29,10 @@ settings.load_profile("fixed")
 # Set before numpy is loaded, here and in the servers that tests start: its threads spin while
 # waiting, on cores that the other worker needs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# OpenCL and Vulkan devices of tests are this processor, by PoCL and lavapipe. Their compilers take
+# longer than the kernels that they optimise run here.
+os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 LONG = (  # files, longest first
     "test_ops.py",

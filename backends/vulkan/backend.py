@@ -34,14 +34,16 @@ class VulkanBackend(Backend):
     self_tested = True
 
     def __init__(self, name: str = "vulkan:0", *, validation: bool = False, mapped: bool = True) -> None:
-        devices, index = all_devices(validation), int(name.partition(":")[2] or 0)
+        index = int(name.partition(":")[2] or 0)
         self.name = f"vulkan:{index}"
-        if index >= len(devices):
-            raise DeviceError(f"device {self.name} is not available: this machine has vulkan:0 to {len(devices) - 1}")
-        if devices[index].missing:
-            raise DeviceError(
-                f"device {self.name} is not available: {devices[index].name} lacks {devices[index].missing}"
-            )
+        try:
+            devices = all_devices(validation)
+            if index >= len(devices):
+                raise DeviceError(f"this machine has vulkan:0 to {len(devices) - 1}")
+            if devices[index].missing:
+                raise DeviceError(f"{devices[index].name} lacks {devices[index].missing}")
+        except DeviceError as error:
+            raise DeviceError(f"device {self.name!r} is not available: {error}") from None
         self.device, self.memory_bytes = Device(devices[index], mapped=mapped), devices[index].memory_bytes
         self.pipelines = Pipelines(self.device)
         self.shape = autotune.class_of(devices[index])

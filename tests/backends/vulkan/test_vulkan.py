@@ -306,8 +306,20 @@ def test_absent_device_raises_device_error(open_device: Callable[[str], Backend]
     from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
-    with pytest.raises(DeviceError, match=r"vulkan:99 is not available: this machine has vulkan:0"):
+    with pytest.raises(DeviceError, match=r"^device 'vulkan:99' is not available: this machine has vulkan:0"):
         VulkanBackend("vulkan:99")
+
+
+def test_missing_vulkan_loader_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from logitless.backends.errors import DeviceError
+    from logitless.backends.vulkan import backend
+
+    def no_loader(validation: bool) -> list[object]:
+        raise DeviceError("Vulkan: no loader (libvulkan.so.1): install a GPU driver with Vulkan")
+
+    monkeypatch.setattr(backend, "all_devices", no_loader)
+    with pytest.raises(DeviceError, match=r"^device 'vulkan:99' is not available: Vulkan: no loader"):
+        backend.VulkanBackend("vulkan:99")
 
 
 def test_fused_quantisation_has_the_bits_of_its_own_launch(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
