@@ -93,8 +93,20 @@ COMMANDS = (
         "warm",
         "-m FILE [serve's flags of the model]",
         "Compile a model's kernels into the cache, for images of containers.",
+        code="machine.warm",
     ),
-    Command("devices", "[--json]", "List the devices of this machine and missing backends."),
+    Command(
+        "devices",
+        "[--json]",
+        "List the devices of this machine and missing backends.",
+        code="machine.devices",
+    ),
+    Command(
+        "doctor",
+        "[--json]",
+        "Report on this machine and installation: what is missing, what is slow and why.",
+        code="machine.doctor",
+    ),
     Command(
         "rpc-server",
         "[--port N] [--device NAME]",
@@ -109,10 +121,16 @@ COMMANDS = (
         "ray.deploy",
         word="--config",
     ),
-    Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
+    Command(
+        "selftest",
+        "[-m FILE] [flags]",
+        "Check every op of a device against its float64 reference.",
+        code="machine.selftest",
+    ),
     Command(
         "tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids.", code="text.tokenize"
     ),
+    Command("man", "", "Print the manual page, in the format of man."),
     Command("completion", "bash|zsh|fish", "Print a shell's completion script, to be sourced."),
     Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
 )

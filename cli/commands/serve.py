@@ -25,7 +25,7 @@ SWITCH = 0.0005  # seconds that the engine and HTTP threads wait for the GIL, wh
 
 def run(options: SimpleNamespace) -> int:
     if options.list_devices:
-        from logitless.cli.commands import devices
+        from logitless.cli.commands.machine import devices
 
         print(devices.as_text(devices.devices()))
         return 0

@@ -38,28 +38,30 @@ def of_command(usage: str, summary: str, groups: Sequence[Group], *, everything:
     for group in groups:
         flags = [f for f in group.flags if f in page]
         if flags:
-            parts.append(f"{group.title}:\n" + table((_names(f), _explanation(f)) for f in flags))
+            parts.append(f"{group.title}:\n" + table((names(f), explanation(f)) for f in flags))
     if len(page) < len(working):
         return "\n\n".join([*parts, f"--help-all shows {len(working) - len(page)} more flags."])
     for status, title in (
         (IGNORED, "Accepted for compatibility, without effect:"),
         (LATER, "Flags of llama-server that are refused (not supported yet):"),
     ):
-        names = [n for g in groups for f in g.flags if f.status == status for n in (*f.all_names, *f.off_names)]
-        if names:
-            listing = textwrap.fill(" ".join(names), width() - 2, break_on_hyphens=False, break_long_words=False)
+        of_status = [n for g in groups for f in g.flags if f.status == status for n in (*f.all_names, *f.off_names)]
+        if of_status:
+            listing = textwrap.fill(" ".join(of_status), width() - 2, break_on_hyphens=False, break_long_words=False)
             parts.append(f"{title}\n" + textwrap.indent(listing, "  "))
     return "\n\n".join(parts)
 
 
-def _names(f: Flag) -> str:
-    names = ", ".join((*f.all_names, *f.off_names))
+def names(f: Flag) -> str:
+    """A flag's names and the name of its value: `-c, --ctx-size N`."""
+    text = ", ".join((*f.all_names, *f.off_names))
     if not f.takes_value:
-        return names
-    return f"{names} [{f.metavar}]" if f.optional else f"{names} {f.metavar}"
+        return text
+    return f"{text} [{f.metavar}]" if f.optional else f"{text} {f.metavar}"
 
 
-def _explanation(f: Flag) -> str:
+def explanation(f: Flag) -> str:
+    """A flag's meaning, default and environment variable."""
     notes = []
     if f.off_names and f.default is not None:
         notes.append(f"default: {'on' if f.default else 'off'}")

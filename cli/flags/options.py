@@ -621,6 +621,16 @@ WARM = (
     PLACE,
 )
 DEVICES = (Group("Devices", (JSON, *GENERAL)),)
+DOCTOR = (
+    Group(
+        "Doctor",
+        (
+            Flag("--measure", "measure the speed of memory and processor", default=True, off="--no-measure"),
+            JSON,
+            *GENERAL,
+        ),
+    ),
+)
 SELFTEST = (
     Group(
         "Self-test",
@@ -653,6 +663,7 @@ TOKENIZE = (
     ),
 )
 COMPLETION = (Group("Completion", GENERAL),)
+MAN = (Group("Manual page", GENERAL),)
 SYNTH = (
     Group(
         "Synthetic model",

@@ -17,7 +17,7 @@ from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.autotune import Choice, known, measure
 from logitless.backends.vulkan.coop_matrix import F32, I8, I32, Entry, Matrices, choose
 from logitless.backends.vulkan.instance import DeviceInfo
-from logitless.cli.commands.devices import as_text, vulkan_devices
+from logitless.cli.commands.machine.devices import as_text, vulkan_devices
 from logitless.graph.backend import Location
 from logitless.graph.tensor import Tensor
 

@@ -1,0 +1,1 @@
+"""Commands about this machine: its devices, their kernels, and its state."""
