@@ -94,6 +94,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", "/v1/responses/{id}", "openai.responses.response"),
     ("DELETE", "/v1/responses/{id}", "openai.responses.forget"),
     ("GET", "/v1/responses/{id}/input_items", "openai.responses.input_items"),
+    ("GET", "/tokenizer_info", "llamacpp.text.tokenizer_info"),
     ("GET", "/api/tags", "ollama.models.tags"),
     ("GET", "/api/ps", "ollama.models.ps"),
     ("GET", "/api/version", "ollama.models.version"),

@@ -13,7 +13,7 @@ from logitless.server.api.batches.batch import BatchBody, MessageBatchBody
 from logitless.server.api.generate import ControlBody
 from logitless.server.api.llamacpp.resume import LookupBody
 from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
-from logitless.server.api.llamacpp.text import DetokenizeBody, TokenizeBody
+from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
 from logitless.server.api.openai.files import UploadForm
 from logitless.server.api.vertex import PredictBody
 from logitless.server.protocol.answers import (
@@ -176,8 +176,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "/tokenize",
         NATIVE,
         "Tokenize a text",
-        (TokenizeBody,),
-        [llamacpp.TokenIds, llamacpp.TokenPieces],
+        (TokenizeBody, CountBody),
+        [llamacpp.TokenIds, llamacpp.TokenPieces, llamacpp.TokenizedPrompt],
         example={"content": "Hello", "with_pieces": True},
     ),
     _post(
@@ -188,6 +188,7 @@ OPERATIONS: tuple[Operation, ...] = (
         llamacpp.DetokenizedText,
         example={"tokens": [5, 6]},
     ),
+    _get("/tokenizer_info", NATIVE, "Special tokens and chat template", answer=llamacpp.TokenizerInfo),
     _post(
         "/apply-template",
         NATIVE,

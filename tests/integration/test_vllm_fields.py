@@ -306,3 +306,27 @@ def test_company_changes_nothing(server: Any) -> None:
     alone = [complete(server, **fields) for fields in asked]
     with ThreadPoolExecutor(5) as pool:
         assert list(pool.map(lambda fields: complete(server, **fields), asked)) == alone
+
+
+def test_remote_tokenizer_of_lm_eval_is_served(server: Any) -> None:
+    """The calls that lm-eval's RemoteTokenizer makes, and the fields that it reads."""
+    info = server.get("/tokenizer_info")
+    assert (info["bos_token"], info["eos_token"], info["vocab_size"]) == ("<s>", "</s>", 512)
+    assert "<|im_start|>" in info["chat_template"]
+    ids = server.post("/tokenize", {"prompt": PROMPT, "add_special_tokens": False})["tokens"]
+    assert ids == server.post("/tokenize", {"content": PROMPT})["tokens"]
+    assert server.post("/detokenize", {"tokens": ids})["prompt"].strip() == PROMPT
+    assert server.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False})["tokens"] == [2]
+
+
+def test_tokenize_counts_a_prompt_and_a_chat_as_vllm_does(server: Any) -> None:
+    answer = server.post("/tokenize", {"prompt": PROMPT, "return_token_strs": True})
+    assert answer["tokens"][0] == 1 and answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == 256  # -c 1024 in four slots
+    assert "".join(answer["token_strs"][1:]).strip() == PROMPT
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    text = server.post("/apply-template", chat)["prompt"]
+    counted = server.post("/tokenize", chat)
+    assert counted["tokens"] == server.post("/tokenize", {"content": text})["tokens"]
+    assert counted["token_strs"] is None
+    assert "field 'prompt'" in refusal(server, "/tokenize", {"prompt": 3})

@@ -236,7 +236,7 @@ async def test_tokenize_and_back():
         text = "<s>hello ü"
         status, body = await server.post("/tokenize", {"content": text})
         assert (status, body) == (200, {"tokens": [256, 258, 32, 195, 188]})
-        assert await server.post("/detokenize", body) == (200, {"content": text})
+        assert await server.post("/detokenize", body) == (200, {"content": text, "prompt": text})
         _, body = await server.post("/tokenize", {"content": text, "with_pieces": True, "add_special": True})
         assert body["tokens"][0] == {"id": 256, "piece": "<s>"}
         assert body["tokens"][-1] == {"id": 188, "piece": [188]}

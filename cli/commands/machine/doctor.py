@@ -139,7 +139,9 @@ def _processor() -> Iterator[Finding]:
         )
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor == "powersave" and not _read("/sys/devices/system/cpu/intel_pstate/status"):
-        yield Finding("processor", "note", "the frequency governor is powersave", "cpupower frequency-set -g performance")
+        yield Finding(
+            "processor", "note", "the frequency governor is powersave", "cpupower frequency-set -g performance"
+        )
 
 
 def _load() -> Iterator[Finding]:

@@ -1,4 +1,8 @@
-"""Text endpoints: tokenize, detokenize, apply-template. They need no device."""
+"""Text endpoints: tokenize, detokenize, apply-template, tokenizer_info. They need no device.
+
+/tokenize and /detokenize have llama-server's fields, and vLLM's (`prompt` or `messages`), which
+lm-eval's remote tokenizer sends.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from msgspec import Struct
 from logitless.engine.errors import TooLarge
 from logitless.engine.sampling.params import Param
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.protocol.answers.llamacpp import (
     DetokenizedText,
     RenderedPrompt,
     TokenIds,
+    TokenizedPrompt,
+    TokenizerInfo,
     TokenPiece,
     TokenPieces,
 )
@@ -39,6 +45,16 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     with_pieces: Annotated[bool, Param("show each token's text, or its bytes where they are no text")] = False
 
 
+class CountBody(Struct, frozen=True, kw_only=True):
+    """POST /tokenize, with vLLM's fields. With `messages` it also has the fields of a chat."""
+
+    prompt: Annotated[str | None, Param("a text")] = None
+    add_special_tokens: Annotated[
+        bool | None, Param("add BOS and EOS as the vocabulary defines; default: to a prompt, not to a chat")
+    ] = None
+    return_token_strs: Annotated[bool, Param("show the tokens' texts")] = False
+
+
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
     """POST /detokenize."""
 
@@ -53,6 +69,8 @@ async def tokenize(request: web.Request) -> web.Response:
     most = max(MAX_TEXT, context.served.info.n_ctx * CHARACTERS_PER_TOKEN)
 
     def reply(body: dict[str, Any]) -> web.Response:
+        if "content" not in body and ("prompt" in body or "messages" in body):
+            return json_response(_count(body, context, parser, most))
         asked = read(TokenizeBody, body)
         parts = asked.content if isinstance(asked.content, list) else [asked.content]
         images = None
@@ -90,6 +108,45 @@ def _with_images(
     return [max(id, -1) for id in parser.multimodal(content, "content", add_special=add_special).ids]
 
 
+def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: int) -> TokenizedPrompt:
+    """Tokens of vLLM's `prompt`, or of its `messages`."""
+    asked, served = read(CountBody, body), context.served
+    is_chat = asked.prompt is None
+    text = as_text("prompt", asked.prompt) if not is_chat else render_chat(body, parser, served.template).text
+    if len(text) > most:
+        raise TooLarge(f"field '{'messages' if is_chat else 'prompt'}': a text has at most {most} characters here")
+    special = not is_chat if asked.add_special_tokens is None else asked.add_special_tokens
+    ids: list[int] = []
+    for some in served.tokenizer.encode_parts(text, add_special=special, parse_special=True):
+        check()
+        ids += some
+    texts = [served.tokenizer.piece(id).decode("utf-8", "replace") for id in ids] if asked.return_token_strs else None
+    return TokenizedPrompt(len(ids), served.info.n_ctx, ids, texts)
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """GET /tokenizer_info, as vLLM has it."""
+    served = request.app[CONTEXT].served
+    tokenizer = served.tokenizer
+
+    def text(id: int | None) -> str | None:
+        return None if id is None else tokenizer.piece(id).decode("utf-8", "replace")
+
+    return json_response(
+        TokenizerInfo(
+            tokenizer_class=type(tokenizer).__name__,
+            vocab_size=tokenizer.n_vocab,
+            model_max_length=served.info.n_ctx,
+            bos_token=text(tokenizer.bos_id),
+            eos_token=text(tokenizer.eos_id),
+            pad_token=text(tokenizer.pad_id),
+            add_bos_token=tokenizer.add_bos,
+            add_eos_token=tokenizer.add_eos,
+            chat_template=served.template.source if served.template else None,
+        )
+    )
+
+
 async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize."""
     context = request.app[CONTEXT]
@@ -102,7 +159,8 @@ async def detokenize(request: web.Request) -> web.Response:
         if len(asked) > most:
             raise TooLarge(f"field 'tokens': at most {most} are taken here, got {len(asked)}")
         ids = [_token("tokens", id, tokenizer) for id in asked]
-        return json_response(DetokenizedText(tokenizer.pieces(ids).decode("utf-8", "replace")))
+        text = tokenizer.pieces(ids).decode("utf-8", "replace")
+        return json_response(DetokenizedText(text, text))
 
     return await context.parsed(request, reply)
 

@@ -43,10 +43,34 @@ class TokenPieces(Struct):
     tokens: list[TokenPiece]
 
 
+class TokenizedPrompt(Struct):
+    """Answer of /tokenize to vLLM's fields."""
+
+    count: int
+    max_model_len: Annotated[int, doc("the context, in tokens")]
+    tokens: list[int]
+    token_strs: Annotated[list[str] | None, doc("the tokens' texts, with `return_token_strs`")] = None
+
+
 class DetokenizedText(Struct):
     """Answer of /detokenize."""
 
     content: str
+    prompt: Annotated[str, doc("the same text, as vLLM names it")]
+
+
+class TokenizerInfo(Struct):
+    """Answer of /tokenizer_info: what a client needs to tokenize and to render chats by itself."""
+
+    tokenizer_class: Annotated[str, doc("logitless's class of this kind of vocabulary")]
+    vocab_size: int
+    model_max_length: Annotated[int, doc("the context, in tokens")]
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    add_bos_token: bool
+    add_eos_token: bool
+    chat_template: str | None
 
 
 class RenderedPrompt(Struct):
