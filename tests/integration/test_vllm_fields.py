@@ -321,7 +321,8 @@ def test_remote_tokenizer_of_lm_eval_is_served(server: Any) -> None:
 
 def test_tokenize_counts_a_prompt_and_a_chat_as_vllm_does(server: Any) -> None:
     answer = server.post("/tokenize", {"prompt": PROMPT, "return_token_strs": True})
-    assert answer["tokens"][0] == 1 and answer["count"] == len(answer["tokens"])
+    assert answer["tokens"][0] == 1
+    assert answer["count"] == len(answer["tokens"])
     assert answer["max_model_len"] == 256  # -c 1024 in four slots
     assert "".join(answer["token_strs"][1:]).strip() == PROMPT
     chat = {"messages": [{"role": "user", "content": "Hi"}]}

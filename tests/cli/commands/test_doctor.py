@@ -33,7 +33,8 @@ def test_a_problem_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(doctor, "_is_there", lambda package: package != "numpy")
     assert main(["doctor", "--no-measure"]) == 1
     out = capsys.readouterr().out
-    assert "problem  packages   missing: numpy\n" in out and "→ pip install numpy" in out
+    assert "problem  packages   missing: numpy\n" in out
+    assert "→ pip install numpy" in out
     assert out.rstrip().endswith("1 problem")
 
 
@@ -41,7 +42,8 @@ def test_variant_that_the_processor_lacks_is_a_problem(monkeypatch: pytest.Monke
     monkeypatch.setattr(host, "isa", host.isa.__wrapped__)
     monkeypatch.setenv("LOGITLESS_ISA", "abacus")
     (finding,) = findings("processor")
-    assert finding.level == "problem" and finding.text.startswith("LOGITLESS_ISA=abacus: this machine has ")
+    assert finding.level == "problem"
+    assert finding.text.startswith("LOGITLESS_ISA=abacus: this machine has ")
 
 
 def test_quota_of_the_control_group_suggests_fewer_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,8 @@ def test_quota_of_the_control_group_suggests_fewer_threads(monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "_read", lambda path: files.get(path, ""))
     monkeypatch.setattr(host, "cores", lambda: 8)
     (quota,) = (f for f in findings("processor") if "control group" in f.text)
-    assert quota.remedy == "-t 1" and "1.5 cores, but 8 threads" in quota.text
+    assert quota.remedy == "-t 1"
+    assert "1.5 cores, but 8 threads" in quota.text
     assert any(f.level == "note" and "huge pages" in f.text for f in findings("memory"))
 
 
@@ -58,17 +61,21 @@ def test_busy_processor_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not findings("load")
     monkeypatch.setattr("os.getloadavg", lambda: (3.0, 0.0, 0.0))
     (finding,) = findings("load")
-    assert "3.0 of" in finding.text and finding.level == "note"
+    assert "3.0 of" in finding.text
+    assert finding.level == "note"
 
 
 def test_cache_tells_its_folder_and_whether_it_has_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
     (cold,) = findings("cache")
-    assert cold.level == "note" and cold.text.startswith(str(tmp_path)) and cold.remedy == "logitless warm -m FILE"
+    assert cold.level == "note"
+    assert cold.text.startswith(str(tmp_path))
+    assert cold.remedy == "logitless warm -m FILE"
     (tmp_path / "cpu" / "0123").mkdir(parents=True)
     (tmp_path / "cpu" / "0123" / "kernel").write_bytes(b"x")
     (warm,) = findings("cache")
-    assert warm.level == "ok" and not warm.remedy
+    assert warm.level == "ok"
+    assert not warm.remedy
 
 
 def test_misspelt_variable_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
