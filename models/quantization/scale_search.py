@@ -110,11 +110,11 @@ def scale_and_minimum(
         sum_xq = total(product * x)
         sum_qq = total(np.multiply(product, q, out=product))
         determinant = sum_w * sum_qq - sum_q * sum_q
-        new_scale = (sum_w * sum_xq - sum_x * sum_q) / determinant
-        new_minimum = (sum_qq * sum_x - sum_q * sum_xq) / determinant
+        new_scale = np.divide(sum_w * sum_xq - sum_x * sum_q, determinant)
+        new_minimum = np.divide(sum_qq * sum_x - sum_q * sum_xq, determinant)
         positive = new_minimum > 0
         new_scale = np.where(positive, sum_xq / sum_qq, new_scale)
-        new_minimum = np.minimum(new_minimum, _ZERO)
+        new_minimum = np.where(positive, _ZERO, new_minimum)
         found = error(new_scale, new_minimum)
         better = (determinant > 0) & (found < best)
         chosen = np.where(better, inverse, chosen[0]), np.where(better, minimum, chosen[1])
