@@ -20,6 +20,7 @@ from logitless.server.api.generate import CONVERSATION
 from logitless.server.bodies.room import SMALL
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
 from logitless.server.observing.record import RECORD, REQUEST_ID
+from logitless.server.observing.tracing import TRACE
 
 log = logging.getLogger("logitless.router")
 _HOP = frozenset(
@@ -28,6 +29,7 @@ _HOP = frozenset(
         *("transfer-encoding", "upgrade", "host", "content-length", "expect"),
     )
 )
+_TRACE = ("traceparent", "tracestate")
 _OURS = frozenset(
     (
         *("authorization", *(name.lower() for name in KEY_HEADERS), "origin", "accept-encoding", "content-encoding"),
@@ -81,6 +83,8 @@ def passed_headers(request: web.Request) -> dict[str, str]:
     headers[CLIENT_ADDRESS] = request.remote or ""
     if RECORD in request:
         headers[REQUEST_ID] = request[RECORD].id
+    if (trace := request.get(TRACE)) is not None:  # the client's go on where this server traces nothing
+        headers = {name: value for name, value in headers.items() if name.lower() not in _TRACE} | trace.headers
     client: Client = request.get(CLIENT) or Client()
     return headers | client.headers()
 

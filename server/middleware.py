@@ -15,7 +15,8 @@ from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.clients import CLIENT, LOCAL_CLIENT, Client
 from logitless.server.config import ServerConfig
-from logitless.server.observing.record import CLIENT_LEFT, RECORD, REQUEST_ID, Record
+from logitless.server.observing import tracing
+from logitless.server.observing.record import CLIENT_LEFT, PROBES, RECORD, REQUEST_ID, Record
 from logitless.server.observing.traffic import TRAFFIC, Traffic
 from logitless.server.origins import Origins
 from logitless.server.slashes import Slashes, canonical
@@ -47,6 +48,10 @@ class Guard:
         app = web.Application(middlewares=[self.middleware], handler_args=RAW_BODIES)
         app[TRAFFIC] = Traffic(self._config.model if self._config.behind_router else "")
         app[BODIES] = Bodies(self._config.max_body, self._config.timeout)
+        traces = tracing.start()
+        if traces is not None:
+            app[tracing.TRACING] = traces
+            app.on_cleanup.append(traces.close)
         app.router.register_resource(Slashes(app.router))
         app.on_response_prepare.append(self.add_headers)
         return app
@@ -56,6 +61,8 @@ class Guard:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             record = request[RECORD] = Record(request, self._route(request))
+            if (traces := request.app.get(tracing.TRACING)) is not None and record.route not in PROBES:
+                record.trace = request[tracing.TRACE] = traces.begin(request, record)
             status = CLIENT_LEFT
             try:
                 response = await self._answer(request, handler)

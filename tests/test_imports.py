@@ -177,11 +177,13 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
         "huggingface-hub": "huggingface_hub",
         "pillow": "PIL",
         "pyzmq": "zmq",
+        "opentelemetry-sdk": "opentelemetry",
+        "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     }
     project = PYPROJECT["project"]
     required = [
         *project["dependencies"],
-        *(r for extra in ("plot", "data", "ray", "kv-events") for r in project["optional-dependencies"][extra]),
+        *(r for extra in ("plot", "data", "ray", "kv-events", "otel") for r in project["optional-dependencies"][extra]),
     ]
     declared = {requirement.split(">")[0].split("[")[0] for requirement in required}
     wanted = {import_names.get(name, name) for name in declared}

@@ -80,4 +80,5 @@ class Replica:
 
     async def close(self) -> None:
         """Unload the model, once the replica's requests have ended."""
-        await self._llm.close()
+        await self._app.close()
+        await self._llm.close()  # also if there was no request

@@ -29,6 +29,7 @@ from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 from logitless.server.observing.prompts import PromptFiles
 from logitless.server.observing.record import RECORD
+from logitless.server.observing.tracing import TRACE
 from logitless.server.outgoing.fetch import fetch_all
 from logitless.server.protocol.answers.errors import AnthropicError, Error, ErrorDetail, OllamaError
 from logitless.server.protocol.completions import RequestParser
@@ -133,7 +134,9 @@ class Context:
         client, bodies = client_of(request), request.app[BODIES]
         async with bodies.read(request, client) as raw:
             large = slow or len(raw) >= _LARGE or any(word in raw for word in _SLOW)
-            work = partial(parse, raw)
+            work: Callable[[], T] = partial(parse, raw)
+            if (trace := request.get(TRACE)) is not None:
+                work = trace.timing(work)
             try:
                 return await compute(work, client) if large else work()
             except Unfetched as stopped:

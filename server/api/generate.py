@@ -26,6 +26,7 @@ from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import RECORD
+from logitless.server.observing.tracing import TRACE
 from logitless.server.protocol.answers.llamacpp import Control
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
@@ -109,6 +110,9 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
 async def _submit(request: web.Request, context: Context, job: Job, reply: Reply) -> Stream:
     """Submit the job's requests for the client, with its cache salt."""
     request[RECORD].generates(reply.model, len(job.requests), job.options.best_of)
+    if (trace := request.get(TRACE)) is not None:
+        o = job.options
+        trace.generates(job.requests[0], reply, n=o.n, stream=o.stream, has_tools=o.style.calls is not None)
     await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.options.best_of]])
     client, shared = request[CLIENT], context.config.cache_shared
     requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in job.requests]

@@ -66,6 +66,7 @@ class Reply:
 
     content_type = "text/event-stream"  # of a stream
     id_prefix = ""
+    parse_seconds = 0.0  # of finding tool calls and reasoning in the answers
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
         self.options: ReplyOptions = job.options

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
@@ -19,7 +19,7 @@ REQUEST_ID: Final = "X-Request-Id"
 CLIENT_LEFT: Final = 499  # nginx's status of a request whose client closed the connection
 _ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_PATH = 200  # characters of a path in the log
-_PROBES = frozenset(("/health", "/v1/health", "/metrics"))  # logged with -v only, while they succeed
+PROBES = frozenset(("/health", "/v1/health", "/metrics"))  # logged with -v only, while they succeed, and never traced
 _REASONS: dict[StopType, str] = {"eos": "stop", "word": "stop", "limit": "length"}  # vLLM's words
 _PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
 
@@ -30,12 +30,22 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
+class Trace(Protocol):
+    """Trace of a request (tracing.RequestTrace)."""
+
+    def embeds(self, model: str, /) -> None: ...
+
+    def finished(self, index: int, event: Finished, /) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Record:
     """One request, from its arrival to the end of its answer."""
 
     __slots__ = (
         *("id", "method", "path", "route", "model", "began", "status", "seconds"),
-        *("ttft", "n_prompt", "n_cached", "n_generated", "reasons", "_n_running", "_n_alike"),
+        *("ttft", "n_prompt", "n_cached", "n_generated", "reasons", "_n_running", "_n_alike", "trace"),
     )
 
     def __init__(self, request: web.Request, route: str) -> None:
@@ -50,6 +60,7 @@ class Record:
         self.n_cached = self.n_generated = 0
         self.reasons: list[str] = []  # of the generations that ended: stop, length, error, abort
         self._n_running, self._n_alike = 0, 1
+        self.trace: Trace | None = None
 
     def generates(self, model: str, n: int, n_alike: int) -> None:
         """`n` generations begin; `n_alike` in a row have the same prompt, which counts once."""
@@ -59,6 +70,8 @@ class Record:
     def embeds(self, model: str, n_tokens: int) -> None:
         """Texts of so many tokens are evaluated."""
         self.model, self.n_prompt = model, n_tokens
+        if self.trace is not None:
+            self.trace.embeds(model)
 
     def answers(self) -> None:
         """The first token, or the first part of a passed-on stream, is there."""
@@ -74,6 +87,8 @@ class Record:
                 self._n_running -= 1
                 self.reasons.append(_REASONS[event.stop_type])
                 self.n_generated += event.n_predicted
+                if self.trace is not None:
+                    self.trace.finished(index, event)
                 if index % self._n_alike == 0:
                     self.n_prompt = (self.n_prompt or 0) + event.n_prompt
                     self.n_cached += event.n_cached
@@ -86,7 +101,9 @@ class Record:
         self.status, self.seconds = status, time.perf_counter() - self.began
         if self._n_running > 0:
             self.reasons.append("error" if status >= 500 else "abort")
-        quiet = self.route in _PROBES and status < 400
+        if self.trace is not None:
+            self.trace.end()
+        quiet = self.route in PROBES and status < 400
         level = logging.DEBUG if quiet else logging.INFO
         if log.isEnabledFor(level):
             fields = self._fields()

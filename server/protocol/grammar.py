@@ -14,6 +14,7 @@ from logitless.models.grammar import Grammar, GrammarError, in_regex
 from logitless.models.grammar.errors import NotEnforceable
 from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
+from logitless.server.observing.tracing import measured
 from logitless.server.protocol.fields import article, as_integer, as_text, bad_request
 from logitless.server.protocol.generation import FORMS, Generation
 
@@ -53,7 +54,8 @@ class Grammars:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        grammar = Grammar.compile(kind, source, self.tokenizer)
+        with measured("grammar"):
+            grammar = Grammar.compile(kind, source, self.tokenizer)
         with self._lock:
             self._kept[key] = grammar
             while len(self._kept) > _KEPT:

@@ -18,6 +18,7 @@ from logitless.ray.prefixes import Route
 from logitless.ray.replica import Replica
 from logitless.server.asgi import Message
 from tests.helpers.asgi_hosts import hosted
+from tests.helpers.otlp import collecting
 
 
 class Replicas:
@@ -72,6 +73,21 @@ async def fleet(
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "Speak."}], "max_tokens": 6, "temperature": 0, **fields}
+
+
+async def test_a_trace_goes_through_the_ingress(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        collecting(monkeypatch) as collector,
+        fleet() as (url, http, _),
+        http.post(f"{url}/v1/chat/completions", json=chat()) as reply,
+    ):
+        assert reply.status == 200
+    spans = {span["id"]: span for span in collector.spans}
+    (chat_span,) = [span for span in collector.spans if span["name"] == "chat demo"]
+    replica = spans[chat_span["parent"]]
+    ingress = spans[replica["parent"]]
+    assert replica["name"] == ingress["name"] == "POST /v1/chat/completions"
+    assert (ingress["parent"], len({span["trace"] for span in collector.spans})) == ("", 1)
 
 
 async def test_requests_of_one_model() -> None:

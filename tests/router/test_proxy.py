@@ -12,7 +12,11 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from logitless.router.proxy import ask, pass_back, stream_over
+from logitless.server.auth import Keys
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
+from logitless.server.config import ServerConfig
+from logitless.server.middleware import Guard
+from tests.helpers.otlp import collecting
 
 
 async def started(app: web.Application) -> tuple[web.AppRunner, int]:
@@ -97,3 +101,38 @@ async def test_a_client_cannot_speak_for_another() -> None:
                 assert answer.status == 200
     await runner.cleanup()
     assert seen == [(client, set()) for client in clients]
+
+
+@pytest.mark.parametrize("traces", [False, True])
+async def test_a_trace_goes_on_behind_the_router(monkeypatch: pytest.MonkeyPatch, traces: bool) -> None:
+    """As a part of the router's span; where the router has no traces, of the client's."""
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+    async def echo(request: web.Request) -> web.Response:
+        headers = [(name.lower(), value) for name, value in request.headers.items()]
+        return web.json_response([pair for pair in headers if pair[0].startswith("trace")])
+
+    async def pass_on(request: web.Request) -> web.StreamResponse:
+        async with await ask(session, request, child, "/props", b"") as answer:
+            return await pass_back(request, answer)
+
+    behind = web.Application()
+    behind.router.add_get("/props", echo)
+    child_runner, port = await started(behind)
+    child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
+    async with collecting(monkeypatch) as collector, aiohttp.ClientSession() as session:
+        if not traces:
+            monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+        config = ServerConfig()
+        front = Guard(config, Keys((), ""), frozenset()).application()
+        front.router.add_get("/props", pass_on)
+        runner, port = await started(front)
+        headers = {"TraceParent": f"00-{trace}-{span}-01", "TraceState": "vendor=1"}
+        async with session.get(f"http://127.0.0.1:{port}/props", headers=headers) as answer:
+            seen = await answer.json()
+        await runner.cleanup()
+    await child_runner.cleanup()
+    assert dict(seen).keys() == {"traceparent", "tracestate"}
+    assert len(seen) == 2
+    parent = collector.named("GET /props")["id"] if traces else span
+    assert dict(seen) == {"traceparent": f"00-{trace}-{parent}-01", "tracestate": "vendor=1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Answers:
     """The parsers of a job's answers: whole messages, or more deltas as more text comes."""
 
     def __init__(self, reply: Reply) -> None:
-        self._style = reply.options.style
+        self._reply, self._style = reply, reply.options.style
         self._shows_reasoning = reply.options.reasoning
         self._parsers = [Parser(self._style) for _ in reply.results]
         self._n_tokens = [0] * len(reply.results)
@@ -58,12 +59,13 @@ class Answers:
     def deltas(self, result: Result, text: str, *, last: bool) -> list[Delta]:
         """The deltas that one more token's text adds; with the last text, those of the end."""
         parser, i = self._parsers[result.number], result.number
-        thought = parser.thinking
+        thought, began = parser.thinking, time.perf_counter()
         deltas = parser.push(text)
         self._n_tokens[i] += not last
         if thought or parser.thinking:
             self._n_reasoning[i] = self._n_tokens[i]
         deltas = deltas + parser.finish() if last else deltas
+        self._reply.parse_seconds += time.perf_counter() - began
         return deltas if self._shows_reasoning else [delta for delta in deltas if not isinstance(delta, Reasoning)]
 
     @property
