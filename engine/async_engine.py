@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
 PAUSE = 0.2  # idle seconds before each warm-up task; none before the first request
-ALONE = 0.02  # seconds of training at a time while no request runs
+ALONE = 0.02  # seconds of training at a time while no request runs or comes
 RETRY = 5.0  # seconds between attempts of training to wake a model that cannot be loaded
 
 
@@ -354,7 +354,7 @@ class AsyncEngine:
                 left = ALONE if waiting else slicer.left
                 if background is not None and background.ready and left > 0:
                     if self._ready_for_training():
-                        background.run(left)
+                        background.run(left, self._inbox.__len__)
                     if not waiting:
                         slicer.ran(time.perf_counter() - began)
                 elif waiting and background is not None and background.pending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 REMEMBERED = 15  # steps whose median is the usual step time
@@ -22,8 +23,8 @@ class Background(Protocol):
     def pending(self) -> bool:
         """True if an off-thread task that needs the loaded model will make it ready."""
 
-    def run(self, seconds: float) -> None:
-        """Run for about so many seconds."""
+    def run(self, seconds: float, waits: Callable[[], object]) -> None:
+        """Run for about so many seconds, less when a request `waits`."""
 
     def close(self) -> None:
         """Save the state for a later resume; the engine thread ends."""

@@ -14,6 +14,7 @@ from logitless.errors import OptionError, public_errors
 from logitless.graph.execution.session import Session
 from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import METHODS, SUPERVISED, objective
+from logitless.training.methods.registry import learning_rate as rate_of
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import GradientHook
 from logitless.training.trainable import LoraOptions
@@ -108,7 +109,7 @@ class Trainer:
             n_threads = max(0, OPTIONS["threads"].check(threads))
             learner = objective(method, {"beta": beta, "gamma": gamma})
             if learning_rate is None:
-                learning_rate = 1e-3 if learner is None else 1e-4
+                learning_rate = rate_of(method)
             settings = Settings(
                 n_ctx=128 if ctx_size is None else ctx_size,
                 n_batch=batch_size,

@@ -95,7 +95,7 @@ OPTIMIZER = Group(
         ),
         Flag(
             "--adam-alpha",
-            "peak learning rate (default: 1e-3; of --method other than supervised 1e-4)",
+            "peak learning rate (default: 1e-3; to learn from preferences 1e-4)",
             number(1e-30, 1e3),
             None,
             "X",

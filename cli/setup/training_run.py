@@ -37,7 +37,7 @@ ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
 
 
 def settings(o: SimpleNamespace) -> Settings:
-    from logitless.training.methods.registry import SUPERVISED
+    from logitless.training.methods.registry import SUPERVISED, learning_rate
     from logitless.training.schedule import OptimizerSettings, Schedule
     from logitless.training.trainer import Settings
 
@@ -52,7 +52,7 @@ def settings(o: SimpleNamespace) -> Settings:
         lr_min, decay_epochs = o.learning_rate * 0.5**halvings, o.learning_rate_half * halvings
     elif o.learning_rate_halvings:
         raise UsageError("-lr-halvings limits -lr-half, which is not given")
-    peak = 1e-3 if getattr(o, "method", SUPERVISED) == SUPERVISED else 1e-4
+    peak = learning_rate(getattr(o, "method", SUPERVISED))
     schedule = Schedule(
         alpha=(peak if o.adam_alpha is None else o.adam_alpha) if old else o.learning_rate,
         kind="cosine" if old else "halving" if lr_min > 0 else "constant",

@@ -64,9 +64,10 @@ REINFORCED: dict[str, Any] = {  # hyperparameters that only this method has
 
 
 def base_rate(method: str, *, full: bool) -> float:
-    """Learning rate with a multiplier of 1. Supervised: llama-finetune's; preferences move a model
-    that can answer already, and need less."""
-    return (1e-5 if full else 1e-3) * (1.0 if method == "supervised" else 0.1)
+    """Learning rate with a multiplier of 1; all weights need less than an adapter."""
+    from logitless.training.methods.registry import learning_rate
+
+    return learning_rate(method) * (0.01 if full else 1.0)
 
 
 def resolved(

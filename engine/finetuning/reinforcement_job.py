@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from logitless.training.data.dataset_rows import DatasetRow
 
 N_SAMPLES, BATCH, MAX_COMPLETION = 8, 8, 256  # "auto": answers to a prompt, prompts of a step, tokens of an answer
+MIN_BATCHES = 64  # of a run with n_epochs "auto": a batch teaches little, and repeated prompts get new answers
 
 
 def resolved(asked: Mapping[str, Any], n: int, longest: int, n_ctx: int) -> Hyperparameters:
@@ -48,8 +49,8 @@ def resolved(asked: Mapping[str, Any], n: int, longest: int, n_ctx: int) -> Hype
     auto("n_samples", max(2, round(N_SAMPLES * values["compute_multiplier"])))
     auto("max_completion_tokens", max(1, min(MAX_COMPLETION, n_ctx - 1 - longest)))
     values["context_length"] = room_of(longest, values["max_completion_tokens"], n_ctx)
-    auto("n_epochs", epochs_of(n))
     auto("batch_size", min(n, BATCH))
+    auto("n_epochs", max(epochs_of(n), math.ceil(MIN_BATCHES / math.ceil(n / values["batch_size"]))))
     auto("learning_rate_multiplier", 1.0)
     n_steps = math.ceil(values["n_epochs"] * math.ceil(n / values["batch_size"])) * values["n_updates"]
     auto("warmup_steps", default_warmup(n_steps))

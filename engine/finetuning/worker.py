@@ -261,9 +261,9 @@ class FineTuningWorker:
 
     # -- engine thread
 
-    def run(self, seconds: float) -> None:
-        """Run parts of the job's device runs for about so many seconds, or serve its off-thread
-        task.
+    def run(self, seconds: float, waits: Callable[[], object] = lambda: False) -> None:
+        """Run parts of the job's device runs for about so many seconds, or until a part ends while
+        a request `waits`, or serve its off-thread task.
 
         Requests wait meanwhile, so it stops before a part that would exceed the time: a part's
         expected time is its last one, or that of the part before if unknown.
@@ -278,7 +278,7 @@ class FineTuningWorker:
             if self._task is None and self.ready and self._goes_on():
                 while (following := self._part()) is not None:
                     now = time.perf_counter()
-                    if now + (following or now - began) > until:
+                    if waits() or now + (following or now - began) > until:
                         break
                     began = now
         except Exception as error:

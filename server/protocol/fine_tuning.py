@@ -63,7 +63,7 @@ class ReinforcementHyperparametersBody(Struct, frozen=True, kw_only=True):
     n_epochs: Annotated[int, _count("passes over the prompts", 1000)]
     batch_size: Annotated[int, _count("prompts of a step", 1024)]
     learning_rate_multiplier: Annotated[
-        float, Param("of 1e-4 for an adapter, of 1e-6 for all weights", 1e-6, 1e4, hard=True)
+        float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
     ]
     compute_multiplier: Annotated[float, Param("of the answers to a prompt: 8 times this", 1e-5, 64, hard=True)]
     n_samples: Annotated[int, _count("answers to a prompt; without it, compute_multiplier says", 512, 2)]

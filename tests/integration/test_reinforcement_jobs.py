@@ -34,7 +34,7 @@ NAMES: Any = {
 }  # fmt: skip
 GIVEN: Any = {
     "n_epochs": 6, "batch_size": 8, "n_samples": 8, "n_updates": 2, "max_completion_tokens": 4, "beta": 0.01,
-    "learning_rate_multiplier": 20, "eval_interval": 4,
+    "learning_rate_multiplier": 2, "eval_interval": 4,
 }  # fmt: skip
 
 

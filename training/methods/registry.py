@@ -18,6 +18,12 @@ METHODS = (SUPERVISED, *OBJECTIVES)  # that learn from data
 REINFORCEMENT = GRPO.NAME  # learns from rewards
 
 
+def learning_rate(method: str) -> float:
+    """Peak rate of an adapter where none is asked for: llama-finetune's. With it, preferences make
+    both answers unlikely (docs/experiments/teaching.md)."""
+    return 1e-4 if method in OBJECTIVES else 1e-3
+
+
 def hyperparameters(method: str) -> dict[str, float]:
     """Hyperparameters that only this method has, with their defaults."""
     objective = OBJECTIVES.get(method)

@@ -13,6 +13,7 @@ import pytest
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.hyperparameters import resolved
 from logitless.engine.finetuning.job import Prepared, prepare
+from logitless.engine.finetuning.reinforcement_job import resolved as resolved_rewards
 from logitless.engine.finetuning.store import Row, Store
 from logitless.models import tokenizer
 from logitless.models.tokenizer import Tokenizer
@@ -94,6 +95,16 @@ def test_auto_looks_at_the_number_of_examples_and_their_lengths(
     tokens = batch_size * (length + 1)
     assert h.learning_rate_multiplier == pytest.approx(min(2, max(0.5, (tokens / 512) ** 0.5)), abs=0.005)
     assert h.warmup_steps == min(100, n_epochs * -(-n // batch_size) // 10)
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "n_epochs"), [(1, 1, 64), (8, 8, 64), (20, 8, 22), (1000, 8, 3), (9000, 8, 2)]
+)
+def test_auto_has_64_batches_of_answers_at_least(n: int, batch_size: int, n_epochs: int) -> None:
+    """A grade teaches less than an answer: 100 prompts answered were 13 steps, whose mean reward hardly rose."""
+    h = resolved_rewards({}, n, 10, N_CTX_TRAIN)
+    assert (h.batch_size, h.n_epochs, h.learning_rate_multiplier) == (batch_size, n_epochs, 1.0)
+    assert n_epochs * -(-n // batch_size) >= 64
 
 
 def test_what_auto_chose_is_told_and_what_was_asked_stays(tmp_path: Path, vocabulary: Tokenizer) -> None:

@@ -129,7 +129,10 @@ def test_a_turn_ends_before_a_part_that_would_not_fit(
         assert part.call_count == 2
         part.side_effect = [0.5, 0.5, 2.0, 0.0]
         job.tuning.run(4.5)
-    assert part.call_count == 2 + 3
+        assert part.call_count == 2 + 3
+        part.side_effect = itertools.repeat(0.5)
+        job.tuning.run(100.0, waits=lambda: part.call_count == 9)  # a request comes within the fourth
+    assert part.call_count == 5 + 4
     job.tuning.close()
 
 
