@@ -20,8 +20,7 @@ class Command:
     summary: str
     table: str = "logitless.cli.flags.options"
     code: str = ""  # the module, where it is not named like the command
-    first: str = ""  # the flag that a first word without a name stands for
-    word: str = ""  # the flag that a first word without a flag belongs to
+    words: tuple[str, ...] = ()  # the flags whose values words without a flag are, in their order
 
     @property
     def module(self) -> str:
@@ -36,10 +35,6 @@ class Command:
         groups: Sequence[Group] = getattr(importlib.import_module(self.table), self._identifier.upper())
         return groups
 
-    def arguments(self, words: Sequence[str]) -> list[str]:
-        """The words after the command's name, as flags and their values."""
-        return [self.word, *words] if self.word and words and not words[0].startswith("-") else [*words]
-
 
 _TRAINING = "logitless.cli.flags.options_training"
 
@@ -52,7 +47,7 @@ COMMANDS = (
         "FILE -m MODEL -o FILE [flags]",
         "Answer the requests of a file (OpenAI's batch lines).",
         code="text.batch",
-        first="--file",
+        words=("--file",),
     ),
     Command(
         "bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits.", code="benchmark.bench"
@@ -78,6 +73,14 @@ COMMANDS = (
         "Train a new model from scratch.",
         _TRAINING,
         "training.train",
+    ),
+    Command(
+        "quantize",
+        "IN.gguf OUT.gguf TYPE [--imatrix FILE]",
+        "Write a model with fewer bits a weight, in llama-quantize's types.",
+        "logitless.cli.flags.options_quantization",
+        "quantization.quantize",
+        words=("--model", "--output", "--type", "--threads"),
     ),
     Command(
         "export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING, "training.export_lora"
@@ -119,7 +122,7 @@ COMMANDS = (
         "Serve models from replicas on a Ray cluster.",
         "logitless.cli.commands.ray.deploy",
         "ray.deploy",
-        word="--config",
+        words=("--config",),
     ),
     Command(
         "selftest",

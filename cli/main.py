@@ -74,8 +74,6 @@ def _dispatch(words: list[str]) -> int:
 
         print(completion.script(words, COMMANDS))
         return 0
-    if command.first and words and not words[0].startswith("-"):
-        words.insert(0, command.first)
     groups = command.groups
     if {*_HELP} & {*words}:
         from logitless.cli.flags import help
@@ -87,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
         print(version())
         return 0
     flags = [f for g in groups for f in g.flags]
-    options = parse(flags, command.arguments(words), os.environ)
+    options = parse(flags, words, os.environ, command.words)
     if getattr(options, "verbose", False):
         for notice in options.notices:
             print(f"logitless: {notice}", file=sys.stderr)

@@ -6,8 +6,9 @@
 >>> answer.finish_reason
 'length'
 
-`LLM` and `AsyncLLM` run a model, `serve` and `asgi_app` put it behind HTTP, `Trainer` fine-tunes it, and
-`logitless.graph` is the tensor graph below. Importing this package loads none of them before use.
+`LLM` and `AsyncLLM` run a model, `serve` and `asgi_app` put it behind HTTP, `Trainer` fine-tunes it, `quantize`
+writes it with fewer bits, and `logitless.graph` is the tensor graph below. Importing this package loads none of them
+before use.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from logitless.outputs import TokenLogprob as TokenLogprob
     from logitless.outputs import ToolCall as ToolCall
     from logitless.params import SamplingParams as SamplingParams
+    from logitless.quantization import quantize as quantize
     from logitless.serving import Server as Server
     from logitless.serving import asgi_app as asgi_app
     from logitless.serving import serve as serve
@@ -51,6 +53,7 @@ _HOMES = {
         *("Ranking", "Score", "TokenLogprob", "ToolCall"),
     ),
     "params": ("SamplingParams",),
+    "quantization": ("quantize",),
     "serving": ("Server", "asgi_app", "serve"),
     "trainer": ("Trainer",),
 }

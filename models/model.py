@@ -35,7 +35,7 @@ FORWARD = {
 _OTHER_KINDS = {  # by general.type
     "adapter": "is a LoRA adapter, not a model: load its base model, and this as its adapter (lora, --lora)",
     "checkpoint": "is a training checkpoint, not a model: go on with Trainer.resume or finetune --checkpoint-in",
-    "imatrix": "is an importance matrix, not a model",
+    "imatrix": "is an importance matrix, not a model: give it to quantize --imatrix",
     "mmproj": "is the encoder of a multimodal model: load the file of its text model",
 }
 
@@ -115,11 +115,8 @@ class Model:
 def hparams_of(gguf: GGUFFile) -> Hparams:
     """Hyper-parameters, checked against tensors and vocabulary; n_vocab is the embedding's
     number of rows. ModelFileError names the key or tensor at fault."""
+    check_is_model(gguf)
     embedding = gguf.tensors.get("token_embd.weight")
-    if problem := _OTHER_KINDS.get(_kind(gguf)):
-        raise ModelFileError(gguf.path, problem)
-    if "general.architecture" not in gguf.metadata:
-        raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
     rows = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
     hparams = read_hparams(gguf.metadata, rows, str(gguf.path))
     if embedding is None:
@@ -136,6 +133,14 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
         )
     check_weights(gguf, hparams)
     return hparams
+
+
+def check_is_model(gguf: GGUFFile) -> None:
+    """ModelFileError: the file is an adapter, a checkpoint, an importance matrix or a projector."""
+    if problem := _OTHER_KINDS.get(_kind(gguf)):
+        raise ModelFileError(gguf.path, problem)
+    if "general.architecture" not in gguf.metadata:
+        raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
 
 
 def _kind(gguf: GGUFFile) -> str:

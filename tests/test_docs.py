@@ -58,11 +58,11 @@ def test_commands_parse(page: Path) -> None:
         if words[0] == "--version":
             continue
         command = by_name.get(" ".join(words[:2])) or by_name[words[0]]
-        arguments = command.arguments(words[len(command.name.split()) :])
+        arguments = words[len(command.name.split()) :]
         flags = [flag for group in command.groups for flag in group.flags]
         if "<" in arguments:
             arguments = arguments[: arguments.index("<")]
-        parse(flags, [word for word in arguments if word != "…"], {})
+        parse(flags, [word for word in arguments if word != "…"], {}, command.words)
 
 
 def test_no_file_cites_a_document_that_is_not_here() -> None:

@@ -75,12 +75,15 @@ class Group:
     flags: tuple[Flag, ...]
 
 
-def parse(flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
+def parse(
+    flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ()
+) -> SimpleNamespace:
     """Values of all flags by `dest`, and two more attributes: `notices` are lines about ignored flags,
-    `given` is the command line flag by flag, as (dest, words)."""
+    `given` is the command line flag by flag, as (dest, words). `words`: the flags whose values words without a flag
+    are, in their order."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
-    walked = list(_walk(flags, argv))
+    walked = list(_walk(flags, argv, words))
     on_line = {f.dest for f, _, _ in walked}
     for f in flags:
         variable = None if f.dest in on_line else from_environment(f, environ)
@@ -96,14 +99,19 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str]
     return SimpleNamespace(**values, notices=notices, given=given)
 
 
-def _walk(flags: Sequence[Flag], argv: Sequence[str]) -> Iterable[tuple[Flag, str, str | bool]]:
+def _walk(flags: Sequence[Flag], argv: Sequence[str], words: Sequence[str]) -> Iterable[tuple[Flag, str, str | bool]]:
     """The flags of a command line in order, each with its name as written and its text (or True / False)."""
     by_name = {n: (f, True) for f in flags for n in f.all_names} | {n: (f, False) for f in flags for n in f.off_names}
-    rest = list(reversed(argv))
+    named = {by_name[name][0].dest for name in (word.partition("=")[0] for word in argv) if name in by_name}
+    rest, nameless = list(reversed(argv)), [name for name in reversed(words) if by_name[name][0].dest not in named]
     while rest:
         word = rest.pop()
         name, equals, inline = word.partition("=") if word.startswith("--") else (word, "", "")
         key = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+        if key not in by_name and nameless and not word.startswith("-"):
+            name = nameless.pop()
+            yield by_name[name][0], name, word
+            continue
         if key not in by_name:
             raise UsageError(unknown(name, by_name))
         f, on = by_name[key]

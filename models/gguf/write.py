@@ -114,10 +114,10 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
 
 
 def copied_keys(metadata: Metadata) -> dict[str, Key]:
-    """All keys of a GGUF file with their types, to write them again."""
+    """All keys of a GGUF file with their types, to write them again; of its layout none."""
     keys = {}
     for name, kind in metadata.types.items():
-        if not name.startswith("split."):
+        if not name.startswith("split.") and name != "general.alignment":
             value = metadata[name]
             keys[name] = Key(value.tolist() if isinstance(value, np.ndarray) else value, *kind)
     return keys

@@ -1,0 +1,1 @@
+"""Commands about the precision of weights: quantization and importance matrices."""
