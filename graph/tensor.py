@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 LEAVES = frozenset({"feed", "variable", "const"})
 # same bytes as their first source, at an offset
-ALIASES = frozenset({"reshape", "slice_rows", "after"})
+ALIASES = frozenset({"reshape", "slice_rows", "after", "detached"})
 
 
 @dataclass(frozen=True, eq=False, slots=True)

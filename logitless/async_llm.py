@@ -289,8 +289,10 @@ class AsyncLLM:
         from rewards that a `grader` gives to answers (rows with `messages` or `prompt`, and fields
         for the grader; docs/training.md has its hyperparameters). The others' are `n_epochs`,
         `batch_size`, `context_length`, `learning_rate_multiplier`, `warmup_steps` ("auto" or not
-        given: chosen from the data), `validation_split`, `early_stopping_patience`, `lora_r`,
-        `lora_alpha`, and `full=True` for all weights instead of an adapter. Requests use the result
+        given: chosen from the data), `validation_split`, `early_stopping_patience`, those of
+        the adapter (`lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora`,
+        `lora_init`, `lora_plus_ratio`), `neftune_noise_alpha`, and `full=True` for all weights
+        instead of an adapter. Requests use the result
         by `SamplingParams(model=job.model)`.
         """
         served = await self._ready()
@@ -310,7 +312,8 @@ class AsyncLLM:
                 "hyperparameters": hyperparameters,
             }
             n_ctx = self.model.hparams.n_ctx_train
-            row = new_job(body, tuning.store, tuning.base, {tuning.base}, n_ctx, around=self._around())
+            around, weights = self._around(), tuning.weights
+            row = new_job(body, tuning.store, tuning.base, {tuning.base}, n_ctx, around=around, weights=weights)
         tuning.store.put("jobs", row)
         tuning.created()
         return AsyncFinetuneJob(self, row["id"])

@@ -12,12 +12,13 @@ from logitless.engine.loading.open_model import demo_model
 from logitless.engine.loading.options import OPTIONS, projectors_beside
 from logitless.errors import OptionError, public_errors
 from logitless.graph.execution.session import Session
+from logitless.training.adapters.neftune import Neftune
+from logitless.training.adapters.options import lora_options
 from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import METHODS, SUPERVISED, objective
 from logitless.training.methods.registry import learning_rate as rate_of
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import GradientHook
-from logitless.training.trainable import LoraOptions
 from logitless.training.trainer import Control, Event, Finished, Save, Settings, Step, Validated
 
 __all__ = ["Control", "Event", "Finished", "Save", "Step", "Trainer", "Validated"]
@@ -70,6 +71,12 @@ class Trainer:
         use_checkpointing: bool = True,
         lora_r: int = 4,
         lora_alpha: float = 0.0,
+        lora_target_modules: Sequence[str] = (),
+        lora_rslora: bool = False,
+        lora_dora: bool = False,
+        lora_init: str = "gaussian",
+        lora_plus_ratio: float = 1.0,
+        neftune_noise_alpha: float = 0.0,
         train_tensors: Sequence[str] = ("*",),
         seed: int = 0,
     ) -> None:
@@ -86,7 +93,9 @@ class Trainer:
         parameter name, before the optimizer uses them, and returns those that it changed: for
         clipping, noise, or an all-reduce between processes. `mmproj`: the projector of rows with
         images (None: the only one beside the model); rows of a file may name image files below its
-        folder.
+        folder. `lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora` and `lora_init`
+        shape the adapter, `lora_plus_ratio` is the factor of the rate of B, `neftune_noise_alpha`
+        of the noise on embeddings in supervised learning (docs/training.md).
 
         ModelError, TrainingError and OptionError name the fault in one line.
         """
@@ -103,6 +112,12 @@ class Trainer:
         ):
             if value < 0:
                 raise OptionError(f"{name}: {value} must not be negative")
+        if not 1e-3 <= lora_plus_ratio <= 1e3:
+            raise OptionError(f"lora_plus_ratio: {lora_plus_ratio} is not between 0.001 and 1000")
+        if not 0 <= neftune_noise_alpha <= 1e3:
+            raise OptionError(f"neftune_noise_alpha: {neftune_noise_alpha} is not between 0 and 1000")
+        if neftune_noise_alpha and method not in ("lora", "full", SUPERVISED):
+            raise OptionError(f"neftune_noise_alpha: is of supervised learning, and the method is {method}")
         self._callbacks = tuple(callbacks)
         with public_errors():
             names = OPTIONS["device"].check(device).split(",")
@@ -120,17 +135,26 @@ class Trainer:
                 checkpointing=use_checkpointing,
                 validate_every=validate_every,
                 schedule=Schedule(alpha=learning_rate, warmup=warmup, kind="constant"),
-                optimizer=OptimizerSettings(kind=optimizer, decay=weight_decay),
+                optimizer=OptimizerSettings(kind=optimizer, decay=weight_decay, lora_plus_ratio=lora_plus_ratio),
+                noise=Neftune(neftune_noise_alpha, seed),
             )
             self._session = Session(open_backends(names, n_threads))
             try:
                 path = Path(demo_model() if model is None else model)
                 beside = projectors_beside(path)
+                adapter = {
+                    "lora_r": lora_r,
+                    "lora_alpha": lora_alpha,
+                    "lora_target_modules": lora_target_modules,
+                    "lora_rslora": lora_rslora,
+                    "lora_dora": lora_dora,
+                    "lora_init": lora_init,
+                }
                 self._run = FineTuning(
                     self._session,
                     path,
                     data,
-                    method=tuple(train_tensors) if full else LoraOptions(lora_r, lora_alpha, seed=seed),
+                    method=tuple(train_tensors) if full else lora_options(adapter, seed),
                     objective=learner,
                     settings=settings,
                     fit_context=ctx_size is None,

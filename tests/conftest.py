@@ -113,6 +113,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="measure the table of docs/models.md (tests/models/vision/test_image_table.py)",
     )
+    parser.addoption(
+        "--peft", metavar="PYTHON", help="compare with peft and torch of this Python (tests/training/adapters)"
+    )
     parser.addoption("--ray", action="store_true", help="test a fleet on Ray (tests/ray/test_fleet.py)")
     parser.addoption(
         "--require-devices",

@@ -20,12 +20,13 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
+from logitless.training.adapters.options import RANKS, LoraOptions
 from logitless.training.data.packing import Groups
 from logitless.training.errors import TrainingError
 from logitless.training.methods.registry import SUPERVISED
 from logitless.training.reporting.results import Result
 from logitless.training.schedule import Stopping
-from logitless.training.trainable import LORA, RANKS, LoraOptions
+from logitless.training.trainable import LORA
 from logitless.training.trainer import Counters, Trainer
 
 F32 = npt.NDArray[np.float32]
@@ -37,6 +38,7 @@ _PAST = "optimizer.adam.past_loss_values"
 _EXACT = "training.past_losses"  # the same as doubles, so that a run goes on to the same bytes
 _BATCH = "training.batch"  # answers of reinforcement learning that have steps before them
 _REFERENCE = "training.reference"  # log-probability of each row of data before the first step
+_LORA = "training.lora.options"  # all of them; llama.cpp's keys have the ranks and alpha
 # our names for the kinds of tensors → llama.cpp's
 _RANK_KEYS = {
     "tok_embd": "token_embd",
@@ -95,15 +97,15 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
     if trainer.reference is not None:
         keys[_REFERENCE] = Key(trainer.reference.tolist(), ValueType.ARRAY, ValueType.FLOAT64)
     if trainable.lora is not None:
+        options = {**asdict(trainable.lora), "targets": list(trainable.lora.targets)}
+        keys[_LORA] = text(json.dumps(options, separators=(",", ":"), sort_keys=True))
         keys["training.lora.alpha"] = f32(trainable.lora.alpha)
         keys["training.lora.rank"] = u32(trainable.lora.rank)
         for kind, key in _RANK_KEYS.items():
             name = RANKS[kind].replace("*", "0")
             keys[f"training.lora.rank.{key}"] = u32(trainable.lora.rank_of(name))
-    tensors = [
-        (name, Data(partial(trainable.pieces, name), p.shape))
-        for name, p in zip(trainable.names, trainable.params, strict=True)
-    ]
+    named = (*zip(trainable.names, trainable.params, strict=True), *trainable.frozen)
+    tensors = [(name, Data(partial(trainable.numbers, p), p.shape)) for name, p in named]
     if o.kind == "adamw":
         for i, name in enumerate((_FIRST, _SECOND)):
             tensors.append((name, Data(partial(_moments, trainer, i), (trainable.n_params,))))
@@ -247,6 +249,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             lora = LoraOptions(
                 int(get("training.lora.rank", int, max(ranks.values()))), get("training.lora.alpha", float, 0.0), ranks
             )
+            if _LORA in m:
+                lora = _lora(get(_LORA, str), path)
         reference = m.get(_REFERENCE)
         if reference is not None and (not isinstance(reference, np.ndarray) or reference.dtype != np.float64):
             raise ModelFileError(path, f"key '{_REFERENCE}' is not an array of doubles")
@@ -283,6 +287,14 @@ def _history(gguf: GGUFFile, past: F32, n_updates: int) -> tuple[float, ...]:
     check(f"({m.get('optimizer.convergence_past_count')},)")  # ggml's: a ring, step i (from 0) at i modulo its size
     turned = np.roll(past, -n_updates) if n_updates > past.size else past
     return tuple(turned[:n_updates].tolist())
+
+
+def _lora(raw: str, path: str | Path) -> LoraOptions:
+    try:
+        found = json.loads(raw)
+        return LoraOptions(**{**found, "targets": tuple(found["targets"])})
+    except (ValueError, TypeError, KeyError):
+        raise ModelFileError(path, f"key '{_LORA}' is not a checkpoint's") from None
 
 
 def _result(raw: str, path: str | Path) -> Result:

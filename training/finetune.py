@@ -14,6 +14,8 @@ from logitless.models.chat.template import of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.arrangement import Data, arranged, context_for
 from logitless.training.data.images import NO_PROJECTOR, ImageReader, folder_of
@@ -24,7 +26,7 @@ from logitless.training.methods.objective import Objective
 from logitless.training.save import save_result
 from logitless.training.schedule import Stopping
 from logitless.training.step import GradientHook
-from logitless.training.trainable import LoraOptions, full, lora
+from logitless.training.trainable import full
 from logitless.training.trainer import Control, Event, Finished, Settings, Trainer
 
 
@@ -103,7 +105,7 @@ class FineTuning:
             settings = settings.laid_out(found, 0 if objective is None else settings.n_logical)
             base = define_model(session, self.gguf, h, settings.n_ctx)
             if method is None or isinstance(method, LoraOptions):
-                trainable = lora(session, base, method or LoraOptions(seed=seed))
+                trainable = lora(session, base, method or LoraOptions(seed=seed), gguf=self.gguf)
             else:
                 trainable = full(session, base, self.gguf, h, method)
             self.trainer = Trainer(

@@ -169,6 +169,7 @@ class OptimizerSettings:
     decay: float = 0.1
     decay_min_ndim: int = 2  # tensors with fewer dimensions are spared from decay
     gclip: float = 1.0  # of the gradient's norm over all parameters; 0: none
+    lora_plus_ratio: float = 1.0  # factor of the rate of LoRA's B (LoRA+, Hayou et al., 2024)
 
     def __post_init__(self) -> None:
         if self.kind not in ("adamw", "sgd"):

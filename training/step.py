@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from logitless.graph.ops.training.optimizer import (
 )
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.batch import Memory, Rows, Sequences
+from logitless.training.adapters.neftune import Neftune
 from logitless.training.data.packing import Sample
 from logitless.training.data.run_images import RunImages
 from logitless.training.errors import TrainingError
@@ -117,10 +118,11 @@ class Steps:
         images: RunImages | None = None,
         on_gradients: GradientHook | None = None,
         served: ServedForward | None = None,
+        noise: Neftune | None = None,
     ) -> None:
         """`apart`: plans in memory of their own, so that others can run between a run's parts.
         `served`: the forward pass is the server's; sequences begin at multiples of its alignment.
-        `images`: those among the samples' tokens, if there are some.
+        `images`: those among the samples' tokens, if there are some. `noise`: that of training steps.
 
         `on_gradients`: called with the gradients of each step before the optimizer uses them; they
         take memory as large as the parameters, and a trip to the host."""
@@ -131,6 +133,7 @@ class Steps:
         self._apart = prefix if apart else ""
         self.images = images
         self.on_gradients = on_gradients
+        self.noise = noise if noise is not None and noise.alpha else None
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
         # the formula has it
         self.segment = segment if checkpointing and served is None else None  # what writes cannot be computed again
@@ -172,9 +175,12 @@ class Steps:
         return evaluation(self.trainable.model, self._inputs(), self._loss)
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        params = self.trainable.params
+        params, model = self.trainable.params, self.trainable.model
+        if self.noise is not None:
+            noise = feed("noise", self._noise_shape)
+            model = replace(model, weights=replace(model.weights, noise=noise))
         found, outputs = gradients(
-            self.trainable.model,
+            model,
             self._inputs(),
             params,
             segment=self.segment,
@@ -207,10 +213,15 @@ class Steps:
         sums = [square_sums(g) for g in gradients]
         norm = norm_of_sums(*sums)
         factor = clip_factor(norm, feed("clip", ())) if o.kind == "adamw" and o.gclip > 0 else const(1.0)
-        params = feed("optimizer", (N_ADAMW if o.kind == "adamw" else N_SGD,))
+        size = (N_ADAMW if o.kind == "adamw" else N_SGD,)
+        usual = feed("optimizer", size)
+        of_b = feed("optimizer_b", size) if o.lora_plus_ratio != 1 else usual
         updates = []
-        for p, moments, g, s in reversed(list(zip(self.trainable.params, self.moments, gradients, sums, strict=True))):
-            g = after(g, s)
+        t = self.trainable
+        for name, p, moments, g, s in reversed(
+            list(zip(t.names, t.params, self.moments, gradients, sums, strict=True))
+        ):
+            g, params = after(g, s), of_b if name.endswith(".lora_b") else usual
             if o.kind == "adamw":
                 decays = len(p.shape) >= o.decay_min_ndim
                 updates.append(adamw_step(p, *moments, g, params, factor, decays=decays))
@@ -307,13 +318,14 @@ class Steps:
         The loss is the samples' weighted sum over `total`; 0: over the sum of their weights."""
         total = total or sum(float(w.weights.sum()) for samples in batches for w in samples) or 1.0
         if len(batches) == 1 and not self._totals and self.on_gradients is None:
-            feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
+            feeds = {**self._noisy(batches[0], total, n, 0), **self._optimizer_feeds(n, rate)}
             *outputs, norm = yield from self._run("step", self._step, feeds, self._n_outputs, norm=True)
             return [self._result(batches[0], outputs)], float(norm)
         self._define_totals()
         results = []
-        for samples in batches:
-            outputs = yield from self._run("accumulate", self._accumulate, self.feeds(samples, total), self._n_outputs)
+        for i, samples in enumerate(batches):
+            feeds = self._noisy(samples, total, n, i * self.n_batch)
+            outputs = yield from self._run("accumulate", self._accumulate, feeds, self._n_outputs)
             results.append(self._result(samples, outputs))
             yield Slice()
         if self.on_gradients is not None:
@@ -361,11 +373,25 @@ class Steps:
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
         o = self.optimizer
-        if o.kind == "adamw":
-            params = adamw_params(n, rate, betas=(o.beta1, o.beta2), eps=o.eps, decay=o.decay)
-        else:
-            params = sgd_params(rate, decay=o.decay)
-        return {"optimizer": params, "clip": np.array(o.gclip, np.float32)}
+
+        def params(rate: float) -> npt.NDArray[np.float32]:
+            if o.kind == "adamw":
+                return adamw_params(n, rate, betas=(o.beta1, o.beta2), eps=o.eps, decay=o.decay)
+            return sgd_params(rate, decay=o.decay)
+
+        feeds: Feeds = {"optimizer": params(rate), "clip": np.array(o.gclip, np.float32)}
+        return feeds if o.lora_plus_ratio == 1 else {**feeds, "optimizer_b": params(rate * o.lora_plus_ratio)}
+
+    @property
+    def _noise_shape(self) -> tuple[int, int]:
+        return self.n_batch * self.n_ctx, self.trainable.model.hparams.n_embd
+
+    def _noisy(self, samples: Sequence[Sample], total: float, n: int, first: int) -> Feeds:
+        """`feeds` of step n's windows from number `first` on, with their noise."""
+        feeds = self.feeds(samples, total)
+        if self.noise is not None:
+            feeds["noise"] = self.noise.of(samples, n, first, self._noise_shape)
+        return feeds
 
     def feeds(self, samples: Sequence[Sample], total: float) -> Feeds:
         """Inputs of a batch, padded with samples that do not count."""

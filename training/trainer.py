@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from logitless.training.adapters.neftune import Neftune
 from logitless.training.data.arrangement import Arrangement
 from logitless.training.data.packing import Groups, Sample
 from logitless.training.data.run_images import RunImages
@@ -46,6 +47,7 @@ class Settings:
     validate_every: int = 0  # optimizer steps; 0: after each epoch
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    noise: Neftune = field(default_factory=Neftune)
 
     def __post_init__(self) -> None:
         for name, flag in (("n_ctx", "--ctx-size"), ("n_batch", "--batch-size"), ("grad_acc", "--grad-acc")):
@@ -87,6 +89,7 @@ def steps_of(
         images=images,
         on_gradients=on_gradients,
         served=served,
+        noise=s.noise,
     )
 
 

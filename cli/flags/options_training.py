@@ -127,6 +127,13 @@ OPTIMIZER = Group(
         Flag("--adam-eps", "epsilon of adamw: added to the denominator", number(0, 1), 1e-8, "X"),
         Flag("--adam-gclip", "largest norm of the gradient, of adamw; 0: any", number(0), 1.0, "X"),
         Flag("--adam-epsf", "stop when the loss changes by less from step to step; 0: never", number(0), 0.0, "X"),
+        Flag(
+            "--neftune-noise-alpha",
+            "uniform noise on the embeddings of training, within X / √(tokens · width); 0: none",
+            number(0, 1e3),
+            0.0,
+            "X",
+        ),
         Flag("--opt-past", "losses to look back at; 0: none", whole(0), 0),
         Flag("--opt-delta", "stop when the loss changed by less since then; 0: never", number(0), 1e-5, "X"),
         Flag("--opt-max-no-improvement", "stop after so many steps without a better loss; 0: never", whole(0), 0),
@@ -202,6 +209,24 @@ FINETUNE = (
             Flag("-n", "0: the same", choice("0"), None, "0"),
             Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4, common=True),
             Flag("--lora-alpha", "scale times rank; 0: the rank", number(0, 1e6), 0.0, "X", common=True),
+            Flag(
+                "--lora-target-modules",
+                "matrices with an adapter: q_proj, down_proj, … or patterns of tensor names (default: all of blocks)",
+                words,
+                None,
+                "NAMES",
+                many=True,
+            ),
+            Flag("--lora-rslora", "scale by alpha / √r instead of alpha / r"),
+            Flag("--lora-dora", "train the norms of the matrices' rows, too (DoRA)"),
+            Flag(
+                "--lora-init",
+                "pissa: begin with the principal singular vectors of the matrices",
+                choice("gaussian", "pissa"),
+                "gaussian",
+                "NAME",
+            ),
+            Flag("--lora-plus-ratio", "factor of the learning rate of B (LoRA+)", number(1e-3, 1e3), 1.0, "X"),
             *(
                 Flag(f"--rank-{kind.replace('_', '-')}", f"rank for the {what}; 0: none", whole(0, 4096))
                 for kind, what in _RANKS.items()

@@ -15,10 +15,10 @@ from logitless.cli.progress import COMPILING, show_compiling
 from logitless.cli.setup import training_run
 
 if TYPE_CHECKING:
+    from logitless.training.adapters.options import LoraOptions
     from logitless.training.checkpoint import Checkpoint
     from logitless.training.graders.grade import Grader
     from logitless.training.methods.grpo import GRPO
-    from logitless.training.trainable import LoraOptions
 
 N_SLOTS = 8  # answers that are sampled at once
 
@@ -29,7 +29,7 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
     from logitless.engine.finetuning.rollouts import Rollouts, grading
     from logitless.engine.loading.open_model import open_model
     from logitless.engine.loading.options import ModelOptions
-    from logitless.training import trainable as kinds
+    from logitless.training.adapters.lora import lora as define_lora
     from logitless.training.data.prompts import prompts_of
     from logitless.training.data.sampler import ExampleSampler, split
     from logitless.training.data.sources import is_rows, rows_of
@@ -37,6 +37,7 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
     from logitless.training.policy.served_forward import ServedForward, is_served
     from logitless.training.reporting.plot import refusal
     from logitless.training.schedule import Stopping, default_warmup
+    from logitless.training.trainable import full
 
     if not o.file:
         raise UsageError("--file FILE is required: the rows with prompts to answer")
@@ -72,9 +73,9 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
         scheduler = model.scheduler(engine)
         session, h = engine.session, engine.hparams
         if lora is not None:
-            trainable = kinds.lora(session, engine.model, lora)
+            trainable = define_lora(session, engine.model, lora, gguf=engine.gguf)
         else:
-            trainable = kinds.full(session, engine.model, engine.gguf, h, o.train_tensors or ["*"])
+            trainable = full(session, engine.model, engine.gguf, h, o.train_tensors or ["*"])
         types = engine.options.type_k, engine.options.type_v
         served = None
         if is_served(h):

@@ -37,6 +37,7 @@ ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
 
 
 def settings(o: SimpleNamespace) -> Settings:
+    from logitless.training.adapters.neftune import Neftune
     from logitless.training.methods.registry import SUPERVISED, learning_rate
     from logitless.training.schedule import OptimizerSettings, Schedule
     from logitless.training.trainer import Settings
@@ -74,6 +75,7 @@ def settings(o: SimpleNamespace) -> Settings:
         decay=decay if o.weight_decay is None else o.weight_decay,
         decay_min_ndim=o.adam_decay_min_ndim,
         gclip=o.adam_gclip,
+        lora_plus_ratio=getattr(o, "lora_plus_ratio", 1.0),
     )
     return Settings(
         n_ctx=o.ctx_size,
@@ -86,6 +88,7 @@ def settings(o: SimpleNamespace) -> Settings:
         validate_every=o.validate_every,
         schedule=schedule,
         optimizer=optimizer,
+        noise=Neftune(o.neftune_noise_alpha, max(0, o.seed)),
     )
 
 

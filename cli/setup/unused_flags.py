@@ -12,7 +12,8 @@ _COSINE = ("cos_decay_steps", "cos_decay_min", "cos_decay_restart", "enable_rest
 _ADAM = ("adam_decay_min_ndim", "adam_beta1", "adam_beta2", "adam_eps", "adam_gclip", "adam_decay")
 _SAMPLES = ("include_sample_start", "escape", "overlapping_samples", "fill_with_next_samples", "sample_random_offsets")
 _SEPARATORS = ("separate_with_eos", "separate_with_bos")
-_ADAPTER = ("lora_r", "lora_alpha")
+_OPTIONS = ("lora_r", "lora_alpha", "lora_target_modules", "lora_rslora", "lora_dora", "lora_init")
+_ADAPTER = (*_OPTIONS, "lora_plus_ratio")
 _GRADERS = ("grader", "allow_graders", "grader_url", "grader_api_key")
 _REWARDED = (*_GRADERS, "n_samples", "n_updates", "max_completion_tokens", "clip_range", "loss_type", "eval_samples")
 _TEXTS = ("stride", "sample_start")
@@ -25,8 +26,7 @@ _WITHOUT_TRAINING = frozenset(  # what --only-write-lora uses, or compares with 
         "checkpoint_in",
         "pattern_fn_it",
         "fn_latest",
-        "lora_r",
-        "lora_alpha",
+        *_OPTIONS,
         "verbose",
         "device",
         "threads",
@@ -69,7 +69,7 @@ def _unused_method(o: SimpleNamespace, full: bool) -> Iterator[tuple[str, str]]:
     else:
         yield from _each(_REWARDED, f"is of reinforcement, and the method is {method}")
     if method != "supervised":
-        yield from _each(("pack",), f"is of supervised learning, and the method is {method}")
+        yield from _each(("pack", "neftune_noise_alpha"), f"is of supervised learning, and the method is {method}")
 
 
 def _unused_data(o: SimpleNamespace) -> Iterator[tuple[str, str]]:

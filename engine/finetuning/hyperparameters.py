@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,12 @@ class Hyperparameters:
     warmup_steps: int
     lora_r: int = 8
     lora_alpha: float = 0.0
+    lora_target_modules: Sequence[str] = ()
+    lora_rslora: bool = False
+    lora_dora: bool = False
+    lora_init: str = "gaussian"
+    lora_plus_ratio: float = 1.0
+    neftune_noise_alpha: float = 0.0
     full: bool = False
     validation_split: float = 0.0
     early_stopping_patience: int = 0

@@ -123,12 +123,13 @@ def prepare(
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
 
+    from logitless.training.adapters.neftune import Neftune
     from logitless.training.data.load import Reader
     from logitless.training.data.sampler import ExampleSampler, split
     from logitless.training.data.sources import rows_of
     from logitless.training.errors import TrainingError
     from logitless.training.methods.registry import hyperparameters, objective
-    from logitless.training.schedule import Schedule
+    from logitless.training.schedule import OptimizerSettings, Schedule
     from logitless.training.trainer import Settings
 
     asked: Row = job["hyperparameters"]
@@ -186,6 +187,8 @@ def prepare(
             warmup=h.warmup_steps,
             cos_decay_steps=max(1, n_steps),
         ),
+        optimizer=OptimizerSettings(lora_plus_ratio=h.lora_plus_ratio),
+        noise=Neftune(h.neftune_noise_alpha, job["seed"]),
     )
     choices = told(asked, h, len(training), float(sizes[training].mean()))
     found = None if images is None else images.images

@@ -365,15 +365,22 @@ class FineTuningWorker:
         task = self._task
         return call() if task is None or not task.is_here else task.ask(call)
 
+    @property
+    def weights(self) -> Collection[str]:
+        """Names of the model's weights, for the choice of those that an adapter changes."""
+        return self.engine.model.weights.tensors.keys()
+
     def _begin(self, job: Row, prepared: Prepared) -> Trainer:
         """Create the trainer of a job, restored from its checkpoint, and compile its plans
         (off-thread).
         """
         from logitless.models.adapters.lora import read_adapter
         from logitless.models.gguf.file import GGUFFile
+        from logitless.training.adapters.lora import lora, start_from
+        from logitless.training.adapters.options import lora_options
         from logitless.training.checkpoint import read_checkpoint
         from logitless.training.schedule import Stopping
-        from logitless.training.trainable import LoraOptions, full, lora, start_from
+        from logitless.training.trainable import full
         from logitless.training.trainer import Trainer
 
         h = prepared.hyperparameters
@@ -386,8 +393,8 @@ class FineTuningWorker:
             self._start_file = weights if weights is not engine.gguf else None
             trainable = full(engine.session, engine.model, weights, engine.hparams, prefix=prefix)
         else:
-            options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
-            trainable = lora(engine.session, engine.model, options, prefix)
+            options = lora_options(h.as_row(), job["seed"])
+            trainable = lora(engine.session, engine.model, options, prefix, engine.gguf)
             if start is not None:
                 start_from(trainable, read_adapter(start, engine.gguf, engine.hparams))
         trainable = replace(trainable, owner=self._on_device)

@@ -363,7 +363,8 @@ class ModelRunner:
         model = self.weight_sets.model(weights)
         if not n_gated:
             return model
-        return model.adapted(LowRank(self.adapters.pairs, feed("lora_scales", (n_gated, self.adapters.n_columns))))
+        scales = feed("lora_scales", (n_gated, self.adapters.n_columns))
+        return model.adapted(LowRank(self.adapters.pairs, scales, deltas=self.adapters.deltas))
 
     def measure(self, eval_order: str = "") -> Measurement:
         """Device and memory of every node in the largest ordinary step; nothing is allocated.

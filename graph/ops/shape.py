@@ -108,3 +108,19 @@ def _(g: Tensor, y: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor | None, 
 @after.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 6)), r.normal(size=(3,))], {}
+
+
+@op
+def detached(x: Array) -> Array:
+    """x, without a gradient. Aliases x."""
+    return x
+
+
+@detached.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (None,)
+
+
+@detached.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6))], {}

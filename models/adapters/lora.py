@@ -1,10 +1,13 @@
-"""LoRA adapter files (Hu et al., 2021) in llama.cpp's format: W x + scale · (alpha / r) · B (A x)."""
+"""LoRA adapter files (Hu et al., 2021) in llama.cpp's format: W x + scale · (alpha / r) · B (A x).
+
+DoRA's (Liu et al., 2024) have a third tensor, `.lora_delta`, which llama.cpp refuses: d − 1 for the
+factor d of each output of W. Their B has the factor already: d ∘ (W x + …) = W x + δ ∘ W x + B (A x)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -26,10 +29,12 @@ log = logging.getLogger("logitless.lora")
 
 @dataclass(frozen=True)
 class Pair:
-    """A (r, n_in) and B (n_out, r) of one weight; the token embedding's A is (n_vocab, r)."""
+    """A (r, n_in) and B (n_out, r) of one weight; the token embedding's A is (n_vocab, r). `delta`
+    (n_out,): of DoRA, d − 1 for the factor d of each output of W."""
 
     a: F32
     b: F32
+    delta: F32 | None = None
 
     @property
     def rank(self) -> int:
@@ -57,6 +62,8 @@ class Adapter:
             digest.update(f"{name} {pair.a.shape} {pair.b.shape} {self.factor(name)!r} ".encode())
             digest.update(np.ascontiguousarray(pair.a).data)
             digest.update(np.ascontiguousarray(pair.b).data)
+            if pair.delta is not None:
+                digest.update(pair.delta.data)
         return digest.hexdigest()
 
     @property
@@ -106,6 +113,17 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
             raise ModelFileError(gguf.path, f"tensor {shown(name)} holds a number that is not finite")
         return np.array(array, np.float32)
 
+    def delta(weight: str, n_out: int) -> F32 | None:
+        info = gguf.tensors.get(name := f"{weight}.lora_delta")
+        if info is None:
+            return None
+        if info.shape != (n_out,) or info.dtype != "f32" or weight == EMBEDDING or NORMS.fullmatch(weight):
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} has shape {info.shape}, expected f32 {(n_out,)}")
+        found = np.array(gguf.bytes_of(name).view(np.float32))
+        if not np.isfinite(found).all():
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} holds a number that is not finite")
+        return found
+
     pairs = {}
     for name in gguf.tensors:
         # a norm as a whole
@@ -113,6 +131,8 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
             log.warning("%s: tensor %s is ignored, as llama.cpp does", gguf.path, shown(name))
             continue
         weight, _, half = name.rpartition(".lora_")
+        if half == "delta" and f"{weight}.lora_a" in gguf.tensors:
+            continue
         if half not in ("a", "b"):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is not part of an adapter")
         other = f"{weight}.lora_{'b' if half == 'a' else 'a'}"
@@ -133,7 +153,7 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
             raise ModelFileError(gguf.path, f"tensors {shown(name)} {a} and lora_b {b} do not fit {(n_out, n_in)}")
         if not 0 < rank <= MAX_RANK:
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: a rank of {rank} is not supported")
-        pairs[weight] = Pair(values(name), values(other))
+        pairs[weight] = Pair(values(name), values(other), delta(weight, n_out))
     if not pairs:
         raise ModelFileError(gguf.path, "has no tensors")
     return pairs
@@ -148,7 +168,11 @@ def _taken_apart(source: str, whole: Pair, declared: Mapping[str, TensorSlice]) 
     parts = [(name, part) for name, part in declared.items() if part.source == source]
     if len(parts) == 1:
         return [(parts[0][0], whole)]
-    return [(name, Pair(whole.a, whole.b[part.start : part.start + part.shape[0]])) for name, part in parts]
+    found = []
+    for name, part in parts:
+        rows = slice(part.start, part.start + part.shape[0])
+        found.append((name, Pair(whole.a, whole.b[rows], None if whole.delta is None else whole.delta[rows])))
+    return found
 
 
 def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams, name: str = "") -> None:
@@ -167,6 +191,8 @@ def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams
     tensors = []
     for source, pair in fused(_with_one_alpha(adapter), base, h).items():
         tensors += [(f"{source}.lora_a", tensor(pair.a)), (f"{source}.lora_b", tensor(pair.b))]
+        if pair.delta is not None:
+            tensors.append((f"{source}.lora_delta", tensor(pair.delta)))
     write_gguf(path, h.arch, keys, tensors)
 
 
@@ -175,7 +201,7 @@ def _with_one_alpha(adapter: Adapter) -> Adapter:
     if adapter.alpha:
         return adapter
     rank = adapter.rank
-    scaled = {n: p if p.rank == rank else Pair(p.a, p.b * np.float32(p.rank / rank)) for n, p in adapter.pairs.items()}
+    scaled = {name: replace(p, b=p.b * np.float32(p.rank / rank)) for name, p in adapter.pairs.items()}
     return Adapter(scaled, float(rank), adapter.metadata)
 
 
@@ -193,10 +219,13 @@ def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
             continue
         rank = sum(pair.rank for _, pair in members)
         b = np.zeros((base.tensors[source].shape[0], rank), np.float32)
+        delta = np.zeros(len(b), np.float32) if any(pair.delta is not None for _, pair in members) else None
         at = 0
         for part, pair in members:
             columns = slice(at, at + pair.rank)
             b[part.start : part.start + part.shape[0], columns] = pair.b * np.float32(rank / pair.rank)
             at += pair.rank
-        result[source] = Pair(np.concatenate([pair.a for _, pair in members]), b)
+            if delta is not None and pair.delta is not None:
+                delta[part.start : part.start + part.shape[0]] = pair.delta
+        result[source] = Pair(np.concatenate([pair.a for _, pair in members]), b, delta)
     return result

@@ -23,24 +23,34 @@ class LowRank:
     The embedding's A is (n_vocab, R). A norm's vector is a matrix of one row: its B is (1, R).
     `row_scales` (T, R): row t's products with A are multiplied by row_scales[t] before B, which
     selects its adapters and their scales. Without it each pair's factor scales all rows alike.
+    `deltas`: of DoRA, d − 1 for the factor d of each output of W (n_out,); with `row_scales` a
+    column for each adapter (n_out, R).
     """
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
     row_scales: Tensor | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
+    deltas: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def rescaled(self, name: str, y: Tensor) -> Tensor:
+        """y = x · Wᵀ, each output multiplied by DoRA's factor where an adapter has some."""
+        if name not in self.deltas:
+            return y
+        delta = self.deltas[name]
+        return add(y, mul(y, delta if self.row_scales is None else linear(self.row_scales, delta)))
 
     def added(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """y = x · Wᵀ plus the adapters of W. A tied output matrix has none, as in llama.cpp."""
         if name not in self.pairs or name == EMBEDDING:
             return y
         a, b = self.pairs[name]
-        return add(y, linear(self._weighted(name, linear(x, a)), b))
+        return add(y, self._product(name, linear(x, a), b))
 
     def embedded(self, tokens: Tensor, x: Tensor) -> Tensor:
         if EMBEDDING not in self.pairs:
             return x
         a, b = self.pairs[EMBEDDING]
-        return add(x, linear(self._weighted(EMBEDDING, get_rows(a, tokens)), b))
+        return add(x, self._product(EMBEDDING, get_rows(a, tokens), b))
 
     def normed(self, name: str, x: Tensor, y: Tensor, eps: float, *, layer_norm: bool) -> Tensor:
         """y, x normalised with a weight, plus the adapters of that weight."""
@@ -57,7 +67,8 @@ class LowRank:
     def of_rows(self, ids: Tensor) -> LowRank:
         return self if self.row_scales is None else replace(self, row_scales=get_rows(self.row_scales, ids))
 
-    def _weighted(self, name: str, h: Tensor) -> Tensor:
+    def _product(self, name: str, h: Tensor, b: Tensor) -> Tensor:
+        """h (T, R), products with A, times B. A factor is B's, as of stacked adapters."""
         if self.row_scales is not None:
-            return gate(h, self.row_scales)
-        return scaled(h, self.factors.get(name, 1.0))
+            return linear(gate(h, self.row_scales), b)
+        return linear(h, scaled(b, self.factors.get(name, 1.0)))

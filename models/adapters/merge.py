@@ -1,4 +1,4 @@
-"""LoRA merge: adapters added to the weights of a model file, W + scale · (alpha / r) · B A."""
+"""LoRA merge: adapters added to the weights of a model file, W + scale · ((alpha / r) · B A + δ ∘ W)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
 
     ModelFileError for a type that cannot be written, and for an adapter of a tied embedding.
     """
-    changes: dict[str, list[tuple[Pair, float]]] = {}
+    changes: dict[str, list[tuple[Pair, float, float]]] = {}
     for adapter, scale in adapters:
         for name, pair in fused(adapter, base, h).items():
             factor = scale * (adapter.alpha / pair.rank if adapter.alpha else 1.0)
-            changes.setdefault(name, []).append((pair, factor))
+            changes.setdefault(name, []).append((pair, factor, scale))
     if "token_embd.weight" in changes and "output.weight" not in base.tensors:
         raise ModelFileError(base.path, "the embedding is the output matrix too, and its adapter is for the one only")
     for name in changes:
@@ -54,8 +54,11 @@ def _writable(dtype: str) -> str:
     return dtype if dtype in DTYPES else requantized_type(dtype)
 
 
-def _changed(w: F32, name: str, changes: list[tuple[Pair, float]]) -> F32:
-    for pair, factor in changes:
+def _changed(w: F32, name: str, changes: list[tuple[Pair, float, float]]) -> F32:
+    base = w
+    for pair, factor, scale in changes:
+        if pair.delta is not None:
+            w = w + np.float32(scale) * pair.delta[:, None] * base
         product = pair.a @ pair.b.T if name == "token_embd.weight" else pair.b @ pair.a
         w = w + np.float32(factor) * product.reshape(w.shape)
     return w

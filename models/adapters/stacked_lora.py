@@ -42,12 +42,24 @@ class StackedLora:
         self._session, self._declared = session, declared
         self._columns: dict[int, range] = {}
         self._names: set[str] = set()
-        self._host: dict[str, tuple[F32, F32]] = {}  # contents of the device, to write them again
-        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        # stacked A and B of each weight, and where an adapter is a DoRA its deltas (n_out, n_columns),
+        # each in the first column of its adapter: on the device, and to write them again
+        self._stacks: dict[str, tuple[Tensor, ...]] = {}
+        self._host: dict[str, tuple[F32, ...]] = {}
         self.n_columns = 0
         self._digests: dict[int, str] = {}  # adapters on the device or remembered
         self.generation = 0  # version of the variables: changes with their shapes
         self._next = 1
+
+    @property
+    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Stacked A and B by weight."""
+        return {name: (stack[0], stack[1]) for name, stack in self._stacks.items()}
+
+    @property
+    def deltas(self) -> dict[str, Tensor]:
+        """Stacked deltas by weight."""
+        return {name: stack[2] for name, stack in self._stacks.items() if len(stack) > 2}
 
     def put(self, adapter: Adapter, mix: Mix = ()) -> int:
         """Load an adapter into columns after those of `mix`. ValueError for one with numbers
@@ -55,24 +67,29 @@ class StackedLora:
         for name, given in adapter.pairs.items():
             with np.errstate(over="ignore"):
                 scaled = given.b * np.float32(adapter.factor(name))
-            if not (np.isfinite(given.a).all() and np.isfinite(scaled).all()):
+            halves = (given.a, scaled, *(() if given.delta is None else (given.delta,)))
+            if not all(np.isfinite(half).all() for half in halves):
                 raise ValueError(f"the adapter of '{name}' holds a number that is not finite")
         handle, self._next = self._next, self._next + 1
         first = self._behind(mix)
         columns = self._room(adapter.rank, first)
-        if columns is None or not adapter.pairs.keys() <= self._names:
+        if columns is None or not self._has_stacks(adapter):
             self._grow(adapter, first)
             columns = self._room(adapter.rank, first)
             assert columns is not None
         at = slice(columns.start, columns.stop)
-        for name, (a, b) in self._host.items():
+        for name, (a, b, *deltas) in self._host.items():
             by_column = a.T if name == EMBEDDING else a
             by_column[at], b[:, at] = 0, 0
+            for delta in deltas:
+                delta[:, at] = 0
             if name in adapter.pairs:
                 pair = adapter.pairs[name]
                 own = slice(columns.start, columns.start + pair.rank)
                 by_column[own] = pair.a.T if name == EMBEDDING else pair.a
                 b[:, own] = pair.b * np.float32(adapter.factor(name))
+                if pair.delta is not None:
+                    deltas[0][:, columns.start] = pair.delta
             self._write(name)
         self._columns[handle] = columns
         self._digests[handle] = adapter.digest
@@ -116,7 +133,7 @@ class StackedLora:
     def move_to(self, session: Session) -> None:
         """Define the same adapters in another session, after a device was lost."""
         self._session = session
-        self.pairs = self._states(self._host, self.generation, {})
+        self._stacks = self._states(self._host, self.generation, {})
 
     def _behind(self, mix: Mix) -> int:
         """First column after those of a mix."""
@@ -139,46 +156,58 @@ class StackedLora:
             while n_columns < last + adapter.rank:
                 n_columns *= 2
         names = self._names | adapter.pairs.keys()
-        host = {name: self._widened(name, n_columns) for name in self._declared if name in names}
-        pairs = self._states(host, self.generation + 1, self.pairs)
-        self._session.delete(t.name for pair in self.pairs.values() for t in pair)
-        self._names, self._host, self.pairs, self.n_columns = names, host, pairs, n_columns
+        dora = {name for name, pair in adapter.pairs.items() if pair.delta is not None} | self.deltas.keys()
+        host = {name: self._widened(name, n_columns, name in dora) for name in self._declared if name in names}
+        stacks = self._states(host, self.generation + 1, self._stacks)
+        self._session.delete(t.name for stack in self._stacks.values() for t in stack)
+        self._names, self._host, self._stacks, self.n_columns = names, host, stacks, n_columns
         self.generation += 1
 
-    def _widened(self, name: str, n_columns: int) -> tuple[F32, F32]:
-        """A matrix's stacked A and B, with zeros in the new columns."""
+    def _has_stacks(self, adapter: Adapter) -> bool:
+        """True if there are stacks for all tensors of an adapter."""
+        deltas = self.deltas
+        return all(
+            name in self._names and (pair.delta is None or name in deltas) for name, pair in adapter.pairs.items()
+        )
+
+    def _widened(self, name: str, n_columns: int, dora: bool) -> tuple[F32, ...]:
+        """A matrix's stacked A and B, and deltas of DoRA, with zeros in the new columns."""
         n_out, n_in = matrix_shape(self._declared[name].shape)
         embedding = name == EMBEDDING
         a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
         b = np.zeros((n_in if embedding else n_out, n_columns), np.float32)
+        delta = np.zeros((n_out, n_columns if dora else 0), np.float32)
         if name in self._host:
-            before_a, before_b = self._host[name]
+            before_a, before_b, *before = self._host[name]
             (a.T if embedding else a)[: self.n_columns] = before_a.T if embedding else before_a
             b[:, : self.n_columns] = before_b
-        return a, b
+            for old in before:
+                delta[:, : self.n_columns] = old
+        return (a, b, delta) if dora else (a, b)
 
     def _states(
-        self, host: Mapping[str, tuple[F32, F32]], generation: int, before: Mapping[str, tuple[Tensor, Tensor]]
-    ) -> dict[str, tuple[Tensor, Tensor]]:
+        self, host: Mapping[str, tuple[F32, ...]], generation: int, before: Mapping[str, tuple[Tensor, ...]]
+    ) -> dict[str, tuple[Tensor, ...]]:
         """Variables with these arrays, in memory beside those that they replace; on an error
         none is left."""
         made: list[Tensor] = []
+        stacks: dict[str, tuple[Tensor, ...]] = {}
         try:
-            for name, halves in host.items():
-                for half, values in zip("ab", halves, strict=True):
-                    made.append(self._session.define(f"lora.{generation}.{name}.{half}", values.shape))
+            for name, parts in host.items():
+                for part, values in zip(("a", "b", "delta"), parts, strict=False):
+                    made.append(self._session.define(f"lora.{generation}.{name}.{part}", values.shape))
                     self._session.write(made[-1].name, values)
-            pairs = dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
+                stacks[name] = tuple(made[-len(parts) :])
             # a running sequence needs it in the next step; running out of room there would be too
             # late
             for name, old in before.items():
-                for t, other in zip(pairs[name], old, strict=True):
+                for t, other in zip(stacks[name], (*old, old[1]), strict=False):  # old[1]: where there were no deltas
                     self._session.colocate(t.name, other.name)
         except BaseException:
             self._session.delete(t.name for t in made)
             raise
-        return pairs
+        return stacks
 
     def _write(self, name: str) -> None:
-        for t, values in zip(self.pairs[name], self._host[name], strict=True):
+        for t, values in zip(self._stacks[name], self._host[name], strict=True):
             self._session.write(t.name, values)

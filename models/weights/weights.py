@@ -45,6 +45,7 @@ class Weights:
     tensors: Mapping[str, Tensor]
     prefix: str = ""
     low_rank: LowRank | None = None
+    noise: Tensor | None = None  # (T, n_embd), added to the token embeddings
 
     def block(self, i: int) -> Weights:
         return replace(self, prefix=f"{self.prefix}blk.{i}.")
@@ -77,9 +78,11 @@ class Weights:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
+        weight = f"{self.prefix}{name}.weight"
+        y = y if self.low_rank is None else self.low_rank.rescaled(weight, y)
         bias = self.bias(name)
         y = y if bias is None else add(y, bias)
-        return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
+        return y if self.low_rank is None else self.low_rank.added(weight, x, y)
 
     def experts(self, name: str, x: Tensor, order: Tensor, n: int, width: int) -> Tensor:
         """Each row of x (R, K) times its own expert's weight, plus that expert's bias: (R, width).
@@ -109,7 +112,8 @@ class Weights:
     def embedding(self, tokens: Tensor) -> Tensor:
         """Token embeddings (T, n_embd)."""
         x = get_rows(self["token_embd"], tokens)
-        return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
+        x = x if self.low_rank is None else self.low_rank.embedded(tokens, x)
+        return x if self.noise is None else add(x, self.noise)
 
 
 def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str, TensorSlice]:

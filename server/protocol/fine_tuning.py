@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Annotated, Any
 
 from msgspec import Struct
@@ -16,13 +16,16 @@ from logitless.engine.finetuning.job import ENDED, base_of, method_row
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.server.protocol.fields import bad_request, read
+from logitless.server.protocol.fields import article, bad_request, read
+from logitless.training.adapters.options import HYPERPARAMETERS, STARTS, lora_options
+from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
 from logitless.training.graders.parse import parse_grader
 from logitless.training.methods.grpo import LOSSES
 from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
 
 _EFFORTS = ("default", "none", "minimal", "low", "medium", "high")
+_OF_ADAPTERS = (*HYPERPARAMETERS, "lora_plus_ratio")
 _PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
 
 
@@ -30,7 +33,22 @@ def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
     return Param(doc, low, high, hard=True)
 
 
-class HyperparametersBody(Struct, frozen=True, kw_only=True):
+class AdapterBody(Struct, frozen=True, kw_only=True):
+    """Hyperparameters of the trained weights, of all methods."""
+
+    full: Annotated[bool, Param("train all weights instead of an adapter")]
+    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
+    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
+    lora_target_modules: Annotated[
+        list[str], Param("q_proj, down_proj, all-linear, …, or patterns of tensor names; none: all matrices", most=256)
+    ]
+    lora_rslora: Annotated[bool, Param("scale by alpha / √r instead of alpha / r")]
+    lora_dora: Annotated[bool, Param("train the norms of the matrices' rows, too")]
+    lora_init: Annotated[str, Param("gaussian, or pissa: from the principal singular vectors", choices=STARTS)]
+    lora_plus_ratio: Annotated[float, Param("factor of the learning rate of B (LoRA+)", 1e-3, 1e3, hard=True)]
+
+
+class HyperparametersBody(AdapterBody, frozen=True, kw_only=True):
     """`hyperparameters`; "auto", the default, is chosen from the data."""
 
     n_epochs: Annotated[int, _count("passes over the examples", 1000)]
@@ -39,10 +57,10 @@ class HyperparametersBody(Struct, frozen=True, kw_only=True):
         float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
     ]
     context_length: Annotated[int, _count("tokens of an example at most", 1 << 16, 2)]
-    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
-    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
+    neftune_noise_alpha: Annotated[
+        float, Param("of supervised learning: noise on the embeddings, within alpha / √(L · n_embd)", 0, 1e3, hard=True)
+    ]
     warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
-    full: Annotated[bool, Param("train all weights instead of an adapter")]
     validation_split: Annotated[
         float, Param("part of the examples that validates instead of a file", 0, 0.9, hard=True)
     ]
@@ -57,7 +75,7 @@ class HyperparametersBody(Struct, frozen=True, kw_only=True):
     undesirable_weight: Annotated[float, Param("of kto (1): weight of bad answers", 0, 1e3, hard=True)]
 
 
-class ReinforcementHyperparametersBody(Struct, frozen=True, kw_only=True):
+class ReinforcementHyperparametersBody(AdapterBody, frozen=True, kw_only=True):
     """`hyperparameters` of reinforcement; "auto", the default, is chosen from the data."""
 
     n_epochs: Annotated[int, _count("passes over the prompts", 1000)]
@@ -75,10 +93,7 @@ class ReinforcementHyperparametersBody(Struct, frozen=True, kw_only=True):
     beta: Annotated[float, Param("weight of the divergence from the base model", 0, 1e3, hard=True)]
     clip_range: Annotated[float, Param("of ratios around 1", 1e-3, 1, hard=True)]
     loss_type: Annotated[str, Param("grpo or dr_grpo", choices=LOSSES)]
-    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
-    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
     warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
-    full: Annotated[bool, Param("train all weights instead of an adapter")]
     validation_split: Annotated[float, Param("part of the prompts that validates instead of a file", 0, 0.9, hard=True)]
     early_stopping_patience: Annotated[
         int,
@@ -133,9 +148,10 @@ def new_job(
     n_ctx_train: int,
     may_see: Callable[[Row], bool] = lambda _: True,
     around: Surroundings | None = None,
+    weights: Collection[str] | None = None,
 ) -> Row:
     """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count;
-    `around`: the means of graders."""
+    `around`: the means of graders; `weights`: the model's, of which adapters have some."""
     asked = read(JobBody, body)
     model, suffix = asked.model, asked.suffix
     start = None if model in names else find(store, model)
@@ -164,7 +180,7 @@ def new_job(
         if grader is None:
             bad_request("method.reinforcement.grader", "is required: it gives the rewards")
         grader_of(grader, around or Surroundings(), "method.reinforcement.grader")
-    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start)
+    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start, weights)
     if h["validation_split"] and asked.validation_file:
         bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
     if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):
@@ -197,8 +213,15 @@ def new_job(
     }
 
 
-def _hyperparameters(raw: Mapping[str, Any], method: str, n_ctx_train: int, start: TunedModel | None) -> dict[str, Any]:
+def _hyperparameters(
+    raw: Mapping[str, Any],
+    method: str,
+    n_ctx_train: int,
+    start: TunedModel | None,
+    weights: Collection[str] | None,
+) -> dict[str, Any]:
     rewarded = method == REINFORCEMENT
+    raw = _flattened(raw)
     own: Mapping[str, Any] = REINFORCED if rewarded else hyperparameters(method)
     body = ReinforcementHyperparametersBody if rewarded else HyperparametersBody
     for name in sorted(raw):
@@ -211,7 +234,7 @@ def _hyperparameters(raw: Mapping[str, Any], method: str, n_ctx_train: int, star
     if start is not None:
         given = _inherited(given, start)
     if given.get("full") is True:
-        for name in ("lora_r", "lora_alpha"):
+        for name in _OF_ADAPTERS:
             if given.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
     common = {name: value for name, value in DEFAULTS.items() if name in body.__struct_fields__}
@@ -223,7 +246,31 @@ def _hyperparameters(raw: Mapping[str, Any], method: str, n_ctx_train: int, star
     highs = {} if rewarded else {"context_length": most}
     asked = read(body, given, defaults=defaults, within=within, **highs)
     values = {name: value for name, value in asdict_struct(asked).items() if name in common or name in own}
+    if values.get("neftune_noise_alpha") and method != SUPERVISED:
+        bad_request(f"{within}neftune_noise_alpha", f"is of supervised learning, and the method is {method}")
+    try:
+        options = lora_options(values)
+        if weights is not None and not values["full"]:
+            options.check_targets(weights)
+    except TrainingError as error:
+        name, _, problem = str(error).partition(": ")
+        bad_request(within + name, problem)
     return {**values, **dict.fromkeys(automatic, "auto")}
+
+
+def _flattened(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Hyperparameters with those of the object `lora`, whose names have no lora_ in front."""
+    lora = raw.get("lora")
+    if lora is None:
+        return raw
+    if not isinstance(lora, Mapping):
+        bad_request("hyperparameters.lora", f"expected an object, got {article(lora)}")
+    for name in lora:
+        if f"lora_{name}" not in _OF_ADAPTERS:
+            bad_request(f"hyperparameters.lora.{name}", "is not known")
+        if raw.get(f"lora_{name}") is not None:
+            bad_request(f"hyperparameters.lora.{name}", f"stands also in lora_{name}: give one of them")
+    return {k: v for k, v in raw.items() if k != "lora"} | {f"lora_{k}": v for k, v in lora.items()}
 
 
 def _own(method: str) -> Mapping[str, Any]:
@@ -234,7 +281,12 @@ def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
     """Hyperparameters with those of the model that a job starts from, which it cannot change."""
     fixed: dict[str, Any] = {"full": start.whole}
     if not start.whole:
-        fixed |= {name: start.job["hyperparameters"][name] for name in ("lora_r", "lora_alpha")}
+        before = start.job["hyperparameters"]
+        fixed |= {name: before.get(name, DEFAULTS[name]) for name in HYPERPARAMETERS}
+        if fixed["lora_dora"]:
+            bad_request("model", f"{start.name} is a DoRA adapter, from which no job starts")
+        if fixed["lora_init"] == "pissa":  # twice the rank, over the model's own weights
+            fixed |= {"lora_r": 2 * fixed["lora_r"], "lora_alpha": 0.0, "lora_rslora": False, "lora_init": "gaussian"}
     for name, value in fixed.items():
         if given.get(name) not in (None, value):
             kind = "a whole model" if start.whole else "an adapter"

@@ -21,13 +21,15 @@ from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import Shape
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import Slice
-from logitless.training.trainable import FULL, LORA, LoraOptions, full, lora
+from logitless.training.trainable import FULL, LORA, full
 from logitless.training.trainer import Settings, Step, Trainer
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3

@@ -17,8 +17,8 @@ from logitless.graph.testing.evaluate import evaluate
 register_all()
 SINKS, POS = 6, 5  # indices of attention's sinks and positions; with sinks or two positions it has no gradient
 STEP = 1e-6
-# constant wherever they are smooth: a gradient of zero is no node
-FLAT = {"argmax", "sign", "step"}
+# constant wherever they are smooth, or detached: a gradient of zero is no node
+FLAT = {"argmax", "detached", "sign", "step"}
 
 
 def arrays_of(name: str, case: int) -> tuple[list[Any], dict[str, Any]]:

@@ -17,12 +17,14 @@ from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.packing import PackedExamples
 from logitless.training.data.sources import read_rows
 from logitless.training.data.tokenize_rows import examples_of
 from logitless.training.schedule import OptimizerSettings
 from logitless.training.step import Steps, outcome
-from logitless.training.trainable import LoraOptions, full, lora
+from logitless.training.trainable import full
 from tests.integration.conftest import ServerFactory
 
 ROWS = [

@@ -17,7 +17,7 @@ import pytest
 
 from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.cli.commands.training.finetune import lora_options
+from logitless.cli.commands.training.finetune import adapter_options
 from logitless.cli.flags.flags import UsageError, parse
 from logitless.cli.flags.options import DEVICE, THREADS
 from logitless.cli.flags.options_training import FINETUNE, TRAIN
@@ -107,7 +107,7 @@ def test_defaults_are_the_old_trainers() -> None:
     s, a = wanted.schedule, wanted.optimizer
     assert (s.alpha, s.warmup, s.cos_decay_steps, s.cos_decay_min, s.cos_decay_restart) == (1e-3, 0, 1000, 0.1, 1.1)
     assert (a.beta1, a.beta2, a.eps, a.decay, a.decay_min_ndim, a.gclip) == (0.9, 0.999, 1e-8, 0.1, 2, 1.0)
-    assert (lora_options(o).rank, o.save_every, o.val_split) == (4, 10, 0.05)
+    assert (adapter_options(o).rank, o.save_every, o.val_split) == (4, 10, 0.05)
     library = adamw_params(1, 1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.0)
     assert adamw_params(1, 1e-3).tolist() == library.tolist()
 
@@ -223,6 +223,9 @@ TEXT_RUN, ROWS_RUN = ("finetune -m M --lora-out A --file T", "finetune -m M --lo
     [
         ("finetune -m M -o O --file T --lora-r 2", "finetune: --lora-r is of an adapter, and all weights are trained"),
         ("finetune -m M -o O --file T --rank-wq 2", "--rank-wq is of an adapter"),
+        ("finetune -m M -o O --file T --lora-dora", "--lora-dora is of an adapter"),
+        ("finetune -m M -o O --file T --lora-plus-ratio 4", "--lora-plus-ratio is of an adapter"),
+        (f"{TEXT_RUN} --method dpo --neftune-noise-alpha 5", "--neftune-noise-alpha is of supervised learning"),
         ("train -o O --file T --lora-alpha 2", "--lora-alpha"),
         (f"{TEXT_RUN} --train-tensors blk.*", "--train-tensors is of a whole model, and an adapter is trained"),
         (f"{TEXT_RUN} --output-type f16", "--output-type is of a whole model, and an adapter is written in f32"),
@@ -273,8 +276,19 @@ def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsy
     code, told = run(capsys, *one, "--warmup", "1")
     assert code == 0
     assert "warning: --warmup 1: the 1 steps of the run never reach the learning rate" in told
+    for flags, problem in (
+        ("--lora-target-modules q_proj,x", "--lora-target-modules: the model has no matrix 'x' to adapt"),
+        ("--lora-rslora", "--lora-rslora: needs a lora_alpha"),
+        ("--lora-dora --lora-init pissa", "--lora-dora: begins at the model itself"),
+    ):
+        code, told = run(capsys, *one, *flags.split())
+        assert code != 0
+        assert problem in told
     resumed = [*one, "--checkpoint-in", str(tmp_path / "c.gguf")]
     assert run(capsys, *resumed, *ranks)[0] == 0  # the same again
+    code, told = run(capsys, *resumed, "--lora-init", "pissa")
+    assert code == 2
+    assert '--lora-init: the adapter of --checkpoint-in has "gaussian" there' in told
     for flags in ("--lora-r 8", "--lora-alpha 2", "--rank-wq 4", "--rank-wk 3"):
         code, told = run(capsys, *resumed, *flags.split())
         assert code == 2

@@ -14,10 +14,10 @@ from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import read_adapter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.synthetic.model import Shape
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.errors import TrainingError
 from logitless.training.finetune import FineTuning
 from logitless.training.scratch import new_model
-from logitless.training.trainable import LoraOptions
 from logitless.training.trainer import Settings, Step, Validated
 
 ROWS = [{"prompt": f"{i} plus {i} is ", "completion": f"{2 * i}."} for i in range(24)]

@@ -13,11 +13,13 @@ from logitless.models.adapters.lora import read_adapter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.quantize import dequantized
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.save import save_result
 from logitless.training.schedule import Schedule
-from logitless.training.trainable import LoraOptions, Trainable, full, lora
+from logitless.training.trainable import Trainable, full
 from logitless.training.trainer import Settings, Step, Trainer
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL

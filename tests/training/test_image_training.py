@@ -17,12 +17,12 @@ from logitless.graph.execution.session import Session
 from logitless.graph.order import toposort
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.chat.template import of_file
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.packing import Groups, PackedExamples
 from logitless.training.data.run_images import RunImages
 from logitless.training.errors import TrainingError
 from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import objective
-from logitless.training.trainable import LoraOptions
 from logitless.training.trainer import Encoding, Event, Finished, Settings, Trainer
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs

@@ -13,6 +13,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.models.synthetic.model import Shape
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.data import packing
 from logitless.training.errors import TrainingError
 from logitless.training.finetune import FineTuning
@@ -20,7 +21,6 @@ from logitless.training.methods.objective import TokenRows
 from logitless.training.methods.registry import OBJECTIVES, objective
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
-from logitless.training.trainable import LoraOptions
 from logitless.training.trainer import Measuring, Settings, Step, Validated
 
 PAIRS = [

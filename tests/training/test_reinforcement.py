@@ -16,6 +16,8 @@ from logitless.engine.runner.model_runner import ModelRunner
 from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.graph.backend import Backend
 from logitless.models.synthetic.model import Shape
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.prompts import Prompts
 from logitless.training.data.sampler import ExampleSampler
 from logitless.training.graders.grade import Grade
@@ -25,7 +27,7 @@ from logitless.training.policy.served_forward import ServedForward
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import Steps, outcome
-from logitless.training.trainable import LoraOptions, Trainable, lora
+from logitless.training.trainable import Trainable
 from logitless.training.trainer import Settings, Settled, Step
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]

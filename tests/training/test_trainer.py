@@ -21,6 +21,8 @@ from logitless.models.gguf.write import copied_keys, tensor, u32, write_gguf
 from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.training import head
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.packing import PackedExamples, StridedSamples
 from logitless.training.data.sampler import Sampler
@@ -30,7 +32,7 @@ from logitless.training.save import save_result
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import GradientHook, outcome
-from logitless.training.trainable import LORA, LoraOptions, full, lora
+from logitless.training.trainable import LORA, full
 from logitless.training.trainer import Control, Settings, Step, Trainer, Validated
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3

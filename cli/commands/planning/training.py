@@ -64,7 +64,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
         reader = training_run.reader_of(o, gguf, path)
         training_run.set_context(o, h, reader)
         settings, data = training_run.prepare(o, reader) if o.file else (training_run.settings(o), None)
-        trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
+        trainable = finetune.trainable(session, gguf, h, None if full else finetune.adapter_options(o), o)
         steps = steps_of(trainable, settings, images=None if reader.images is None else reader.images.images)
         devices = steps.footprint(settings.grad_acc, validates=o.val_split > 0 or reader.objective is not None)
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole

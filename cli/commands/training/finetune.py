@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.hparams.hparams import Hparams
+    from logitless.training.adapters.options import LoraOptions
     from logitless.training.checkpoint import Checkpoint
-    from logitless.training.trainable import LoraOptions, Trainable
+    from logitless.training.trainable import Trainable
 
 
 def run(options: SimpleNamespace) -> int:
@@ -38,7 +40,7 @@ def run(options: SimpleNamespace) -> int:
     lora = None
     output = options.lora_out or options.output
     if kind == LORA:
-        lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else lora_options(options)
+        lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else adapter_options(options)
         if only_write:
             return _only_write(options, path, checkpoint)
     elif only_write:
@@ -54,21 +56,22 @@ def run(options: SimpleNamespace) -> int:
             return reinforcement_run.run(options, path, lora, output, checkpoint)
         return training_run.run(options, path, make, output, checkpoint)
     except TrainingError as error:
-        raise CliError(str(error)) from None
+        raise CliError(flagged(error)) from None
 
 
 def trainable(
     session: Session, gguf: GGUFFile, h: Hparams, lora: LoraOptions | None, options: SimpleNamespace
 ) -> Trainable:
     from logitless.models.model import define_model
-    from logitless.training import trainable as kinds
+    from logitless.training.adapters.lora import lora as define_lora
+    from logitless.training.trainable import full
 
     model = define_model(session, gguf, h, options.ctx_size)
     if lora is not None:
-        found = kinds.lora(session, model, lora)
+        found = define_lora(session, model, lora, gguf=gguf)
         _check_ranks(options, lora, [n.removesuffix(".lora_a") for n in found.names if n.endswith(".lora_a")])
         return found
-    return kinds.full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
+    return full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
 
 
 def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
@@ -81,17 +84,29 @@ def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
     return read_checkpoint(path)
 
 
-def lora_options(o: SimpleNamespace) -> LoraOptions:
-    from logitless.training.trainable import RANKS, LoraOptions
+def adapter_options(o: SimpleNamespace) -> LoraOptions:
+    from logitless.training.adapters.options import RANKS, lora_options
+    from logitless.training.errors import TrainingError
 
-    ranks = {kind: getattr(o, f"rank_{kind}") for kind in RANKS}
-    return LoraOptions(o.lora_r, o.lora_alpha, {k: n for k, n in ranks.items() if n is not None}, max(0, o.seed))
+    ranks = {kind: rank for kind in RANKS if (rank := getattr(o, f"rank_{kind}")) is not None}
+    try:
+        return lora_options(vars(o), max(0, o.seed), ranks)
+    except TrainingError as error:
+        raise UsageError(flagged(error)) from None
+
+
+def flagged(error: Exception) -> str:
+    """An error's message; a hyperparameter's name at its beginning becomes its flag."""
+    from logitless.training.adapters.options import HYPERPARAMETERS
+
+    name, colon, problem = str(error).partition(":")
+    return f"--{name.replace('_', '-')}{colon}{problem}" if name in HYPERPARAMETERS else str(error)
 
 
 def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> None:
     """UsageError: a rank is given for a tensor that the adapter does not have, or the adapter of the
     checkpoint has another one."""
-    from logitless.training.trainable import RANKS
+    from logitless.training.adapters.options import HYPERPARAMETERS, RANKS
 
     for kind, pattern in RANKS.items():
         flag, rank = f"--rank-{kind.replace('_', '-')}", getattr(o, f"rank_{kind}")
@@ -106,13 +121,20 @@ def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> N
         raise UsageError(f"--lora-r {o.lora_r}: the adapter of --checkpoint-in has rank {lora.rank}")
     if "lora_alpha" in given and np.float32(o.lora_alpha) != np.float32(lora.alpha):
         raise UsageError(f"--lora-alpha {o.lora_alpha:g}: the adapter of --checkpoint-in has alpha {lora.alpha:g}")
+    for dest, of in HYPERPARAMETERS.items():
+        value = getattr(lora, of)
+        value = list(value) if isinstance(value, tuple) else value
+        if dest not in ("lora_r", "lora_alpha") and dest in given and getattr(o, dest) != value:
+            flag = f"--{dest.replace('_', '-')}"
+            raise UsageError(f"{flag}: the adapter of --checkpoint-in has {json.dumps(value)} there")
 
 
 def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -> int:
     """The adapter of a checkpoint, without training."""
-    from logitless.models.adapters.lora import Adapter, Pair, write_adapter
+    from logitless.models.adapters.lora import write_adapter
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.model import hparams_of
+    from logitless.training.adapters.options import adapter_of
 
     if checkpoint is None or checkpoint.lora is None:
         raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")
@@ -120,7 +142,9 @@ def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -
     values = checkpoint.tensors
     weights = [name.removesuffix(".lora_a") for name in values if name.endswith(".lora_a")]
     _check_ranks(o, checkpoint.lora, weights)
-    adapter = Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, checkpoint.lora.alpha)
+    if checkpoint.lora.dora:
+        raise UsageError("finetune: --only-write-lora knows no DoRA adapter, whose factors need the model on a device")
+    adapter = adapter_of(checkpoint.lora, values)
     with GGUFFile.open(path) as gguf:
         write_adapter(o.lora_out, adapter, gguf, hparams_of(gguf), Path(o.lora_out).stem)
     return 0

@@ -35,7 +35,8 @@ async def create(request: web.Request) -> web.Response:
         if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
             body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
         around = surroundings(context.service, config)
-        return new_job(body, tuning.store, tuning.base, names, n_ctx, client.may_see, around) | {"owner": client.owner}
+        row = new_job(body, tuning.store, tuning.base, names, n_ctx, client.may_see, around, tuning.weights)
+        return row | {"owner": client.owner}
 
     job = await context.parsed(request, parse)
 

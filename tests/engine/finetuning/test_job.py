@@ -18,6 +18,7 @@ from logitless.engine.finetuning.store import Row, Store
 from logitless.models import tokenizer
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fine_tuning import new_job
+from logitless.training.adapters.options import LoraOptions, lora_options
 from logitless.training.errors import TrainingError
 from logitless.training.scratch import byte_vocabulary
 
@@ -155,6 +156,53 @@ def test_a_job_shows_auto_until_it_runs(tmp_path: Path) -> None:
         ("n_epochs", "learning_rate_multiplier", "context_length", "warmup_steps"), "auto"
     )
     assert (shown["batch_size"], shown["lora_r"]) == (3, 8)
+
+
+def test_the_adapter_of_a_job_is_chosen_by_its_hyperparameters(tmp_path: Path, vocabulary: Tokenizer) -> None:
+    lora = {
+        "r": 4,
+        "alpha": 8,
+        "target_modules": ["q_proj", "ffn_*"],
+        "rslora": True,
+        "plus_ratio": 16,
+        "init": "pissa",
+    }
+    found = prepared(tmp_path, vocabulary, [{"text": "a"}], lora=lora, neftune_noise_alpha=5)
+    options = lora_options(found.hyperparameters.as_row(), 7)
+    assert options == LoraOptions(4, 8.0, {}, 7, ("q_proj", "ffn_*"), rslora=True, start="pissa")
+    assert found.settings.optimizer.lora_plus_ratio == 16
+    assert found.settings.noise.alpha == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"lora": {"rank": 4}}, r"hyperparameters\.lora\.rank': is not known"),
+        ({"lora": 3}, r"hyperparameters\.lora': expected an object"),
+        ({"lora": {"r": 4}, "lora_r": 4}, r"hyperparameters\.lora\.r': stands also in lora_r"),
+        ({"lora_rslora": True}, r"hyperparameters\.lora_rslora': needs a lora_alpha"),
+        ({"lora_init": "olora"}, r"hyperparameters\.lora_init': must be one of gaussian, pissa"),
+        ({"lora_dora": True, "lora_init": "pissa"}, r"hyperparameters\.lora_dora'"),
+        ({"lora_target_modules": "q_proj"}, r"hyperparameters\.lora_target_modules'"),
+        (
+            {"lora_target_modules": ["q_proj", "x"]},
+            r"hyperparameters\.lora_target_modules': the model has no matrix 'x'",
+        ),
+        ({"lora_plus_ratio": 0}, r"hyperparameters\.lora_plus_ratio': must be between"),
+        ({"full": True, "lora_dora": True}, r"hyperparameters\.lora_dora': is of an adapter"),
+        ({"neftune_noise_alpha": -1}, r"hyperparameters\.neftune_noise_alpha': must be between"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused_by_its_field(tmp_path: Path, asked: Row, problem: str) -> None:
+    store = Store(tmp_path)
+    file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
+    body = {"model": "m", "training_file": file["id"], "hyperparameters": asked}
+    with pytest.raises(InvalidRequest, match=problem):
+        new_job(body, store, "m", {"m"}, N_CTX_TRAIN, weights=["blk.0.attn_q.weight"])
+    noisy = {"type": "dpo", "dpo": {"hyperparameters": {"neftune_noise_alpha": 5}}}
+    with pytest.raises(InvalidRequest, match="neftune_noise_alpha': is of supervised learning, and the method is dpo"):
+        new_job({"model": "m", "training_file": file["id"], "method": noisy}, store, "m", {"m"}, N_CTX_TRAIN)
+    store.close()
 
 
 def test_windows_of_a_batch_hold_its_examples_alone(tmp_path: Path, vocabulary: Tokenizer) -> None:

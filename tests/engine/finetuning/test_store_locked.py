@@ -21,6 +21,7 @@ class Desk:
     """Of a job that runs elsewhere."""
 
     ready = pending = False
+    weights = ()
 
     def __init__(self, folder: Path) -> None:
         self.store, self.base = Store(folder), "fake"

@@ -233,7 +233,7 @@ def test_a_full_disk_keeps_no_server_from_starting(engine: ModelRunner, tmp_path
 def test_who_is_to_blame_for_a_job_that_fails(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
-    monkeypatch.setattr("logitless.training.trainable.lora", Mock(side_effect=error))
+    monkeypatch.setattr("logitless.training.adapters.lora.lora", Mock(side_effect=error))
     job = Job(tmp_path, engine, full=False)
     while job.status in ("queued", "running"):
         job.turn(0.0)
@@ -437,9 +437,10 @@ def test_a_job_starts_from_a_fine_tuned_model(engine: ModelRunner, tmp_path: Pat
     ]
     assert losses[1][0] < losses[0][-1] + 0.2 < losses[0][0]
     assert job.tuning.adapters.find(row["model_name"]) is not None
-    refused = {"full": not full} if full else {"lora_r": 5}
-    with pytest.raises(InvalidRequest, match="hyperparameters"):
-        finished(job, model=name, hyperparameters=refused)
+    changed: list[dict[str, Any]] = [{"full": not full}] if full else [{"lora_r": 5}, {"lora": {"rslora": True}}]
+    for refused in changed:
+        with pytest.raises(InvalidRequest, match="hyperparameters"):
+            finished(job, model=name, hyperparameters=refused)
     with pytest.raises(InvalidRequest, match="field 'model'"):
         finished(job, model="ft:m:none:1")
     job.tuning.delete_model(find(job.store, name))  # type: ignore[arg-type]

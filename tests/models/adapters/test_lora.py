@@ -22,8 +22,9 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.quantize import dequantized
 from logitless.models.weights.weights import check_weights
+from logitless.training.adapters.lora import lora, start_from
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.errors import TrainingError
-from logitless.training.trainable import LoraOptions, lora, start_from
 from tests.helpers.architecture_specs import PLAIN
 from tests.helpers.reference_model import write
 from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
