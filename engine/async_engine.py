@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.engine.adapters import Adapters
@@ -178,19 +179,38 @@ class AsyncEngine:
 
         Raises the RequestError of the first one that is refused.
         """
-        if self.served is None:
-            raise Unavailable("Loading model")
-        if not self._accepting:
-            raise Unavailable("the server is shutting down")
-        stream = Stream(self, len(requests))
+        self._check_open()
         admitted: asyncio.Future[None] = self._new_future()
-        self._streams.add(stream)
-        self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
+        stream = self._open(requests, client, partial(_resolve, admitted, None))
         try:
             await admitted
         except BaseException:
             stream.close()
             raise
+        return stream
+
+    def begin(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
+        """The same without waiting for the engine thread: the stream raises the error of a refusal."""
+        self._check_open()
+        return self._open(requests, client, None)
+
+    def _check_open(self) -> None:
+        if self.served is None:
+            raise Unavailable("Loading model")
+        if not self._accepting:
+            raise Unavailable("the server is shutting down")
+
+    def _open(
+        self,
+        requests: Sequence[CompletionRequest],
+        client: str,
+        admitted: Callable[[BaseException | None], None] | None,
+    ) -> Stream:
+        """A stream for these requests. `admitted` gets the error of a refusal, or None; without it the
+        stream does."""
+        stream = Stream(self, len(requests))
+        self._streams.add(stream)
+        self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
         return stream
 
     async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
@@ -421,7 +441,7 @@ class AsyncEngine:
         requests: Sequence[CompletionRequest],
         client: str,
         stream: Stream,
-        admitted: asyncio.Future[None],
+        admitted: Callable[[BaseException | None], None] | None,
     ) -> None:
         now = time.perf_counter()
         self._asked = True
@@ -434,9 +454,10 @@ class AsyncEngine:
             if not isinstance(error, RequestError):
                 log.error("submit failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
             self._cancel(scheduler, stream)
-            self._tell(_resolve, admitted, None, error)
+            self._tell(admitted or stream.refuse, error)
         else:
-            self._tell(_resolve, admitted, None, None)
+            if admitted is not None:
+                self._tell(admitted, None)
 
     def _cancel(self, scheduler: Scheduler, stream: Stream) -> None:
         for key, state in list(self._states.items()):

@@ -31,6 +31,7 @@ class Stream:
         self._events: list[tuple[int, Event]] = []
         self._arrived: asyncio.Future[None] | None = None
         self._running = set(range(n))
+        self._refusal: BaseException | None = None
         self.closed = False
 
     def push(self, index: int, event: Event) -> None:
@@ -48,14 +49,17 @@ class Stream:
     async def batch(self) -> list[tuple[int, Event]]:
         """Return all new events; wait for the first.
 
-        An empty list means that the stream has ended.
+        An empty list means that the stream has ended. Raises the error of requests that were refused
+        after AsyncEngine.begin.
         """
-        while not self._events and self._running and not self.closed:
+        while self._refusal is None and not self._events and self._running and not self.closed:
             self._arrived = asyncio.get_running_loop().create_future()
             try:
                 await self._arrived
             finally:
                 self._arrived = None
+        if self._refusal is not None:
+            raise self._refusal
         events, self._events = self._events, []
         return events
 
@@ -68,6 +72,12 @@ class Stream:
         """End every running request with this error."""
         for index in sorted(self._running):
             self.push(index, failed)
+
+    def refuse(self, error: BaseException) -> None:
+        """Raise this error to whoever waits for events: the requests were refused."""
+        self._refusal = error
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def close(self) -> None:
         """Cancel running requests; their slots are free before the next step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,7 @@ ADMIN_PATHS = (
     *("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models", "/v1/models/"),
     *("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/"),
 )
+_ANYBODY = Client()  # of a server without keys
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 _METHODS = "GET, POST, DELETE, OPTIONS"  # of routes
 
@@ -60,12 +62,14 @@ class Guard:
     def middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            record = request[RECORD] = Record(request, self._route(request))
-            if (traces := request.app.get(tracing.TRACING)) is not None and record.route not in PROBES:
+            resource = request.match_info.route.resource
+            route = "" if resource is None else resource.canonical.removeprefix(self._prefix)  # as it was declared
+            record = request[RECORD] = Record(request, route)
+            if (traces := request.app.get(tracing.TRACING)) is not None and route not in PROBES:
                 record.trace = request[tracing.TRACE] = traces.begin(request, record)
             status = CLIENT_LEFT
             try:
-                response = await self._answer(request, handler)
+                response = await self._answer(request, handler, route)
                 status = response.status
                 return response
             except web.HTTPException as other:
@@ -74,13 +78,15 @@ class Guard:
             finally:
                 record.end(status)
                 request.app[TRAFFIC].count(record)
+                if record.is_logged:
+                    asyncio.get_running_loop().call_soon(record.write_line)  # when the answer has been written
 
         return guard
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, handler: Handler, route: str) -> web.StreamResponse:
         """Pages, preflights and keys first; then every exception becomes an error object of one line."""
         try:
-            path = self._path(request)
+            path = route or canonical(request.path).removeprefix(self._prefix)
             self._origins.check(request, path)
             if request.method == "OPTIONS":
                 return self._preflight(request)
@@ -122,21 +128,14 @@ class Guard:
             response.headers["Allow"] = error.headers["Allow"]
         return response
 
-    def _path(self, request: web.Request) -> str:
-        """The route's path without the prefix, as it was declared: what a request is judged by."""
-        return self._route(request) or canonical(request.path).removeprefix(self._prefix)
-
-    def _route(self, request: web.Request) -> str:
-        """The same, "" without a route."""
-        resource = request.match_info.route.resource
-        return resource.canonical.removeprefix(self._prefix) if resource is not None else ""
-
     def _client(self, request: web.Request, path: str) -> Client:
         """The client by its key. Unauthorized, Forbidden: it needs another one."""
         config, keys = self._config, self._keys
         local = request.transport.get_extra_info(LOCAL_CLIENT) if request.transport is not None else None
         if isinstance(local, Client):  # a request of this process
             return local
+        if not keys and not config.admin_api_key and not config.behind_router:
+            return _ANYBODY
         writes = config.admin_api_key and path.startswith(ADMIN_PATHS) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
         given = api_key(request)
@@ -149,10 +148,9 @@ class Guard:
         if config.behind_router:
             return Client.passed_on(request)
         owner = owner_of(given) if is_known else ""
-        anybody = not keys and not config.admin_api_key
         alone = is_known and not config.admin_api_key and not keys.several
         isolated = config.cache_isolation == "on" or (config.cache_isolation == "auto" and keys.several)
-        return Client(owner, anybody or alone or is_admin, anybody or is_admin, owner if isolated else "")
+        return Client(owner, alone or is_admin, is_admin, owner if isolated else "")
 
     def _preflight(self, request: web.Request) -> web.Response:
         """llama-server's answer, with the headers that the browser asks for.
@@ -163,13 +161,14 @@ class Guard:
         return web.Response(headers={"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": headers})
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "logitless"
-        if RECORD in request:
-            response.headers[REQUEST_ID] = request[RECORD].id
+        headers, record = response.headers, request.get(RECORD)
+        headers["Server"] = "logitless"
+        if record is not None:
+            headers[REQUEST_ID] = record.id
             if is_anthropics(request):
-                response.headers["request-id"] = request[RECORD].id  # the name that its clients read
-        response.headers["Vary"] = "Origin"
+                headers["request-id"] = record.id  # the name that its clients read
+        headers["Vary"] = "Origin"
         origin = self._origins.allowed(request)
         if origin:
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Allow-Credentials"] = "true"
+            headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Allow-Credentials"] = "true"

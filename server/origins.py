@@ -52,20 +52,19 @@ class Origins:
         there is no key. `path`: the route's, without a prefix."""
         if self._keys:
             return
-        if "*" not in self._hosts and (self._hosts or _is_loopback(request)):
-            for host in request.headers.getall("Host", ()):
-                if not self._knows(host):
-                    raise Forbidden(f"header 'Host': this server has no such name: {host[:100]!r} (--allowed-hosts)")
+        headers = request.headers
+        for host in headers.getall("Host", ()):
+            if not self._knows(host) and "*" not in self._hosts and (self._hosts or _is_loopback(request)):
+                raise Forbidden(f"header 'Host': this server has no such name: {host[:100]!r} (--allowed-hosts)")
         if request.method == "OPTIONS":
             return
-        origin = request.headers.get("Origin", "")
-        fetched = request.headers.get("Sec-Fetch-Site", "")
+        origin, fetched = headers.get("Origin", ""), headers.get("Sec-Fetch-Site", "")
         if origin and not self._allows(request, origin):
             raise Forbidden(f"header 'Origin': pages of {origin[:100]!r} may not call this server (--cors-origins)")
         if not origin and fetched in _ELSEWHERE and not _is_visit(request) and not self._allows(request, "null"):
             raise Forbidden("header 'Sec-Fetch-Site': pages of other sites may not call this server (--cors-origins)")
         if request.can_read_body and path != UPLOAD:
-            kind = request.content_type if "Content-Type" in request.headers else ""
+            kind = request.content_type if "Content-Type" in headers else ""
             if kind in _FORMS or (kind in ("", _CURL) and (origin or fetched)):
                 raise UnsupportedMediaType(f"header 'Content-Type': must be application/json, not {kind[:100]!r}")
 

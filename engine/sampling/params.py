@@ -162,9 +162,9 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     post_sampling_probs: bool = False
     grammar: GrammarConstraint | None = None
 
-    def active(self, sampler: str) -> bool:
-        """True if a sampler of the chain does anything with these settings."""
-        return {
+    def active_samplers(self) -> list[str]:
+        """The samplers of the chain that do anything with these settings."""
+        active = {
             "penalties": self.repeat_last_n != 0
             and (self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0),
             "dry": self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0,
@@ -177,7 +177,8 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
             "temperature": self.temperature != 1 or self.dynatemp_range > 0,
             "adaptive_p": True,
             "infill": True,
-        }[sampler]
+        }
+        return [name for name in self.samplers if active[name]]
 
     @property
     def conflict(self) -> str:

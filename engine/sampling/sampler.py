@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def chain_codes(p: SamplingParams) -> list[int]:
             return [s.GREEDY]
         heat = [s.TEMPERATURE] if p.temperature != 1 else []
         return [*heat, s.MIROSTAT_1 if p.mirostat == 1 else s.MIROSTAT_2]
-    names = [name for name in p.samplers if p.active(name)]
+    names = p.active_samplers()
     if "infill" in names:
         return [*(CODES[name] for name in names[: names.index("infill")]), s.DIST]
     codes = [CODES[name] for name in names if name != "adaptive_p"]
@@ -58,7 +59,7 @@ def chain_codes(p: SamplingParams) -> list[int]:
 
 def codes_after_infill(p: SamplingParams) -> list[int]:
     """The rest of a chain with infill, with the selection that counts; [] without one."""
-    names = [name for name in p.samplers if p.active(name)]
+    names = p.active_samplers()
     if p.mirostat or "infill" not in names:
         return []
     return [*(CODES[name] for name in names[names.index("infill") + 1 :]), s.DIST]
@@ -340,16 +341,28 @@ def choose_seed(seed: int) -> int:
     return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
 
 
+_BLOCK = 128  # words that are made at once
+_FIRST_SOURCE = np.random.MT19937(0)  # of each generator's first block: a source of its own takes 0.14 ms
+_seeding = threading.Lock()
+
+
+def _begun(source: np.random.MT19937, seed: int) -> list[int]:
+    """The first block of words after seeding by init_genrand, as the C++ standard prescribes."""
+    source._legacy_seeding(seed)
+    words: list[int] = source.random_raw(_BLOCK).tolist()
+    return words
+
+
 class Generator:
     """Words of std::mt19937(seed). `peek` consumes nothing, `advance` consumes words."""
 
-    __slots__ = ("_at", "_source", "_words", "n_used")
+    __slots__ = ("_at", "_seed", "_source", "_words", "n_used")
 
     def __init__(self, seed: int) -> None:
-        self._source = np.random.MT19937(0)
-        # init_genrand, as the C++ standard prescribes
-        self._source._legacy_seeding(seed & 0xFFFFFFFF)
-        self._words: list[int] = []
+        self._seed = seed & 0xFFFFFFFF
+        self._source: np.random.MT19937 | None = None
+        with _seeding:
+            self._words = _begun(_FIRST_SOURCE, self._seed)
         self._at = 0
         self.n_used = 0
 
@@ -360,7 +373,10 @@ class Generator:
             del self._words[: self._at]
             start -= self._at
             self._at = 0
-            self._words += self._source.random_raw(128).tolist()
+            if self._source is None:
+                self._source = np.random.MT19937(0)
+                _begun(self._source, self._seed)
+            self._words += self._source.random_raw(_BLOCK).tolist()
         return self._words[start : start + n]
 
     def advance(self, n: int) -> None:

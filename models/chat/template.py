@@ -89,6 +89,11 @@ class ChatTemplate:
         self.reasoning = reasoning_tags(self.source)
         self._probe_formats()
 
+    @property
+    def is_sandboxed(self) -> bool:
+        """True if another process renders the conversations."""
+        return isinstance(self._renderer, SandboxedRenderer) or isinstance(self._tool_renderer, SandboxedRenderer)
+
     def turn_end(self, tokenizer: Tokenizer) -> str:
         """The text that ends the model's turn: ChatML's, where the vocabulary has no such token.
         "": an end token does."""

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,10 +40,12 @@ from logitless.server.workers import compute
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 # Words of bodies that may compile a grammar, decode an image, or render a chat template in another process.
-_SLOW = (
-    *(b"grammar", b"guided", b"structured", b"regex", b"ebnf", b"schema", b"format", b"tools"),
-    *(b"\\u", b"messages", b"input", b"image", b"multimodal"),
+_GRAMMARS = (
+    *(b"grammar", b"guided", b"structured", b"regex", b"ebnf", b"schema", b"format"),
+    *(b"tools", b"functions", b"\\u"),
 )
+_IMAGES = (b"image", b"multimodal")
+_CHATS = (b"messages", b"input")
 
 KEY_HEADERS = ("X-Api-Key", "Api-Key")  # beside Authorization
 CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # client headers of a router
@@ -106,6 +108,8 @@ class Context:
 
     def parser_for(self, request: web.Request) -> RequestParser:
         """The same for one request, which may name the images that its client may have."""
+        if self.served.vision is None:  # there are no images
+            return self.parser
         tuning, client = self.served.tuning, request[CLIENT]
 
         def upload(id: str) -> Path:
@@ -133,18 +137,29 @@ class Context:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""
         client, bodies = client_of(request), request.app[BODIES]
         async with bodies.read(request, client) as raw:
-            large = slow or len(raw) >= _LARGE or any(word in raw for word in _SLOW)
             work: Callable[[], T] = partial(parse, raw)
             if (trace := request.get(TRACE)) is not None:
                 work = trace.timing(work)
             try:
-                return await compute(work, client) if large else work()
+                return await compute(work, client) if slow or self._is_slow(raw) else work()
             except Unfetched as stopped:
                 sources = stopped.sources
             with bodies.more(client) as take:
                 sources.fetched |= await fetch_all(sources.missing, MAX_BYTES, take)
                 sources.missing.clear()
                 return await compute(work, client)
+
+    def _is_slow(self, raw: bytearray) -> bool:
+        """True if the parsing of a body may take long."""
+        return len(raw) >= _LARGE or any(word in raw for word in self._slow)
+
+    @cached_property
+    def _slow(self) -> tuple[bytes, ...]:
+        """Words of bodies that may take long to parse."""
+        served = self.served
+        images = served.vision is not None
+        chats = images or (served.template is not None and served.template.is_sandboxed)
+        return (*_GRAMMARS, *(_CHATS if chats else ()), *(_IMAGES if images else ()))
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
@@ -221,7 +236,8 @@ def is_ollamas(request: web.BaseRequest) -> bool:
 
 def is_anthropics(request: web.BaseRequest) -> bool:
     """True if the client is one of Anthropic's API."""
-    return "anthropic-version" in request.headers or "/v1/messages" in canonical(request.path)
+    path = request.path
+    return "anthropic-version" in request.headers or ("messages" in path and "/v1/messages" in canonical(path))
 
 
 def _shape(request: web.BaseRequest) -> Callable[[RequestError], Struct]:

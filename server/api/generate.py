@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.kv_cache.slot_actions import tokens_of
-from logitless.engine.requests import BATCH_PRIORITY, Event, Failed, Finished, Progress, Token
+from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
 from logitless.engine.stream import Stream
 from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response
@@ -97,7 +97,8 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     if job.options.stream and CONVERSATION in request.headers and is_events:
         return await _resumable(request, context, job, reply)
     if job.options.stream:
-        async with await _submit(request, context, job, reply) as stream:
+        requests, user = await _prepared(request, context, job, reply)
+        async with await context.service.submit(requests, user) as stream:
             told = _told(request, context, stream, reply)
             ping_interval = reply.options.sse_ping_interval if is_events else -1
             return await send(request, context, told, ping_interval, reply.content_type)
@@ -107,23 +108,29 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     return json_response(reply.whole())
 
 
-async def _submit(request: web.Request, context: Context, job: Job, reply: Reply) -> Stream:
-    """Submit the job's requests for the client, with its cache salt."""
+async def _prepared(
+    request: web.Request, context: Context, job: Job, reply: Reply
+) -> tuple[Sequence[CompletionRequest], str]:
+    """The job's requests, with the client's cache salt and priority, and whom they count for."""
     request[RECORD].generates(reply.model, len(job.requests), job.options.best_of)
     if (trace := request.get(TRACE)) is not None:
         o = job.options
         trace.generates(job.requests[0], reply, n=o.n, stream=o.stream, has_tools=o.style.calls is not None)
-    await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.options.best_of]])
+    if context.config.log_prompts_dir:
+        await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.options.best_of]])
     client, shared = request[CLIENT], context.config.cache_shared
-    requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in job.requests]
+    requests: Sequence[CompletionRequest] = job.requests
+    if client.salt or any(r.cache_salt for r in requests):
+        requests = [replace(r, cache_salt=client.cache_salt(r.cache_salt, shared)) for r in requests]
     if client.batch:
         requests = [replace(r, priority=BATCH_PRIORITY) for r in requests]
-    return await context.service.submit(requests, user_of(request, job))
+    return requests, user_of(request, job)
 
 
 async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
     """Have the job done and give its results to the reply."""
-    async with await _submit(request, context, job, reply) as stream:
+    requests, user = await _prepared(request, context, job, reply)
+    async with context.service.begin(requests, user) as stream:
         context.running[reply.id] = client_key(request), stream
         try:
             while events := await stream.batch():
@@ -141,7 +148,7 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
     place = client_key(request), id
     session = context.sessions.open(place)
     try:
-        stream = await _submit(request, context, job, reply)
+        stream = await context.service.submit(*await _prepared(request, context, job, reply))
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)

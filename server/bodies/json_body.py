@@ -6,6 +6,7 @@ are then read one by one by json's parser in Python, between which other threads
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from json import JSONDecoder, decoder, scanner
@@ -37,11 +38,11 @@ def json_value(raw: bytes | bytearray) -> object:
     Infinity, no lone surrogates. A byte order mark is skipped.
     """
     n_brackets = raw.count(b"[") + raw.count(b"{")
-    quick = raw.count(b'"') // 2 + n_brackets + raw.count(b",") // 8 <= _QUICK
+    quick = len(raw) <= _QUICK or raw.count(b'"') // 2 + n_brackets + raw.count(b",") // 8 <= _QUICK
     if not quick and _n_values(raw) > MAX_VALUES:
         raise TooLarge(f"the body has more than {MAX_VALUES} values")
     try:
-        body = (_QUICK_DECODER if quick else _patient_decoder()).decode(raw.decode("utf-8-sig"))
+        body = (_QUICK_DECODER if quick else _patient_decoder()).decode(_text(raw))
         if _SURROGATE.search(raw):
             for text in json.JSONEncoder(ensure_ascii=False).iterencode(body):
                 text.encode()
@@ -57,6 +58,11 @@ def json_value(raw: bytes | bytearray) -> object:
         raise _nested()
     parsed: object = body
     return parsed
+
+
+def _text(raw: bytes | bytearray) -> str:
+    """The body as text, without a byte order mark."""
+    return raw.decode("utf-8-sig" if raw.startswith(codecs.BOM_UTF8) else "utf-8")
 
 
 def _n_values(raw: bytes | bytearray) -> int:

@@ -44,7 +44,12 @@ class Bodies:
             if (request.content_length or 0) > self._largest:
                 raise self._too_large()
             stream = content(request, self._largest)
-            await in_time(self._fill(body, stream, client), self._timeout)
+            if stream.is_eof() and stream.total_bytes <= SMALL:  # it came with the request's head
+                while not stream.at_eof():
+                    body += stream.read_nowait()
+                self._take(client, len(body))
+            else:
+                await in_time(self._fill(body, stream, client), self._timeout)
             yield body
         except (web.RequestPayloadError, HttpProcessingError):  # garbage where chunks are promised
             raise InvalidRequest("the body does not have the form that the request's headers promise") from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import time
 from collections.abc import Iterable, Mapping
+from random import getrandbits
 from typing import Any, Final, Protocol
 
 from aiohttp import web
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's X-Request-Id if it is 1 to 128 printable ASCII characters without spaces, else a new one."""
     given = headers.get(REQUEST_ID, "")
-    return given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    return given if given and _ID.fullmatch(given) else f"req_{getrandbits(96):024x}"
 
 
 class Trace(Protocol):
@@ -97,20 +97,32 @@ class Record:
                 self.reasons.append("error")
 
     def end(self, status: int) -> None:
-        """The answer is complete, or the client has left: write the access line."""
+        """The answer is complete, or the client has left."""
         self.status, self.seconds = status, time.perf_counter() - self.began
         if self._n_running > 0:
             self.reasons.append("error" if status >= 500 else "abort")
         if self.trace is not None:
             self.trace.end()
-        quiet = self.route in PROBES and status < 400
-        level = logging.DEBUG if quiet else logging.INFO
-        if log.isEnabledFor(level):
-            fields = self._fields()
-            shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-            line = f"{self.method} {self.path} {status} {shown}"
-            told = {"method": self.method, "path": self.path, "status": status, **fields}
-            log.log(level, "%s", line, extra={"fields": {"message": "request", **told}})
+
+    @property
+    def level(self) -> int:
+        """Level of the access line."""
+        return logging.DEBUG if self.route in PROBES and self.status < 400 else logging.INFO
+
+    @property
+    def is_logged(self) -> bool:
+        """True if the log takes the access line."""
+        return log.isEnabledFor(self.level)
+
+    def write_line(self) -> None:
+        """Write the access line."""
+        fields = self._fields()
+        shown = " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
+        line = f"{self.method} {self.path} {self.status} {shown}"
+        told = {"method": self.method, "path": self.path, "status": self.status, **fields}
+        entry = logging.LogRecord(log.name, self.level, __file__, 0, line, None, None)  # looks at no stack
+        entry.fields = {"message": "request", **told}
+        log.handle(entry)
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"request_id": self.id}
@@ -129,6 +141,8 @@ class Record:
 
 def _shown(value: Any) -> str:
     text = str(value)
+    if type(value) is not str:
+        return text
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 

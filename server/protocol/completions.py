@@ -187,10 +187,30 @@ class RequestParser:
         n_probs = 0 if top is None else max(1, top)
         if best_of > n:
             n_probs = max(1, n_probs)
-        of_prompt_tokens = [self._prompt_top(asked), top if prompt_probs else None]
-        n_prompt_probs = max((count for count in of_prompt_tokens if count is not None), default=None)
-        request = replace(self._request(asked, n_probs), prompt_logprobs=n_prompt_probs)
-        options = replace(self._reply(asked), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
+        prompt_top = self._prompt_top(asked)
+        counts = [count for count in (prompt_top, top if prompt_probs else None) if count is not None]
+        fields = self._fields(asked, n_probs, max(counts) if counts else None)
+        options = ReplyOptions(
+            stream=asked.stream,
+            model=tuned_name(asked.model, self.adapters),
+            include_usage=asked.stream_options.include_usage,
+            many=many or n > 1,
+            n=n,
+            best_of=best_of,
+            top=top,
+            prompt_top=prompt_top,
+            token_ids=asked.return_token_ids,
+            tokens_as_ids=asked.return_tokens_as_token_ids,
+            return_tokens=asked.return_tokens,
+            timings_per_token=asked.timings_per_token,
+            return_progress=asked.return_progress,
+            response_fields=tuple(asked.response_fields),
+            verbose=asked.verbose,
+            sse_ping_interval=asked.sse_ping_interval,
+            prefixes=prefixes,
+            user=asked.safety_identifier,
+            settings={"backend_sampling": asked.backend_sampling},
+        )
         speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
         if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
             bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")
@@ -199,12 +219,12 @@ class RequestParser:
             check()
             ids = given if images is not None else self._truncated(given, asked)
             drafts = speculation.after(ids if images is None else (), self.tokenizer)
-            of_prompt = replace(request, prompt=ids, images=images, speculation=drafts)
+            of_prompt = CompletionRequest(prompt=ids, images=images, speculation=drafts, **fields)
             requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
 
-    def _request(self, asked: Generation, n_probs: int) -> CompletionRequest:
-        """The generation that is asked for, without its prompt."""
+    def _fields(self, asked: Generation, n_probs: int, n_prompt_probs: int | None) -> dict[str, Any]:
+        """Fields of a CompletionRequest that do not depend on its prompt."""
         config = self.config
         sampling = parse_sampling(asked, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
         constraint = parse_constraint(asked, self.grammars)
@@ -216,47 +236,28 @@ class RequestParser:
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         if len(asked.cache_salt) > MAX_SALT:
             bad_request("cache_salt", f"must have at most {MAX_SALT} characters")
-        return CompletionRequest(
-            prompt=(),
-            sampling=sampling,
-            n_predict=n,
-            stop=tuple(text for text in stop if text) or config.reverse_prompts,
-            ignore_eos=asked.ignore_eos,
-            cache_prompt=asked.cache_prompt,
-            cache_salt=asked.cache_salt,
-            n_cache_reuse=asked.n_cache_reuse,
-            id_slot=asked.id_slot,
-            priority=asked.priority,
-            n_keep=asked.n_keep,
-            n_discard=asked.n_discard,
-            n_indent=asked.n_indent,
-            t_max_predict_ms=max(0.0, asked.t_max_predict_ms),
-            return_progress=asked.return_progress,
-            lora=parse_lora(asked.model, asked.lora, self.adapters),
-            special=config.special or not asked.skip_special_tokens,
-            end_text=config.special or asked.include_stop_str_in_output,
-            stop_text=asked.include_stop_str_in_output,
-            preserved=preserved_ids(asked, self.tokenizer),
-        )
-
-    def _reply(self, asked: Generation) -> ReplyOptions:
-        """Form of the results, without the parts that depend on their number."""
-        return ReplyOptions(
-            stream=asked.stream,
-            model=tuned_name(asked.model, self.adapters),
-            include_usage=asked.stream_options.include_usage,
-            return_tokens=asked.return_tokens,
-            prompt_top=self._prompt_top(asked),
-            token_ids=asked.return_token_ids,
-            tokens_as_ids=asked.return_tokens_as_token_ids,
-            timings_per_token=asked.timings_per_token,
-            return_progress=asked.return_progress,
-            response_fields=tuple(asked.response_fields),
-            verbose=asked.verbose,
-            sse_ping_interval=asked.sse_ping_interval,
-            user=asked.safety_identifier,
-            settings={"backend_sampling": asked.backend_sampling},
-        )
+        return {
+            "sampling": sampling,
+            "n_predict": n,
+            "stop": tuple(text for text in stop if text) or config.reverse_prompts,
+            "ignore_eos": asked.ignore_eos,
+            "cache_prompt": asked.cache_prompt,
+            "cache_salt": asked.cache_salt,
+            "n_cache_reuse": asked.n_cache_reuse,
+            "id_slot": asked.id_slot,
+            "priority": asked.priority,
+            "n_keep": asked.n_keep,
+            "n_discard": asked.n_discard,
+            "n_indent": asked.n_indent,
+            "t_max_predict_ms": max(0.0, asked.t_max_predict_ms),
+            "return_progress": asked.return_progress,
+            "prompt_logprobs": n_prompt_probs,
+            "lora": parse_lora(asked.model, asked.lora, self.adapters),
+            "special": config.special or not asked.skip_special_tokens,
+            "end_text": config.special or asked.include_stop_str_in_output,
+            "stop_text": asked.include_stop_str_in_output,
+            "preserved": preserved_ids(asked, self.tokenizer),
+        }
 
     def _prompt_top(self, asked: Generation) -> int | None:
         """Log-probabilities beside each token of the prompt (`prompt_logprobs`); None: none at all."""

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 from msgspec import Struct, ValidationError, convert
@@ -79,14 +80,14 @@ def read(
     aliases is given. `highs` are limits that the server's settings decide; `within` is what stands
     before the names of an object's fields.
     """
-    declared, names = params_of(kind), {}
+    declared, names = params_of(kind), dict[str, str]()
     given = {name: value for name, value in defaults.items() if value is not None}
-    for name, (of, param) in declared.items():
-        for alias in (name, *param.aliases):
-            value = body.get(alias)
-            if value is not None:
-                given[name], names[name] = value if of is Any else _whole(value), within + alias
-                break
+    ranks, known = dict[str, int](), _aliases_of(kind)
+    for alias in known if len(body) > len(known) else body:
+        if alias in known and (value := body.get(alias)) is not None:
+            name, rank, is_any = known[alias]
+            if rank < ranks.get(name, len(known)):
+                given[name], names[name], ranks[name] = value if is_any else _whole(value), within + alias, rank
     try:
         result = _converted(given, kind)
     except ValidationError as error:
@@ -105,6 +106,16 @@ def read(
         elif param.choices and value not in param.choices:
             bad_request(place, f"must be one of {', '.join(param.choices)}")
     return result
+
+
+@cache
+def _aliases_of(kind: type[Struct]) -> Mapping[str, tuple[str, int, bool]]:
+    """(field, place among the field's names, takes anything) by each name that a body may give."""
+    return {
+        alias: (name, rank, of is Any)
+        for name, (of, param) in params_of(kind).items()
+        for rank, alias in enumerate((name, *param.aliases))
+    }
 
 
 _first_use = threading.Lock()

@@ -84,6 +84,7 @@ class FakeTemplate:
     source = "{{ fake }}"
     caps: ClassVar = {"supports_tools": False}
     calls, reasoning, between_parts = GENERIC, None, "\n"
+    is_sandboxed = False
 
     continuation, turn_end = ChatTemplate.continuation, ChatTemplate.turn_end
 

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
-from logitless.engine.errors import ServerFault, Unavailable
+from logitless.engine.errors import RequestError, ServerFault, Unavailable
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
 from logitless.server.app import serve
 from logitless.server.config import ServerConfig
@@ -49,6 +49,20 @@ async def test_submitting_while_loading_is_refused():
     with pytest.raises(Unavailable, match="Loading model"):
         await AsyncEngine().submit([REQUEST])
     await AsyncEngine().stop()
+
+
+async def test_a_request_that_nobody_waits_to_be_admitted_is_refused_by_its_stream():
+    service = await started(FakeScheduler())
+    async with service.begin([REQUEST]) as stream:
+        assert isinstance([event async for event in stream][-1][1], Finished)
+    async with service.begin([replace(REQUEST, prompt=(97,) * (N_CTX + 1))]) as stream:
+        await service.ask(lambda scheduler: None)  # the refusal comes before anybody waits for it
+        with pytest.raises(RequestError, match="context"):
+            await stream.batch()
+    assert service.n_streams == 0
+    await service.stop()
+    with pytest.raises(Unavailable):
+        service.begin([REQUEST])
 
 
 async def test_stop_lets_a_running_request_finish():
