@@ -85,7 +85,7 @@ async def test_texts_of_the_largest_size_are_served(monkeypatch: pytest.MonkeyPa
     async with running(tokenizer=Quick()) as server:
         for path, body, told in (
             ("/tokenize", {"content": "a" * SIZE}, {"tokens": ids}),
-            ("/detokenize", {"tokens": ids}, {"content": "a" * SIZE}),
+            ("/detokenize", {"tokens": ids}, {"content": "a" * SIZE, "prompt": "a" * SIZE}),
         ):
             assert await server.post(path, None, data=io.BytesIO(json.dumps(body).encode())) == (200, told)
 
