@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from logitless.backends.host import cores
 from logitless.backends.registry import open_backends
 from logitless.engine.loading.open_model import demo_model
 from logitless.engine.loading.options import OPTIONS, projectors_beside
@@ -17,6 +19,7 @@ from logitless.training.adapters.options import lora_options
 from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import METHODS, SUPERVISED, objective
 from logitless.training.methods.registry import learning_rate as rate_of
+from logitless.training.parallel.processes import Processes
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import GradientHook
 from logitless.training.trainer import Control, Event, Finished, Save, Settings, Step, Validated
@@ -79,6 +82,7 @@ class Trainer:
         neftune_noise_alpha: float = 0.0,
         train_tensors: Sequence[str] = ("*",),
         seed: int = 0,
+        workers: int = 1,
     ) -> None:
         """Open the model (None: the demo) and prepare the data; nothing is trained yet.
 
@@ -96,6 +100,8 @@ class Trainer:
         folder. `lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora` and `lora_init`
         shape the adapter, `lora_plus_ratio` is the factor of the rate of B, `neftune_noise_alpha`
         of the noise on embeddings in supervised learning (docs/training.md).
+        folder. `workers`: processes that share the `grad_acc` device runs of each step, and end
+        with the bytes of one; `threads` is of each.
 
         ModelError, TrainingError and OptionError name the fault in one line.
         """
@@ -118,10 +124,14 @@ class Trainer:
             raise OptionError(f"neftune_noise_alpha: {neftune_noise_alpha} is not between 0 and 1000")
         if neftune_noise_alpha and method not in ("lora", "full", SUPERVISED):
             raise OptionError(f"neftune_noise_alpha: is of supervised learning, and the method is {method}")
+        if workers < 1:
+            raise OptionError(f"workers: {workers} must be at least 1")
         self._callbacks = tuple(callbacks)
         with public_errors():
             names = OPTIONS["device"].check(device).split(",")
             n_threads = max(0, OPTIONS["threads"].check(threads))
+            if workers > 1 and n_threads == 0:
+                n_threads = max(1, cores() // workers)
             learner = objective(method, {"beta": beta, "gamma": gamma})
             if learning_rate is None:
                 learning_rate = rate_of(method)
@@ -167,6 +177,12 @@ class Trainer:
             except BaseException:
                 self._session.close()
                 raise
+            if workers > 1:
+                try:
+                    self._run.share(workers, partial(open_backends, names, n_threads), Processes)
+                except BaseException:
+                    self.close()
+                    raise
 
     def fit(self) -> Finished:
         """Train to the end; the result has the reason why it ended."""

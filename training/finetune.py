@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.chat.template import of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import define_model, hparams_of
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
@@ -23,11 +25,23 @@ from logitless.training.data.load import DataOptions, Reader
 from logitless.training.data.run_images import RunImages, projector_images
 from logitless.training.errors import TrainingError
 from logitless.training.methods.objective import Objective
+from logitless.training.parallel.coordinator import DataParallel, OpenTransport
+from logitless.training.parallel.worker import Recipe
 from logitless.training.save import save_result
 from logitless.training.schedule import Stopping
 from logitless.training.step import GradientHook
-from logitless.training.trainable import full
+from logitless.training.trainable import FULL, Trainable, full
 from logitless.training.trainer import Control, Event, Finished, Settings, Trainer
+
+
+def trainable_of(
+    session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, method: LoraOptions | Sequence[str]
+) -> Trainable:
+    """The trained parameters of a model file: an adapter, or the weights that patterns name."""
+    base = define_model(session, gguf, h, n_ctx)
+    if isinstance(method, LoraOptions):
+        return lora(session, base, method, gguf=gguf)
+    return full(session, base, gguf, h, method)
 
 
 class FineTuning:
@@ -103,13 +117,11 @@ class FineTuning:
             )
             self.losses = found.losses  # lines about cut and dropped rows
             settings = settings.laid_out(found, 0 if objective is None else settings.n_logical)
-            base = define_model(session, self.gguf, h, settings.n_ctx)
-            if method is None or isinstance(method, LoraOptions):
-                trainable = lora(session, base, method or LoraOptions(seed=seed), gguf=self.gguf)
-            else:
-                trainable = full(session, base, self.gguf, h, method)
+            self._trainable = partial(
+                trainable_of, n_ctx=settings.n_ctx, method=LoraOptions(seed=seed) if method is None else method
+            )
             self.trainer = Trainer(
-                trainable,
+                self._trainable(session, self.gguf, h),
                 settings,
                 found.order,
                 found.validation,
@@ -127,6 +139,19 @@ class FineTuning:
         if projector is None:
             raise TrainingError(NO_PROJECTOR)
         return projector_images(self.gguf, self.hparams, self.tokenizer, projector)
+
+    def share(self, n: int, backends: Callable[[], Sequence[Backend]], transport: OpenTransport) -> None:
+        """Share the micro-batches of each step with n − 1 other processes. `backends`: a function of
+        a module that opens theirs. TrainingError: some would have no work."""
+        settings = self.trainer.settings
+        if n > settings.grad_acc:
+            raise TrainingError(f"workers: {n} need at least as many micro-batches in a step (grad_acc)")
+        if self.trainer.steps.images is not None:
+            raise TrainingError("workers: rows with images are learned by one process")
+        sharded = self.trainer.trainable.kind == FULL
+        recipe = Recipe(backends, self.gguf.path, self._trainable, settings, sharded)
+        self._workers = DataParallel(transport(), recipe, n)
+        self.trainer.steps.workers = self._workers
 
     def fit(self, on_event: Callable[[Event], None] | None = None) -> Finished:
         """Train to the end; `on_event` gets each event (Step, Validated, Save, …). The result has
@@ -146,8 +171,13 @@ class FineTuning:
         """Go on from a checkpoint. False: its data are not these, whose order begins anew."""
         return read_checkpoint(path).restore(self.trainer)
 
+    _workers: DataParallel | None = None
+
     def close(self) -> None:
-        """Close the model's file. Nothing can be run or saved afterwards."""
+        """Close the model's file, and end the processes that share the work. Nothing can be run or
+        saved afterwards."""
+        if self._workers is not None:
+            self._workers.close()
         self.gguf.close()
 
     def __enter__(self) -> FineTuning:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ Feeds = dict[str, npt.NDArray[Any]]
 # None.
 GradientHook = Callable[[dict[str, npt.NDArray[np.float32]]], Mapping[str, npt.NDArray[np.float32]] | None]
 T = TypeVar("T")
+Arrays = list[npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,15 @@ class Slice:
 
 
 Slices = Generator[Slice, None, T]
+
+
+class Workers(Protocol):
+    """Processes that compute gradients of micro-batches together."""
+
+    def gradients(self, steps: Steps, batches: Sequence[Callable[[], Feeds]]) -> Slices[tuple[list[Arrays], Arrays]]:
+        """The outputs of each micro-batch, and the gradients of all: for each parameter the sum from
+        the first micro-batch to the last, as one process sums them. `batches`: inputs of each."""
+        ...
 
 
 def outcome(parts: Slices[T]) -> T:
@@ -134,6 +144,7 @@ class Steps:
         self.images = images
         self.on_gradients = on_gradients
         self.noise = noise if noise is not None and noise.alpha else None
+        self.workers: Workers | None = None  # those that share the micro-batches of a step
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
         # the formula has it
         self.segment = segment if checkpointing and served is None else None  # what writes cannot be computed again
@@ -194,6 +205,10 @@ class Steps:
     def _accumulate(self) -> list[Tensor]:
         gradients, outputs = self._gradients()
         return [*outputs, *(accumulate(total, g) for total, g in zip(self._totals, gradients, strict=True))]
+
+    def _gradient(self) -> list[Tensor]:
+        gradients, outputs = self._gradients()
+        return [*outputs, *gradients]
 
     def _step(self) -> list[Tensor]:
         """Forward, backward and optimizer in one device run."""
@@ -322,17 +337,35 @@ class Steps:
             *outputs, norm = yield from self._run("step", self._step, feeds, self._n_outputs, norm=True)
             return [self._result(batches[0], outputs)], float(norm)
         self._define_totals()
-        results = []
-        for i, samples in enumerate(batches):
-            feeds = self._noisy(samples, total, n, i * self.n_batch)
-            outputs = yield from self._run("accumulate", self._accumulate, feeds, self._n_outputs)
-            results.append(self._result(samples, outputs))
-            yield Slice()
+        if self.workers is not None:
+            every = yield from self._shared(
+                self.workers, [partial(self._noisy, s, total, n, i * self.n_batch) for i, s in enumerate(batches)]
+            )
+        else:
+            every = []
+            for i, samples in enumerate(batches):
+                feeds = self._noisy(samples, total, n, i * self.n_batch)
+                every.append((yield from self._run("accumulate", self._accumulate, feeds, self._n_outputs)))
+                yield Slice()
+        results = [self._result(samples, outputs) for samples, outputs in zip(batches, every, strict=True)]
         if self.on_gradients is not None:
             self._call_hook(self.on_gradients)
         feeds = self._optimizer_feeds(n, rate)
         (norm,) = yield from self._run("update", self._step_of_totals, feeds, 0, norm=True)
         return results, float(norm)
+
+    def _shared(self, workers: Workers, batches: Sequence[Callable[[], Feeds]]) -> Slices[list[Arrays]]:
+        """Let workers accumulate the gradients; returns the outputs of each micro-batch."""
+        outputs, sums = yield from workers.gradients(self, batches)
+        for total, values in zip(self._totals, sums, strict=True):
+            self.trainable.session.write(total.name, values)
+        return outputs
+
+    def gradient(self, feeds: Feeds) -> Slices[tuple[Arrays, Arrays]]:
+        """Outputs of one micro-batch, and its gradient by each parameter."""
+        n = self._n_outputs
+        values = yield from self._run("gradient", self._gradient, feeds, n + len(self.trainable.params))
+        return values[:n], values[n:]
 
     def _call_hook(self, hook: GradientHook) -> None:
         """Give the hook copies of the gradients, and write back the returned ones."""

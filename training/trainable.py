@@ -55,6 +55,11 @@ class Trainable:
     def n_params(self) -> int:
         return sum(p.nbytes // 4 for p in self.params)
 
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """All variables that the model's weights are made of, beside its file."""
+        return (*self.params, *(t for _, t in self.frozen))
+
     def read(self) -> dict[str, F32]:
         """Parameters by file name."""
         return {name: self.owner(partial(self.session.read, p.name)) for name, p in self._named}

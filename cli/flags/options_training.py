@@ -171,7 +171,18 @@ PLACE = Group(
         Flag("--use-flash", off="--no-flash", status=IGNORED),  # attention never makes its matrix here
     ),
 )
-FINETUNE = (
+WORKERS = Group(
+    "Data parallelism",
+    (
+        Flag(
+            "--workers",
+            "processes that share the device runs of a step (--grad-acc), to the bytes of one; -t is of each",
+            whole(1, 256),
+            1,
+        ),
+    ),
+)
+_FINETUNE = (
     Group(
         "Finetune",
         (
@@ -249,7 +260,8 @@ FINETUNE = (
     FILES,
     PLACE,
 )
-TRAIN = (
+FINETUNE = (*_FINETUNE, WORKERS)
+_TRAIN = (
     Group(
         "New model",
         (
@@ -279,11 +291,12 @@ TRAIN = (
     FILES,
     PLACE,
 )
+TRAIN = (*_TRAIN, WORKERS)
 PLAN_FINETUNE = (
     Group("Plan", (JSON, Flag("--full", "of all weights, as with -o FILE (default: of an adapter)"))),
-    *FINETUNE,
+    *_FINETUNE,
 )
-PLAN_TRAIN = (Group("Plan", (JSON,)), *TRAIN)
+PLAN_TRAIN = (Group("Plan", (JSON,)), *_TRAIN)
 EXPORT_LORA = (
     Group(
         "Merge",

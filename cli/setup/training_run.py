@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from logitless.training.data.load import DataOptions, Reader
     from logitless.training.data.run_images import RunImages
     from logitless.training.methods.objective import Objective
+    from logitless.training.parallel.coordinator import DataParallel, OpenTransport
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Settings, Trainer
 
@@ -149,8 +150,17 @@ def open_session(o: SimpleNamespace) -> Iterator[Session]:
         session.close()
 
 
-def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
-    """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
+def run(
+    o: SimpleNamespace,
+    model: Path,
+    make: MakeTrainable,
+    output: str,
+    resumed: Checkpoint | None,
+    transport: OpenTransport | None = None,
+) -> int:
+    """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end.
+
+    `make` is a function of a module, for --workers; `transport`: to processes elsewhere."""
     from logitless.backends import self_test
     from logitless.engine.loading.open_model import generating_hparams
     from logitless.models.gguf.file import GGUFFile
@@ -161,8 +171,9 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     if o.plot and (reason := refusal(o.plot)):
         raise UsageError(f"--plot: {reason}")
     check_outputs(o, output)
+    check_workers(o)
     began = time.monotonic()
-    with GGUFFile.open(model) as gguf, open_session(o) as session:
+    with GGUFFile.open(model) as gguf, open_session(o) as session, ExitStack() as stack:
         h = generating_hparams(gguf, model)
         reader = reader_of(o, gguf, model, Path(output).parent)
         set_context(o, h, reader)
@@ -178,8 +189,44 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
             done = trainer.counters.iterations
             note = "" if same else "; the samples differ from the checkpoint's, their order begins anew"
             print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
+        if o.workers > 1:
+            workers = open_workers(o, model, make, trainer, transport)
+            trainer.steps.workers = stack.enter_context(workers)
         fit(o, trainer, gguf, h, output, began)
     return 0
+
+
+def check_workers(o: SimpleNamespace) -> None:
+    """Set the threads of each process. UsageError: some of --workers would have no work."""
+    from logitless.backends.host import cores
+
+    if o.workers > o.grad_acc:
+        reason = f"each needs a device run of its own in a step (--grad-acc {o.workers} or more)"
+        raise UsageError(f"--workers {o.workers}: {reason}")
+    if o.workers > 1 and o.threads <= 0:
+        o.threads = max(1, cores() // o.workers)
+
+
+def open_workers(
+    o: SimpleNamespace, model: Path, make: MakeTrainable, trainer: Trainer, transport: OpenTransport | None
+) -> DataParallel:
+    """The processes of --workers beside this one."""
+    from logitless.backends.registry import open_backends
+    from logitless.training.parallel.coordinator import DataParallel
+    from logitless.training.parallel.processes import Processes
+    from logitless.training.parallel.worker import Recipe
+    from logitless.training.trainable import FULL
+
+    if trainer.steps.images is not None:
+        raise CliError(f"--workers {o.workers}: rows with images are learned by one process")
+    recipe = Recipe(
+        partial(open_backends, o.device.split(","), max(o.threads, 0)),
+        model,
+        make,
+        trainer.settings,
+        sharded=trainer.trainable.kind == FULL,
+    )
+    return DataParallel((transport or Processes)(), recipe, o.workers)
 
 
 def check_outputs(o: SimpleNamespace, output: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, Variable, Weight, op, require, writing
+from logitless.graph.op import Array, Case, Weight, op, require
 from logitless.graph.tensor import Shape, Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
@@ -228,13 +228,6 @@ def add_product(x: Array, a: Array, b: Array) -> Array:
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 
-@writing(0)
-def accumulate_product(total: Array, a: Array, b: Array) -> Array:
-    """total += the product of `add_product`."""
-    total[...] = add_product.reference(total, a, b)
-    return total
-
-
 def _sum_shape(x: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, str]:
     n_rows = a.shape[1] if len(a.shape) == 2 else x.shape[0]
     require(len(x.shape) == len(b.shape) == 2 and x.shape == (n_rows, b.shape[1]), "add_product", "shapes", x, a, b)
@@ -243,7 +236,6 @@ def _sum_shape(x: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, str]:
 
 
 add_product.shape(_sum_shape)
-accumulate_product.shape(_sum_shape)
 add_product.inplace = (0,)
 
 
@@ -301,7 +293,6 @@ for _make in (
     lambda r: [r.normal(size=(6, 300, 6)), r.normal(size=(300, 70))],
 ):
     add_product.case(lambda r, make=_make: ([r.normal(size=(31, 70)), *make(r)], {}))  # type: ignore[misc]
-    accumulate_product.case(lambda r, make=_make: ([Variable(r.normal(size=(31, 70)), "f32"), *make(r)], {}))  # type: ignore[misc]
 
 
 @op

@@ -10,7 +10,7 @@ import pytest
 
 from logitless.backends.host import available_isas, isa
 
-PRODUCTS = ("linear", "matmul", "matmul_tn", "add_product", "accumulate_product")
+PRODUCTS = ("linear", "matmul", "matmul_tn", "add_product")
 
 
 @pytest.mark.skipif("avx2" not in available_isas() or isa() == "avx2", reason="test_ops runs on AVX2, or it is absent")

@@ -9,9 +9,8 @@ from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS, STRIPS, gemm_t
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task
 from logitless.backends.host import isa
-from logitless.graph.op import Op
 from logitless.graph.ops.elementwise import sum_to
-from logitless.graph.ops.linear import accumulate_product, pack_tiles, product_parts, tiled_product
+from logitless.graph.ops.linear import add_product, pack_tiles, product_parts, tiled_product
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor
 
@@ -89,36 +88,24 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task("pack_tiles:m", args, n_tiles, max(1, 4096 // k))]
 
 
-def fused_accumulate(x: Tensor, g: Tensor, how: Op) -> Tensor | None:
-    """how(x, g) in one pass, if g is the product of a weight gradient; otherwise None."""
+def fused_sum(x: Tensor, g: Tensor) -> Tensor | None:
+    """x + g in one pass, if g is the product of a weight gradient; otherwise None.
+
+    Sums over micro-batches are not fused: their additions are those of gradients that other
+    processes computed.
+    """
     gradient = g.op == "matmul_tn" or (g.op == "tiled_product" and g.src[0].attrs.get("transposed"))
-    return how(x, *g.src) if gradient and x.shape == g.shape else None
-
-
-@rewrite("accumulate")
-def _(t: Tensor) -> Tensor:
-    total, g = t.src
-    return fused_accumulate(total, g, accumulate_product) or t
-
-
-@lower("accumulate_product")
-def _(t: Tensor, at: At) -> list[Task] | None:
-    return _accumulate_gemm(t, at)
+    return add_product(x, *g.src) if gradient and x.shape == g.shape else None
 
 
 @lower("add_product")
 def _(t: Tensor, at: At) -> list[Task] | None:
     x, n = t.src[0], math.prod(t.shape)
     first = [] if at(x) == at(t) else [Task("copy", (at(x), at(t), n), -(-n // 4096), 8)]
-    product = _accumulate_gemm(t, at)
-    return product and [*first, *product]
-
-
-def _accumulate_gemm(t: Tensor, at: At) -> list[Task] | None:
     a = t.src[1]
-    if len(a.shape) == 3:
-        return _tiled_gemm(t, a, "k", at, accumulate=True)
-    return _gemm("k", "k", t, a.shape[0], at, accumulate=True)
+    tiled = len(a.shape) == 3
+    product = _tiled_gemm(t, a, "k", at, accumulate=True) if tiled else _gemm("k", "k", t, a.shape[0], at, True)
+    return product and [*first, *product]
 
 
 @lower("tiled_product")

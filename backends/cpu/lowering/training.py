@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from logitless.backends.cpu.lowering.elementwise import flat, rows_of, short_rows
-from logitless.backends.cpu.lowering.gemm import fused_accumulate
+from logitless.backends.cpu.lowering.gemm import fused_sum
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.ops.gather import add_rows_to
-from logitless.graph.ops.linear import add_product
 from logitless.graph.tensor import Tensor
 
 CHUNK = 4096  # kernels/training/optimizer.py: CHUNK
@@ -136,7 +135,7 @@ def _(t: Tensor) -> Tensor:
     a, b = t.src
     if b.op == "add_rows" and a.shape == b.shape:
         return add_rows_to(a, *b.src)
-    return fused_accumulate(a, b, add_product) or short_rows(t)
+    return fused_sum(a, b) or short_rows(t)
 
 
 @lower("pad_rows")

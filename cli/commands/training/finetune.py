@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from logitless.models.hparams.hparams import Hparams
     from logitless.training.adapters.options import LoraOptions
     from logitless.training.checkpoint import Checkpoint
+    from logitless.training.parallel.coordinator import OpenTransport
     from logitless.training.trainable import Trainable
 
 
-def run(options: SimpleNamespace) -> int:
+def run(options: SimpleNamespace, transport: OpenTransport | None = None) -> int:
+    """`transport`: to the processes of --workers, which are not of this machine."""
     from logitless.training.errors import TrainingError
     from logitless.training.trainable import FULL, LORA
 
@@ -46,15 +49,15 @@ def run(options: SimpleNamespace) -> int:
     elif only_write:
         raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
 
-    def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
-        return trainable(session, gguf, h, lora, options)
-
+    make = partial(trainable, lora=lora, options=options)
     try:
         if options.method == "reinforcement":
             from logitless.cli.setup import reinforcement_run
 
+            if options.workers > 1:
+                raise UsageError("finetune: --workers is of other methods: reinforcement samples and learns in one")
             return reinforcement_run.run(options, path, lora, output, checkpoint)
-        return training_run.run(options, path, make, output, checkpoint)
+        return training_run.run(options, path, make, output, checkpoint, transport)
     except TrainingError as error:
         raise CliError(flagged(error)) from None
 

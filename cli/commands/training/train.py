@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -13,11 +14,7 @@ from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup.unused_flags import check_used
 
 if TYPE_CHECKING:
-    from logitless.graph.execution.session import Session
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.hparams.hparams import Hparams
     from logitless.models.synthetic.model import Shape
-    from logitless.training.trainable import Trainable
 
 
 def run(options: SimpleNamespace) -> int:
@@ -32,10 +29,7 @@ def run(options: SimpleNamespace) -> int:
         start = Path(folder) / "start.gguf"  # initial weights, and the metadata of the result
         try:
             start_model(start, options)
-
-            def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
-                return finetune.trainable(session, gguf, h, None, options)
-
+            make = partial(finetune.trainable, lora=None, options=options)
             return training_run.run(options, start, make, options.output, checkpoint)
         except TrainingError as error:
             raise CliError(str(error)) from None
