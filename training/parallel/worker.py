@@ -43,8 +43,8 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker opens. The functions are those of a module, so that other processes find them
-    by name."""
+    """Recipe of a worker: its model and devices. Its functions are those of modules, so that other
+    processes find them by name."""
 
     backends: Callable[[], Sequence[Backend]]
     model: Path
