@@ -37,6 +37,7 @@ class Command:
 
 
 _TRAINING = "logitless.cli.flags.options_training"
+_QUANTIZATION = "logitless.cli.flags.options_quantization"
 
 
 COMMANDS = (
@@ -78,9 +79,23 @@ COMMANDS = (
         "quantize",
         "IN.gguf OUT.gguf TYPE [--imatrix FILE]",
         "Write a model with fewer bits a weight, in llama-quantize's types.",
-        "logitless.cli.flags.options_quantization",
+        _QUANTIZATION,
         "quantization.quantize",
         words=("--model", "--output", "--type", "--threads"),
+    ),
+    Command(
+        "imatrix",
+        "-m FILE -f TEXT -o FILE [flags]",
+        "Measure how much each input of a model's matrices counts, for `quantize --imatrix`.",
+        _QUANTIZATION,
+        "quantization.imatrix",
+    ),
+    Command(
+        "perplexity",
+        "-m FILE -f TEXT [flags]",
+        "Measure a model's perplexity.",
+        _QUANTIZATION,
+        "quantization.perplexity",
     ),
     Command(
         "export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING, "training.export_lora"

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from logitless.graph.execution.session import Session
 from logitless.graph.ops.training.optimizer import global_norm
 from logitless.graph.tensor import Tensor
 from logitless.models.batch import Sequences
-from logitless.models.model import AdaptedModel
+from logitless.models.model import AdaptedModel, Model
 from logitless.training.data.packing import Sample
 from logitless.training.data.tokenize_rows import Example
-from logitless.training.head import gradients
+from logitless.training.head import evaluation, gradients
 from logitless.training.schedule import OptimizerSettings
 from logitless.training.step import Feeds, Steps
 from logitless.training.trainable import FULL, Trainable
@@ -70,3 +71,16 @@ def _norm(steps: Steps, sample: Sample, more: Feeds) -> float:
     feeds = {**steps.feeds([sample], float(sample.weights.sum())), **more}
     (norm,) = steps.trainable.session.run((steps.prefix, "gradient"), build, feeds)
     return float(norm)
+
+
+def window_losses(session: Session, model: Model, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Losses (n - 1,) of a window's tokens but the first, each given all before it."""
+    n = len(tokens) - 1
+
+    def build() -> list[Tensor]:
+        rows = Sequences.feeds(1, n)
+        return evaluation(model, (rows, rows))[::2]
+
+    feeds: Feeds = {"tokens": tokens[:-1], "targets": tokens[1:]}
+    feeds |= {"pos": np.arange(n, dtype=np.int32), "start": np.zeros(n, np.int32)}
+    return np.concatenate([np.asarray(losses, np.float32) for losses in session.run(("losses", n), build, feeds)])

@@ -1,10 +1,11 @@
-"""Flags of `quantize` and `imatrix`, by the names of llama-quantize and llama-imatrix."""
+"""Flags of `quantize`, `imatrix` and `perplexity`, by the names of llama.cpp's tools."""
 
 from __future__ import annotations
 
 from logitless.cli.flags.flags import IGNORED, Flag, Group
-from logitless.cli.flags.options import GENERAL
-from logitless.engine.loading.values import file_name, text
+from logitless.cli.flags.model_options import DOWNLOADS, MODEL
+from logitless.cli.flags.options import DEVICE, GENERAL, THREADS
+from logitless.engine.loading.values import file_name, text, whole
 
 QUANTIZE = (
     Group(
@@ -30,6 +31,43 @@ QUANTIZE = (
             Flag("--dry-run", "show the sizes, and write nothing"),
             Flag("--list", "show the types and leave"),
             Flag("-t --threads", kind=text, metavar="N", status=IGNORED),
+            *GENERAL,
+        ),
+    ),
+)
+
+WINDOWS = (
+    Flag("-c --ctx-size", "tokens of a window", whole(2), 512, common=True),
+    Flag("--chunks", "windows at most", whole(1), None, common=True),
+    Flag("--chunk --from-chunk", "windows to leave out at the beginning", whole(0), 0),
+)
+IMATRIX = (
+    Group(
+        "Importance matrix",
+        (
+            MODEL,
+            *DOWNLOADS,
+            Flag("-f --file", "the text to run the model on", file_name, None, "FILE", common=True),
+            Flag("-o --output", "the file to write", file_name, None, "FILE", common=True),
+            *WINDOWS,
+            Flag("--process-output", "also of the output matrix", off="--no-process-output"),
+            Flag("--parse-special", "read the text of special tokens as those tokens", off="--no-parse-special"),
+            DEVICE,
+            THREADS,
+            *GENERAL,
+        ),
+    ),
+)
+PERPLEXITY = (
+    Group(
+        "Perplexity",
+        (
+            MODEL,
+            *DOWNLOADS,
+            Flag("-f --file", "the text", file_name, None, "FILE", common=True),
+            *WINDOWS,
+            DEVICE,
+            THREADS,
             *GENERAL,
         ),
     ),

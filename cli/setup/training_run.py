@@ -134,14 +134,14 @@ def data_options(o: SimpleNamespace) -> DataOptions:
 
 
 @contextmanager
-def open_session(o: SimpleNamespace) -> Iterator[Session]:
-    """A session on the devices of --device; kernels of training are compiled meanwhile."""
+def open_session(o: SimpleNamespace, *, trains: bool = True) -> Iterator[Session]:
+    """A session on the devices of --device; kernels of training are compiled meanwhile, if it `trains`."""
     from logitless.backends.registry import open_backends
     from logitless.graph.execution.session import Session
 
     show_compiling()
     session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
-    for backend in session.backends:
+    for backend in session.backends if trains else ():
         backend.prefetch_training(())
     try:
         yield session

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from logitless.models.quantization.quantize import DTYPES, block_of, quantize
-from tests.helpers.llama_cpp_quantizer import Case, needs_llama_cpp, quantized
+from tests.helpers.llama_cpp_library import Case, needs_llama_cpp, quantized
 
 BLOCKS = [name for name in DTYPES if block_of(name)[0] > 1]
 BITS = {"q2_k": 2, "q3_k": 3, "q4_0": 4, "q4_1": 4, "q4_k": 4, "iq4_nl": 4, "iq4_xs": 4, "q5_0": 5, "q5_1": 5}
