@@ -40,6 +40,7 @@ from logitless.server.protocol.embeddings import normalized, parse_rerank
 from logitless.server.protocol.fine_tuning import new_job
 from logitless.server.protocol.score import parse_examples
 from logitless.source import find_model
+from logitless.training.reporting.trackers import KINDS
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -278,6 +279,7 @@ class AsyncLLM:
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
+        integrations: Sequence[Mapping[str, Any]] = (),
         **hyperparameters: Any,
     ) -> AsyncFinetuneJob:
         """Begin to fine-tune the model on its own devices, while it goes on answering requests.
@@ -292,7 +294,8 @@ class AsyncLLM:
         given: chosen from the data), `validation_split`, `early_stopping_patience`, those of
         the adapter (`lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora`,
         `lora_init`, `lora_plus_ratio`), `neftune_noise_alpha`, and `full=True` for all weights
-        instead of an adapter. Requests use the result
+        instead of an adapter. `integrations`: trackers that get the metrics, as OpenAI's:
+        `[{"type": "wandb", "wandb": {"project": "…"}}]`, mlflow, tensorboard. Requests use the result
         by `SamplingParams(model=job.model)`.
         """
         served = await self._ready()
@@ -308,12 +311,22 @@ class AsyncLLM:
                 "model": tuning.base,
                 "suffix": suffix,
                 "seed": seed,
+                "integrations": list(integrations),
                 "method": {"type": method, **({method: {"grader": dict(grader)}} if grader is not None else {})},
                 "hyperparameters": hyperparameters,
             }
             n_ctx = self.model.hparams.n_ctx_train
             around, weights = self._around(), tuning.weights
-            row = new_job(body, tuning.store, tuning.base, {tuning.base}, n_ctx, around=around, weights=weights)
+            row = new_job(
+                body,
+                tuning.store,
+                tuning.base,
+                {tuning.base},
+                n_ctx,
+                around=around,
+                weights=weights,
+                trackers=KINDS,
+            )
         tuning.store.put("jobs", row)
         tuning.created()
         return AsyncFinetuneJob(self, row["id"])

@@ -182,6 +182,7 @@ class LLM:
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
+        integrations: Sequence[Mapping[str, Any]] = (),
         **hyperparameters: Any,
     ) -> FinetuneJob:
         """Begin to fine-tune the model, while it goes on answering requests; see AsyncLLM.finetune.
@@ -195,7 +196,14 @@ class LLM:
         True
         """
         run = self._llm.finetune(
-            data, method=method, grader=grader, validation=validation, suffix=suffix, seed=seed, **hyperparameters
+            data,
+            method=method,
+            grader=grader,
+            validation=validation,
+            suffix=suffix,
+            seed=seed,
+            integrations=integrations,
+            **hyperparameters,
         )
         return FinetuneJob(self, self._run(run))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,12 @@ from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import METHODS, SUPERVISED, objective
 from logitless.training.methods.registry import learning_rate as rate_of
 from logitless.training.parallel.processes import Processes
+from logitless.training.reporting.trackers import KINDS, Integration, RunInfo, Trackers, configuration
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import GradientHook
 from logitless.training.trainer import Control, Event, Finished, Save, Settings, Step, Validated
 
+log = logging.getLogger("logitless.trackers")
 __all__ = ["Control", "Event", "Finished", "Save", "Step", "Trainer", "Validated"]
 
 
@@ -83,6 +86,10 @@ class Trainer:
         train_tensors: Sequence[str] = ("*",),
         seed: int = 0,
         workers: int = 1,
+        report_to: Sequence[str] = (),
+        report_project: str = "logitless",
+        report_name: str = "",
+        report_dir: str | Path = "runs",
     ) -> None:
         """Open the model (None: the demo) and prepare the data; nothing is trained yet.
 
@@ -99,9 +106,10 @@ class Trainer:
         images (None: the only one beside the model); rows of a file may name image files below its
         folder. `lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora` and `lora_init`
         shape the adapter, `lora_plus_ratio` is the factor of the rate of B, `neftune_noise_alpha`
-        of the noise on embeddings in supervised learning (docs/training.md).
-        folder. `workers`: processes that share the `grad_acc` device runs of each step, and end
-        with the bytes of one; `threads` is of each.
+        of the noise on embeddings in supervised learning (docs/training.md). `workers`: processes that
+        share the `grad_acc` device runs of each step, and end with the bytes of one; `threads` is of
+        each. `report_to`: trackers that get the metrics, "wandb", "mlflow" or "tensorboard"; a warning
+        tells of one that fails.
 
         ModelError, TrainingError and OptionError name the fault in one line.
         """
@@ -126,6 +134,11 @@ class Trainer:
             raise OptionError(f"neftune_noise_alpha: is of supervised learning, and the method is {method}")
         if workers < 1:
             raise OptionError(f"workers: {workers} must be at least 1")
+        for kind in report_to:
+            if kind not in KINDS:
+                raise OptionError(f"report_to: {kind!r} is not one of {', '.join(KINDS)}")
+        self._integrations = [Integration(kind, report_project) for kind in report_to]
+        self._report_name, self._report_dir = report_name, Path(report_dir)
         self._callbacks = tuple(callbacks)
         with public_errors():
             names = OPTIONS["device"].check(device).split(",")
@@ -187,15 +200,20 @@ class Trainer:
     def fit(self) -> Finished:
         """Train to the end; the result has the reason why it ended."""
 
-        def tell(event: Event) -> None:
-            for callback in self._callbacks:
-                callback(event)
+        trainer = self._run.trainer
+        name = self._report_name or Path(self._run.gguf.path).stem
+        run = RunInfo(self._report_dir, "", name, configuration(trainer), trainer.counters.iterations)
+        with public_errors(), Trackers(self._integrations, run, log.warning) as trackers:
 
-        with public_errors():
+            def tell(event: Event) -> None:
+                trackers(event)
+                for callback in self._callbacks:
+                    callback(event)
+
             return self._run.fit(tell)
 
     def save(self, path: str | Path, output_type: str = "f32") -> None:
-        """Write the adapter, or the whole model in `output_type`, one of `quantize`'s, as GGUF."""
+        """Write the adapter, or the whole model with trained matrices of `output_type`, as GGUF."""
         with public_errors():
             self._run.save(path, output_type)
 

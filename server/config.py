@@ -55,6 +55,7 @@ class ServerConfig:
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes
     allow_graders: tuple[str, ...] = ()  # kinds of graders that reach beyond the server: endpoint, python
+    allow_integrations: tuple[str, ...] = ()  # trackers that jobs may report to beside tensorboard
     grader_url: str = ""  # the OpenAI-compatible server whose models score_model graders may ask, too
     grader_key: str = ""  # its API key
     media_urls: bool = False  # whether images at http(s) addresses are fetched

@@ -51,6 +51,9 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "prometheus_client": ("server/", "engine/", "router/metrics.py"),
     "rich": ("cli/",),
     "PIL": ("training/reporting/plot.py", "models/vision/"),
+    "wandb": ("training/reporting/trackers.py",),
+    "mlflow": ("training/reporting/trackers.py",),
+    "tensorboardX": ("training/reporting/trackers.py",),
     "huggingface_hub": ("cli/hub/",),
     "yarl": ("server/asgi.py", "router/"),
 }
@@ -64,6 +67,7 @@ LAZY = {  # may be imported inside functions only
     "huggingface_hub": ("cli/hub/hub.py",),
     "PIL": ("training/reporting/plot.py", "models/vision/"),
 }
+EXTRAS = ("plot", "data", "ray", "kv-events", "otel", "wandb", "mlflow", "tensorboard")  # whose packages are imported
 NOT_NAMES = {"utils", "helpers", "common"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
@@ -177,13 +181,14 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
         "huggingface-hub": "huggingface_hub",
         "pillow": "PIL",
         "pyzmq": "zmq",
+        "mlflow-skinny": "mlflow",
         "opentelemetry-sdk": "opentelemetry",
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     }
     project = PYPROJECT["project"]
     required = [
         *project["dependencies"],
-        *(r for extra in ("plot", "data", "ray", "kv-events", "otel") for r in project["optional-dependencies"][extra]),
+        *(r for extra in EXTRAS for r in project["optional-dependencies"][extra]),
     ]
     declared = {requirement.split(">")[0].split("[")[0] for requirement in required}
     wanted = {import_names.get(name, name) for name in declared}

@@ -428,6 +428,13 @@ TUNING = Group(
     "Fine-tuning",
     (
         Flag(
+            "--allow-integrations",
+            "trackers that jobs may report to over the network: wandb, mlflow",
+            several("wandb", "mlflow"),
+            (),
+            "NAMES",
+        ),
+        Flag(
             "--data-dir",
             "folder of files and fine-tuning jobs; without it there are none",
             folder_name,

@@ -63,6 +63,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir),
         props=options.props,
         allow_graders=tuple(options.allow_graders),
+        allow_integrations=tuple(options.allow_integrations),
         grader_url=grader_url(options),
         grader_key=options.grader_api_key or "",
         media_urls=options.media_urls,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from logitless.training.data.run_images import RunImages
     from logitless.training.methods.objective import Objective
     from logitless.training.parallel.coordinator import DataParallel, OpenTransport
+    from logitless.training.reporting.trackers import Trackers
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Settings, Trainer
 
@@ -229,19 +230,8 @@ def open_workers(
     return DataParallel((transport or Processes)(), recipe, o.workers)
 
 
-def checked_type(name: str) -> str:
-    """The preset of --output-type. UsageError: it is not written here."""
-    from logitless.models.quantization.presets import PresetError, preset
-
-    try:
-        return preset(name)
-    except PresetError as error:
-        raise UsageError(f"--output-type: {error}") from None
-
-
 def check_outputs(o: SimpleNamespace, output: str) -> None:
-    """CliError: an output cannot be written, or would replace an input or another output, or has an unknown type."""
-    checked_type(o.output_type)
+    """CliError: an output cannot be written, or would replace an input or another output."""
     read = {"-m": getattr(o, "model", None), "--vocab-model": getattr(o, "vocab_model", None), "--file": o.file}
     others = [*read.items(), ("--checkpoint-in", newest(o.checkpoint_in, o))]
     # of the names with a step's number those count that a file which is read has
@@ -379,23 +369,26 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
         reached = f"the {trainer.n_steps} steps of the run never reach the learning rate"
         print(f"logitless: warning: --warmup {warmup}: {reached}", file=sys.stderr)
     reporter = Reporter(show, terminal=terminal)
+    trackers = trackers_of(o, trainer, output, lambda line: show(f"logitless: warning: {line}", True))
     last_validation = None
     reason = ""
-    for event in trainer.work():
-        reporter(event)
-        if isinstance(event, Validated):
-            last_validation = event.result
-        elif isinstance(event, Save):
-            at = time.monotonic()
-            for path in named(output, event.iteration, o):
-                save_result(path, t, gguf, h, o.output_type)
-            for path in named(o.checkpoint_out, event.iteration, o):
-                save_checkpoint(path, trainer, h.arch)
-            reporter.outside(time.monotonic() - at)
-        elif isinstance(event, Told):
-            show(f"logitless: {event.message}", True)
-        elif isinstance(event, Finished):
-            reason = event.reason
+    with trackers:
+        for event in trainer.work():
+            reporter(event)
+            trackers(event)
+            if isinstance(event, Validated):
+                last_validation = event.result
+            elif isinstance(event, Save):
+                at = time.monotonic()
+                for path in named(output, event.iteration, o):
+                    save_result(path, t, gguf, h, o.output_type)
+                for path in named(o.checkpoint_out, event.iteration, o):
+                    save_checkpoint(path, trainer, h.arch)
+                reporter.outside(time.monotonic() - at)
+            elif isinstance(event, Told):
+                show(f"logitless: {event.message}", True)
+            elif isinstance(event, Finished):
+                reason = event.reason
     c = trainer.counters
     print(f"logitless: {reason}: {c.iterations} steps, {c.samples} samples, {c.tokens} tokens", file=sys.stderr)
     if reporter.losses:
@@ -411,6 +404,16 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
     if o.plot:
         curves = {"training": reporter.losses, "validation": reporter.validations}
         plot(o.plot, {**curves, **reporter.metrics}, "loss" if trainer.method == "supervised" else trainer.method)
+
+
+def trackers_of(o: SimpleNamespace, trainer: Trainer, output: str, told: Callable[[str], None]) -> Trackers:
+    """The trackers of --report-to."""
+    from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
+
+    integrations = [Integration(kind, o.report_project) for kind in dict.fromkeys(o.report_to)]
+    config = {"model": Path(getattr(o, "model", None) or output).name, **configuration(trainer)}
+    name = o.report_name or Path(output).stem
+    return Trackers(integrations, RunInfo(Path(o.report_dir), "", name, config, trainer.counters.iterations), told)
 
 
 def _counted(trainer: Trainer, o: SimpleNamespace) -> str:

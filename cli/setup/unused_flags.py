@@ -39,7 +39,13 @@ def check_used(o: SimpleNamespace, *, full: bool, command: str = "finetune") -> 
     """UsageError: a flag is given that the others leave without a meaning. `full`: all weights are
     trained, no adapter."""
     given = {dest: words[0] for dest, words in o.given}
-    for dest, reason in (*_unused_method(o, full), *_unused_data(o), *_unused_optimizer(o), *_unused_names(o)):
+    for dest, reason in (
+        *_unused_method(o, full),
+        *_unused_data(o),
+        *_unused_optimizer(o),
+        *_unused_names(o),
+        *_unused_reports(o),
+    ):
         if dest in given:
             raise UsageError(f"{command}: {given[dest]} {reason}")
 
@@ -114,6 +120,11 @@ def _unused_optimizer(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
         yield "adam_decay", "and -wd are two names of the weight decay: give one of them"
     if not o.opt_past:
         yield "opt_delta", "is of --opt-past, which is not given"
+
+
+def _unused_reports(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
+    if not o.report_to:
+        yield from _each(("report_project", "report_name", "report_dir"), "is of --report-to, which is not given")
 
 
 def _unused_names(o: SimpleNamespace) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.methods.grpo import GRPO
     from logitless.training.methods.objective import Objective
-    from logitless.training.trainer import Settings
+    from logitless.training.reporting.trackers import Trackers
+    from logitless.training.trainer import Settings, Step, Trainer, Validated
 
 RUNNING = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
@@ -63,6 +64,29 @@ def grader_row(job: Row) -> Row | None:
     """The grader of a job that learns from rewards."""
     grader: Row | None = job["method"].get("reinforcement", {}).get("grader") if job.get("method") else None
     return grader
+
+
+def trackers_of(job: Row, trainer: Trainer, folder: Path, told: Callable[[str], None]) -> Trackers:
+    """The trackers of a job's integrations; `folder`: of their files."""
+    from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
+
+    found = []
+    for row in job.get("integrations") or ():
+        own = {name: value for name, value in row[row["type"]].items() if value is not None}
+        project, tags = own.get("project", own.get("experiment", "")), tuple(own.get("tags", ()))
+        found.append(Integration(row["type"], project, own.get("name", ""), own.get("entity", ""), tags))
+    config = {"model": job["model"], **configuration(trainer), **job["hyperparameters"]}
+    run = RunInfo(folder, job["id"], job["model_name"], config, trainer.counters.iterations)
+    return Trackers(found, run, told)
+
+
+def metrics_of(event: Step | Validated) -> Row:
+    """Metrics of an event, as a job's events have them."""
+    from logitless.training.reporting.trackers import measured
+
+    found = measured(event)
+    assert found is not None
+    return {"step": found[0], **found[1]}
 
 
 def checkpoint_path(store: Store, id: str) -> Path:

@@ -30,9 +30,11 @@ from logitless.engine.finetuning.job import (
     image_reader,
     method_of,
     method_row,
+    metrics_of,
     metrics_table,
     prepare,
     set_status,
+    trackers_of,
 )
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from logitless.models.vision.vision_input import VisionInput
     from logitless.training.data.run_images import RunImages
     from logitless.training.graders.grade import Surroundings
+    from logitless.training.reporting.trackers import Trackers
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Event, Trainer
 
@@ -119,6 +122,7 @@ class FineTuningWorker:
         self._saved, self._saved_at = 0, 0.0  # last checkpoint: its optimizer steps and its time
         self._first, self._began_at = 0, 0.0  # optimizer steps and time when the run began here
         self._estimated_at = 0.0
+        self._trackers: Trackers | None = None  # of the job's integrations
         self._published = 0  # optimizer step of the last model that requests got
         self._settled = True  # the trainer is between two optimizer steps
         self._task: EngineTask | None = None  # off-thread task of the job, which waits for it
@@ -425,6 +429,7 @@ class FineTuningWorker:
             for line in () if done else prepared.warnings:
                 self._keeper.add_event(job["id"], line, level="warn")
             values = h.as_row()
+            self._trackers = trackers_of(job, trainer, self.store.folder / "trackers", partial(self._warn, job["id"]))
             self._update(
                 job,
                 status="running",
@@ -486,6 +491,12 @@ class FineTuningWorker:
             raise TrainingError(f"the model {job['model']} is gone")
         return model.path
 
+    def _warn(self, id: str, line: str) -> None:
+        """Tell of a tracker that fails (on its thread)."""
+        with suppress(OSError):
+            self._keeper.add_event(id, line, level="warn")
+            self.on_change()
+
     def _begun(self, trainer: Trainer) -> None:
         self._trainer, self._work, self._settled = trainer, trainer.work(), True
         stats = self.stats
@@ -510,6 +521,8 @@ class FineTuningWorker:
                 self._save({"id": self._job})
         except Exception as error:
             log.warning("the checkpoint of %s could not be written: %s", self._job, error)
+        with suppress(OSError):
+            self._end_trackers(CLOSE_SECONDS)
         self._turn.close()
         self.store.close()
 
@@ -538,6 +551,8 @@ class FineTuningWorker:
 
         trainer = self._trainer
         assert trainer is not None
+        if self._trackers is not None:
+            self._trackers(event)
         stats = self.stats
         if isinstance(event, Encoding):
             if event.image == event.n_images:
@@ -554,24 +569,13 @@ class FineTuningWorker:
             stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens
             stats.step, stats.loss = event.iteration, event.loss
             message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}{_reward(event.metrics)}"
-            metrics = {
-                "step": event.iteration,
-                "train_loss": event.loss,
-                **{f"train_{name}": value for name, value in event.metrics.items()},
-                "gradient_norm": event.norm,
-                "learning_rate": event.rate,
-                "total_steps": event.n_steps,
-            }
+            metrics = {**metrics_of(event), "total_steps": event.n_steps}
             ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
             publish = ended_epoch and not len(trainer.validation_indices)
             self._send(partial(self._tell, job, message, metrics, publish=publish))
         elif isinstance(event, Validated):
             stats.valid_loss = event.result.loss
-            metrics = {
-                "step": event.iteration,
-                "full_valid_loss": event.result.loss,
-                **{f"full_valid_{name}": value for name, value in event.result.metrics.items()},
-            }
+            metrics = metrics_of(event)
             message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}{_reward(event.result.metrics)}"
             publish = event.iteration < trainer.n_steps  # an epoch ended
             self._send(partial(self._tell, job, message, metrics, publish=publish))
@@ -760,6 +764,13 @@ class FineTuningWorker:
             log.error("the failure of job %s cannot be stored: %s", id, refused)
             self._left_alone.add(id)
 
+    def _end_trackers(self, seconds: float = 0.0) -> None:
+        if self._trackers is not None:
+            job = self.store.get("jobs", self._job) if self._job is not None else None
+            succeeded = job is not None and job["status"] == "succeeded"
+            self._trackers.finish(succeeded=succeeded, seconds=seconds)
+            self._trackers = None
+
     def _leave(self, _: object = None) -> None:
         """Release the device and choose the next job."""
         if self._work is not None:
@@ -768,6 +779,7 @@ class FineTuningWorker:
             self._forget_run(self._trainer)
         if self._start_file is not None:
             self._start_file.close()
+        self._end_trackers()
         self._work = self._trainer = self._prepared = self._start_file = None
         self._settled = True
         self.stats.jobs_running = 0

@@ -23,6 +23,7 @@ from logitless.training.graders.grade import Grader, GraderError, Sample, Surrou
 from logitless.training.graders.parse import parse_grader
 from logitless.training.methods.grpo import LOSSES
 from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
+from logitless.training.reporting.trackers import KINDS, TENSORBOARD, WANDB
 
 _EFFORTS = ("default", "none", "minimal", "low", "medium", "high")
 _OF_ADAPTERS = (*HYPERPARAMETERS, "lora_plus_ratio")
@@ -126,6 +127,32 @@ class Method(Struct, frozen=True, kw_only=True):
     reinforcement: ReinforcementBody | None = None
 
 
+class WandbBody(Struct, frozen=True, kw_only=True):
+    """`integrations[].wandb`."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: list[str] | None = None
+
+
+class MlflowBody(Struct, frozen=True, kw_only=True):
+    """`integrations[].mlflow`."""
+
+    experiment: str
+    name: str | None = None
+    tags: list[str] | None = None
+
+
+class IntegrationBody(Struct, frozen=True, kw_only=True):
+    """`integrations[]`: a tracker that gets the metrics."""
+
+    type: str
+    wandb: WandbBody | None = None
+    mlflow: MlflowBody | None = None
+    tensorboard: dict[str, Any] | None = None
+
+
 class JobBody(Struct, frozen=True, kw_only=True):
     """POST /v1/fine_tuning/jobs."""
 
@@ -133,7 +160,9 @@ class JobBody(Struct, frozen=True, kw_only=True):
     training_file: Annotated[str, Param("the id of an uploaded file")]
     validation_file: Annotated[str, Param("the id of an uploaded file")] = ""
     suffix: Annotated[str, Param("part of the result's name")] = ""
-    integrations: Annotated[Sequence[Any], Param("must be empty", most=0)] = ()
+    integrations: Annotated[
+        Sequence[IntegrationBody], Param("{type: wandb, wandb: {project}}, mlflow, tensorboard", most=8)
+    ] = ()
     method: Annotated[Method, Param("{type: TYPE, TYPE: {hyperparameters}}; with a grader of reinforcement")] = Method()
     hyperparameters: Annotated[Mapping[str, Any], Param("n_epochs, batch_size, lora_r, full and others")] = {}
     seed: Annotated[int, _count("of the order and the dropout", low=0)] = 0
@@ -149,9 +178,11 @@ def new_job(
     may_see: Callable[[Row], bool] = lambda _: True,
     around: Surroundings | None = None,
     weights: Collection[str] | None = None,
+    trackers: Collection[str] = (),
 ) -> Row:
     """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count;
-    `around`: the means of graders; `weights`: the model's, of which adapters have some."""
+    `around`: the means of graders; `weights`: the model's, of which adapters have some;
+    `trackers`: those of the network that are allowed."""
     asked = read(JobBody, body)
     model, suffix = asked.model, asked.suffix
     start = None if model in names else find(store, model)
@@ -185,6 +216,7 @@ def new_job(
         bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
     if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):
         bad_request("hyperparameters.early_stopping_patience", "needs a validation_file or a validation_split")
+    integrations = [_integration(one, f"integrations[{i}]", trackers) for i, one in enumerate(asked.integrations)]
     id = new_id("ftjob")
     return {
         "id": id,
@@ -205,7 +237,7 @@ def new_job(
         "hyperparameters": h,
         "method": method_row(kind, h, grader),
         "metadata": dict(asked.metadata) or None,
-        "integrations": [],
+        "integrations": integrations,
         "seed": asked.seed,
         "trained_tokens": None,
         "user_provided_suffix": suffix or None,
@@ -292,6 +324,28 @@ def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
             kind = "a whole model" if start.whole else "an adapter"
             bad_request(f"hyperparameters.{name}", f"{start.name} is {kind}, whose {name} is {json.dumps(value)}")
     return {**given, **fixed}
+
+
+def _integration(body: IntegrationBody, field: str, allowed: Collection[str]) -> Row:
+    kind = body.type
+    if kind not in KINDS:
+        bad_request(f"{field}.type", f"must be one of {', '.join(KINDS)}")
+    if other := next((k for k in KINDS if k != kind and getattr(body, k) is not None), None):
+        bad_request(f"{field}.{other}", f"is not of the type {kind}")
+    if kind != TENSORBOARD and kind not in allowed:
+        bad_request(f"{field}.type", f"{kind} is off: start with --allow-integrations {kind}")
+    given = getattr(body, kind)
+    if kind == TENSORBOARD:
+        if given:
+            bad_request(f"{field}.tensorboard.{next(iter(given))}", "is not known: its files are the server's")
+        return {"type": kind, kind: {}}
+    if given is None:
+        bad_request(f"{field}.{kind}", "is required")
+    values = asdict_struct(given)
+    project = "project" if kind == WANDB else "experiment"
+    if not values[project].strip():
+        bad_request(f"{field}.{kind}.{project}", "must not be empty")
+    return {"type": kind, kind: values}
 
 
 # -- graders

@@ -248,6 +248,8 @@ TEXT_RUN, ROWS_RUN = ("finetune -m M --lora-out A --file T", "finetune -m M --lo
         (f"{TEXT_RUN} --optimizer sgd --adam-decay 0.3", "--adam-decay is of adamw, and the optimizer is sgd"),
         (f"{TEXT_RUN} --adam-decay 0.1 -wd 0.2", "--adam-decay and -wd are two names of the weight decay"),
         (f"{TEXT_RUN} --opt-delta 0.1", "--opt-delta is of --opt-past, which is not given"),
+        (f"{TEXT_RUN} --report-project N", "--report-project is of --report-to, which is not given"),
+        (f"{TEXT_RUN} --report-to comet", "--report-to"),
         (f"{TEXT_RUN} --pattern-fn-it N", "--pattern-fn-it stands in no file's name"),
         ("plan finetune -m M --full --lora-r 2", "plan finetune: --lora-r is of an adapter"),
         ("plan train --file R.jsonl --stride 2", "plan train: --stride is of a text"),

@@ -34,8 +34,17 @@ async def create(request: web.Request) -> web.Response:
         name = body.get("model")
         if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
             body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
-        around = surroundings(context.service, config)
-        row = new_job(body, tuning.store, tuning.base, names, n_ctx, client.may_see, around, tuning.weights)
+        row = new_job(
+            body,
+            tuning.store,
+            tuning.base,
+            names,
+            n_ctx,
+            client.may_see,
+            around=surroundings(context.service, config),
+            weights=tuning.weights,
+            trackers=config.allow_integrations,
+        )
         return row | {"owner": client.owner}
 
     job = await context.parsed(request, parse)

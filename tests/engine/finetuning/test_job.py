@@ -205,6 +205,54 @@ def test_an_adapter_that_cannot_be_is_refused_by_its_field(tmp_path: Path, asked
     store.close()
 
 
+_WANDB = {"project": "p", "name": None, "entity": None, "tags": ["a"]}
+
+
+def test_a_job_shows_its_integrations(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
+    body = {"model": "m", "training_file": file["id"]}
+    asked = [
+        {"type": "wandb", "wandb": {"project": "p", "tags": ["a"]}},
+        {"type": "mlflow", "mlflow": {"experiment": "e"}},
+        {"type": "tensorboard"},
+    ]
+    row = new_job({**body, "integrations": asked}, store, "m", {"m"}, N_CTX_TRAIN, trackers=("wandb", "mlflow"))
+    assert row["integrations"] == [
+        {"type": "wandb", "wandb": _WANDB},
+        {"type": "mlflow", "mlflow": {"experiment": "e", "name": None, "tags": None}},
+        {"type": "tensorboard", "tensorboard": {}},
+    ]
+    assert new_job({**body, "integrations": None}, store, "m", {"m"}, N_CTX_TRAIN)["integrations"] == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("integration", "problem"),
+    [
+        (
+            {"type": "wandb", "wandb": {"project": "p"}},
+            r"\[1\]\.type': wandb is off: start with --allow-integrations wandb",
+        ),
+        ({"type": "mlflow"}, r"\[1\]\.mlflow': is required"),
+        ({"type": "mlflow", "mlflow": {"experiment": " "}}, r"\[1\]\.mlflow\.experiment': must not be empty"),
+        ({"type": "mlflow", "mlflow": {}}, r"\[1\]\.mlflow\.experiment': is required"),
+        ({"type": "mlflow", "mlflow": {"experiment": 3}}, r"\[1\]\.mlflow\.experiment': expected a string"),
+        ({"type": "tensorboard", "wandb": {"project": "p"}}, r"\[1\]\.wandb': is not of the type tensorboard"),
+        ({"type": "tensorboard", "tensorboard": {"log_dir": "/etc"}}, r"\[1\]\.tensorboard\.log_dir': is not known"),
+        ({"type": "comet"}, r"\[1\]\.type': must be one of wandb, mlflow, tensorboard"),
+        ("wandb", r"integrations\[1\]': expected an object"),
+    ],
+)
+def test_an_integration_that_cannot_be_is_refused_by_its_field(tmp_path: Path, integration: Any, problem: str) -> None:
+    store = Store(tmp_path)
+    file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
+    body = {"model": "m", "training_file": file["id"], "integrations": [{"type": "tensorboard"}, integration]}
+    with pytest.raises(InvalidRequest, match=problem):
+        new_job(body, store, "m", {"m"}, N_CTX_TRAIN, trackers=("mlflow",))
+    store.close()
+
+
 def test_windows_of_a_batch_hold_its_examples_alone(tmp_path: Path, vocabulary: Tokenizer) -> None:
     """Long and short ones, those longer than the context too: no window is longer than it, few have much room."""
     rows = [{"text": "x" * n} for n in (300, 5, 90, 40, 7, 120, 64, 3)]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.server.protocol.fine_tuning import new_job
 from logitless.training import checkpoint, save
 from logitless.training.errors import TrainingError
+from logitless.training.reporting import trackers
+from logitless.training.reporting.trackers import Integration, RunInfo
 from logitless.training.schedule import Stopping
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
@@ -384,6 +386,39 @@ def finished(job: Job, **fields: Any) -> str:
     job.finish(math.inf)
     job.leave()
     return job.id
+
+
+def test_a_job_goes_on_without_a_tracker_that_fails(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Recorder:
+        def __init__(self, of: Integration, run: RunInfo) -> None:
+            seen.append((of.kind, run.id, run.config["n_epochs"], run.folder))
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            if "full_valid_loss" in values:
+                raise OSError("unreachable")
+            seen.append((step, values["train_loss"]))
+
+    monkeypatch.setitem(trackers._OPEN, "tensorboard", Recorder)
+    job = Job(tmp_path, engine, full=False)
+    job.finish(math.inf)
+    job.leave()
+    hyperparameters = {**HYPERPARAMETERS, "validation_split": 0.1, "lora": {"init": "pissa", "r": 2}}
+    finished(job, integrations=[{"type": "tensorboard"}], hyperparameters=hyperparameters)
+    for thread in threading.enumerate():
+        if thread.name.startswith("tracker"):
+            thread.join(60)
+    assert seen[0] == ("tensorboard", job.id, 1, tmp_path / "trackers")
+    events = [event for _, event in job.store.events(job.id)]
+    losses = [(e["data"]["step"], e["data"]["train_loss"]) for e in events if "train_loss" in e["data"]]
+    assert seen[1:] == losses
+    assert [e["message"] for e in events if "tensorboard" in e["message"] and e["level"] == "warn"] == [
+        "tensorboard: the run goes on without it: unreachable"
+    ]
+    job.tuning.close()
 
 
 def test_one_process_of_several_runs_the_jobs_and_all_get_their_models(engine: ModelRunner, tmp_path: Path) -> None:
