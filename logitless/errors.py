@@ -44,11 +44,12 @@ def public_errors() -> Iterator[None]:
     from logitless.engine.batch import StepFailed
     from logitless.engine.loading import options
     from logitless.models.errors import ModelFileError
+    from logitless.models.quantization.presets import PresetError
     from logitless.training import errors as training
 
     try:
         yield
-    except (options.OptionError, CliError) as error:
+    except (options.OptionError, CliError, PresetError) as error:
         raise OptionError(_in_python(str(error))) from None
     except ModelFileError as error:
         raise ModelError(str(error)) from None

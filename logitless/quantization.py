@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from logitless.cli.outputs import check_output
-from logitless.errors import OptionError, public_errors
+from logitless.errors import public_errors
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.quantization.imatrix import read_imatrix
-from logitless.models.quantization.presets import PresetError, TypeOptions, check_type
+from logitless.models.quantization.presets import TypeOptions, check_type
 from logitless.models.quantization.quantize_model import plan_quantization
 
 
@@ -38,22 +38,19 @@ def quantize(
     >>> quantize("model-F16.gguf", "model-Q4_K_M.gguf", "Q4_K_M")  # doctest: +SKIP
     """
     with public_errors():
-        try:
-            options = TypeOptions(
-                pure=pure,
-                leave_output_tensor=leave_output_tensor,
-                output_tensor_type=check_type(output_tensor_type) if output_tensor_type else "",
-                token_embedding_type=check_type(token_embedding_type) if token_embedding_type else "",
-                tensor_type={pattern: check_type(dtype) for pattern, dtype in (tensor_type or {}).items()},
+        options = TypeOptions(
+            pure=pure,
+            leave_output_tensor=leave_output_tensor,
+            output_tensor_type=check_type(output_tensor_type) if output_tensor_type else "",
+            token_embedding_type=check_type(token_embedding_type) if token_embedding_type else "",
+            tensor_type={pattern: check_type(dtype) for pattern, dtype in (tensor_type or {}).items()},
+        )
+        check_output(output, "output", [("model", model), ("imatrix", imatrix)])
+        matrix = None if imatrix is None else read_imatrix(imatrix)
+        with GGUFFile.open(model) as gguf:
+            plan = plan_quantization(
+                gguf, file_type, imatrix=matrix, options=options, allow_requantize=allow_requantize
             )
-            check_output(output, "output", [("model", model), ("imatrix", imatrix)])
-            matrix = None if imatrix is None else read_imatrix(imatrix)
-            with GGUFFile.open(model) as gguf:
-                plan = plan_quantization(
-                    gguf, file_type, imatrix=matrix, options=options, allow_requantize=allow_requantize
-                )
-                for line in plan.warnings():
-                    warnings.warn(line, stacklevel=2)
-                plan.write(output)
-        except PresetError as error:
-            raise OptionError(str(error)) from None
+            for line in plan.warnings():
+                warnings.warn(line, stacklevel=2)
+            plan.write(output)

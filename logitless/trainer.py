@@ -213,7 +213,7 @@ class Trainer:
             return self._run.fit(tell)
 
     def save(self, path: str | Path, output_type: str = "f32") -> None:
-        """Write the adapter, or the whole model with trained matrices of `output_type`, as GGUF."""
+        """Write the adapter, or the whole model in `output_type`, one of `quantize`'s, as GGUF."""
         with public_errors():
             self._run.save(path, output_type)
 

@@ -230,8 +230,19 @@ def open_workers(
     return DataParallel((transport or Processes)(), recipe, o.workers)
 
 
+def checked_type(name: str) -> str:
+    """The preset of --output-type. UsageError: it is not written here."""
+    from logitless.models.quantization.presets import PresetError, preset
+
+    try:
+        return preset(name)
+    except PresetError as error:
+        raise UsageError(f"--output-type: {error}") from None
+
+
 def check_outputs(o: SimpleNamespace, output: str) -> None:
-    """CliError: an output cannot be written, or would replace an input or another output."""
+    """CliError: an output cannot be written, or would replace an input or another output, or has an unknown type."""
+    checked_type(o.output_type)
     read = {"-m": getattr(o, "model", None), "--vocab-model": getattr(o, "vocab_model", None), "--file": o.file}
     others = [*read.items(), ("--checkpoint-in", newest(o.checkpoint_in, o))]
     # of the names with a step's number those count that a file which is read has

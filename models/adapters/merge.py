@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,16 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Data, copied_keys, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.quantize import DTYPES, F32, dequantized, quantize
+from logitless.models.quantization.quantize_model import plan_export
 from logitless.models.quantization.requantize import requantized_type
 
 
-def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
+def merge(
+    path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]], file_type: str = ""
+) -> list[str]:
     """Write the merged model; returns the names of the changed tensors. Tensors keep their type; a
-    changed one of a read-only type gets the type that it is requantized to.
+    changed one of a read-only type gets the type that it is requantized to. `file_type`: changed matrices
+    get the types of this preset, and if it quantizes, all that are floats.
 
     ModelFileError for a type that cannot be written, and for an adapter of a tied embedding.
     """
@@ -29,24 +34,29 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
             changes.setdefault(name, []).append((pair, factor, scale))
     if "token_embd.weight" in changes and "output.weight" not in base.tensors:
         raise ModelFileError(base.path, "the embedding is the output matrix too, and its adapter is for the one only")
+    plan = plan_export(base, file_type, changes) if file_type else None
+    types = {name: _writable(info.dtype) if name in changes else info.dtype for name, info in base.tensors.items()}
+    types = types if plan is None else plan.types
     for name in changes:
-        if _writable(base.tensors[name].dtype) not in DTYPES:
+        if types[name] not in DTYPES:
             raise ModelFileError(
                 base.path, f"tensor '{name}' has type {base.tensors[name].dtype}, which is not written"
             )
 
     def tensors() -> Iterator[tuple[str, Data]]:
         for name, info in base.tensors.items():
-            raw, dtype = base.bytes_of(name), info.dtype
+            raw, dtype = base.bytes_of(name), types[name]
             if name in changes:
-                dtype = _writable(dtype)
                 raw = quantize(_changed(dequantized(info, raw), name, changes[name]), dtype)
+            elif plan is not None:
+                yield name, Data(partial(plan.pieces, name), info.shape, dtype)
+                continue
             if dtype == "f32":
                 yield name, Data(raw.view(np.float32), info.shape)
             else:
                 yield name, Data(raw.reshape(info.shape[0], -1), info.shape, dtype)
 
-    write_gguf(path, h.arch, copied_keys(base.metadata), tensors())
+    write_gguf(path, h.arch, copied_keys(base.metadata) if plan is None else plan.keys(), tensors())
     return list(changes)
 
 

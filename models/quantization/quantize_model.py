@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
-from logitless.models.gguf.write import Data, copied_keys, text, u32, write_gguf
+from logitless.models.gguf.write import Data, Key, copied_keys, text, u32, write_gguf
 from logitless.models.model import check_is_model
 from logitless.models.quantization.imatrix import Imatrix
-from logitless.models.quantization.presets import TypeOptions, file_type, preset, tensor_types
+from logitless.models.quantization.presets import (
+    PRESETS,
+    TypeOptions,
+    file_type,
+    is_quantizable,
+    preset,
+    tensor_types,
+)
 from logitless.models.quantization.quantize import F32, block_of, dequantized, quantize, storable_dtype
 
 FLOATS = ("f32", "f16", "bf16")
@@ -61,15 +68,22 @@ class Quantization:
         with numbers that its type cannot represent."""
         done, total = 0, self.nbytes
 
-        def pieces(info: TensorInfo) -> Iterator[NDArray[Any]]:
+        def pieces(name: str) -> Iterator[NDArray[Any]]:
             nonlocal done
-            for piece in self._pieces(info):
+            for piece in self.pieces(name):
                 yield piece
                 done += piece.nbytes
                 if progress is not None:
                     progress(done, total)
-            self.gguf.release()
 
+        tensors = [
+            (name, Data(partial(pieces, name), info.shape, self.types[name]))
+            for name, info in self.gguf.tensors.items()
+        ]
+        write_gguf(path, str(self.gguf.metadata["general.architecture"]), self.keys(), tensors)
+
+    def keys(self) -> dict[str, Key]:
+        """Keys of the file: the model's, and those of its types."""
         keys = copied_keys(self.gguf.metadata)
         keys["general.quantization_version"] = u32(2)
         keys["general.file_type"] = u32(file_type(self.preset))
@@ -78,11 +92,12 @@ class Quantization:
             keys["quantize.imatrix.dataset"] = text(self.imatrix.datasets[0] if self.imatrix.datasets else "")
             keys["quantize.imatrix.entries_count"] = u32(len(self.imatrix.means))
             keys["quantize.imatrix.chunks_count"] = u32(self.imatrix.n_chunks)
-        tensors = [
-            (name, Data(partial(pieces, info), info.shape, self.types[name]))
-            for name, info in self.gguf.tensors.items()
-        ]
-        write_gguf(path, str(self.gguf.metadata["general.architecture"]), keys, tensors)
+        return keys
+
+    def pieces(self, name: str) -> Iterator[NDArray[Any]]:
+        """A tensor in its type, some rows at a time; the file's pages leave the process again."""
+        yield from self._pieces(self.gguf.tensors[name])
+        self.gguf.release()
 
     def _pieces(self, info: TensorInfo) -> Iterator[NDArray[Any]]:
         raw, dtype = self.gguf.bytes_of(info.name), self.types[info.name]
@@ -156,6 +171,22 @@ def plan_quantization(
         if imatrix is not None and not weighted and t.startswith("blk.") and block_of(dtype)[0] > 1:
             plan.without_importance.append(t)
     return plan
+
+
+def plan_export(gguf: GGUFFile, name: str, changed: Collection[str]) -> Quantization:
+    """Types of a file whose `changed` tensors have new numbers: these get those of the preset, vectors and small
+    matrices F32. Others keep theirs, but for floats, which a quantized preset quantizes, too. PresetError: as in
+    `plan_quantization`."""
+    name = preset(name)
+    asked = tensor_types(gguf, name, TypeOptions(), weighted=False)
+    is_quantized = block_of(PRESETS[name])[0] > 1
+    types = {}
+    for t, info in gguf.tensors.items():
+        if is_quantizable(t, info.shape) and (t in changed or (is_quantized and info.dtype in FLOATS)):
+            types[t] = storable_dtype(asked[t], info.shape[-1])
+        else:
+            types[t] = "f32" if t in changed else info.dtype
+    return Quantization(gguf, name, types)
 
 
 def _check_imatrix(plan: Quantization, imatrix: Imatrix) -> None:
