@@ -140,6 +140,13 @@ COMMANDS = (
         words=("--config",),
     ),
     Command(
+        "ray finetune",
+        "-m FILE --file DATA (--lora-out FILE | -o FILE) --workers N [finetune's flags]",
+        "Train a model further with workers on a Ray cluster.",
+        "logitless.cli.commands.ray.finetune",
+        "ray.finetune",
+    ),
+    Command(
         "selftest",
         "[-m FILE] [flags]",
         "Check every op of a device against its float64 reference.",

@@ -149,7 +149,7 @@ class FineTuning:
         if self.trainer.steps.images is not None:
             raise TrainingError("workers: rows with images are learned by one process")
         sharded = self.trainer.trainable.kind == FULL
-        recipe = Recipe(backends, self.gguf.path, self._trainable, settings, sharded)
+        recipe = Recipe(backends, self.gguf.path.absolute(), self._trainable, settings, sharded)
         self._workers = DataParallel(transport(), recipe, n)
         self.trainer.steps.workers = self._workers
 

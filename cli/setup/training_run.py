@@ -222,7 +222,7 @@ def open_workers(
         raise CliError(f"--workers {o.workers}: rows with images are learned by one process")
     recipe = Recipe(
         partial(open_backends, o.device.split(","), max(o.threads, 0)),
-        model,
+        model.absolute(),
         make,
         trainer.settings,
         sharded=trainer.trainable.kind == FULL,

@@ -78,17 +78,15 @@ class Here(Transport):
         self._asked[rank] = deque()
 
     def send(self, rank: int, method: str, *args: Any) -> None:
-        if rank not in self._workers:
-            raise WorkerLost(f"worker {rank} has ended")
         self._asked[rank].append((method, args))
 
     def receive(self, rank: int) -> Any:
         self._n += 1
+        method, args = self._asked[rank].popleft()
         if self._n in self._ends:
             self._workers.pop(rank, None)
         if rank not in self._workers:
             raise WorkerLost(f"worker {rank} has ended")
-        method, args = self._asked[rank].popleft()
         return getattr(self._workers[rank], method)(*args)
 
     def close(self) -> None:

@@ -127,15 +127,16 @@ class DataParallel:
     def _answer(self, rank: int) -> Any:
         """The next answer that somebody waits for."""
         while True:
+            waits = self._asked[rank].popleft()
             answer = self._transport.receive(rank)
-            if self._asked[rank].popleft():
+            if waits:
                 return answer
 
     def _drain(self, rank: int) -> None:
         """Let go of what was asked in a step that did not end."""
         while self._asked[rank]:
-            self._transport.receive(rank)
             self._asked[rank].popleft()
+            self._transport.receive(rank)
 
     def _replace(self, error: WorkerLost) -> None:
         """Start all ranks anew whose process has ended."""
