@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
@@ -24,7 +25,7 @@ from logitless.router.jobs import RouterJobs
 from logitless.router.listing import Known, download_item, events, model_item
 from logitless.router.ollama import Fields, OllamaRoutes, Pass
 from logitless.router.process import ServerProcess
-from logitless.router.proxy import Unconnected, ask, pass_back, stream_over
+from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream_over
 from logitless.server.api import info
 from logitless.server.api.context import api_key, client_of, json_response
 from logitless.server.api.generate import CONVERSATION
@@ -101,9 +102,18 @@ class Router:
             ("GET", "/v1/responses/{id}"),
             ("GET", "/v1/responses/{id}/input_items"),
             ("DELETE", "/v1/responses/{id}"),
+            ("POST", "/v1/responses/{id}/cancel"),
+            ("GET", "/v1/conversations/{id}"),
+            ("POST", "/v1/conversations/{id}"),
+            ("DELETE", "/v1/conversations/{id}"),
+            ("GET", "/v1/conversations/{id}/items"),
+            ("POST", "/v1/conversations/{id}/items"),
+            ("GET", "/v1/conversations/{id}/items/{item}"),
+            ("DELETE", "/v1/conversations/{id}/items/{item}"),
             ("POST", "/v1/chat/completions/control"),
         ):
             app.router.add_route(method, prefix + path, self._ask_around)
+        app.router.add_post(prefix + "/v1/conversations", self._new_conversation)
         for path in ("/v1/stream", "/v1/stream/{id}"):
             app.router.add_get(prefix + path, self._follow_stream)
             app.router.add_delete(prefix + path, self._stop_stream)
@@ -262,10 +272,18 @@ class Router:
         parse = partial(json_object, body)
         return await compute(parse, client_of(request)) if len(body) > _LARGE else parse()
 
-    async def _is_stream(self, request: web.Request, body: bytes | bytearray) -> bool:
-        with suppress(InvalidRequest):  # the model's server names the fault
-            return (await self._fields(request, body)).get("stream") is True
-        return False
+    async def _outlives(self, request: web.Request, body: bytes | bytearray) -> str:
+        """The name under which a request goes on without its client; "": it does not."""
+        named = request.headers.get(CONVERSATION, "")
+        behind = b'"background"' in body and canonical(request.path).endswith("/responses")
+        if request.method == "POST" and (named or behind):
+            with suppress(InvalidRequest):  # the model's server names the fault
+                fields = await self._fields(request, body)
+                if behind and fields.get("background") is True:
+                    return named or f"background_{secrets.token_urlsafe(16)}"
+                if fields.get("stream") is True:
+                    return named
+        return ""
 
     # -- requests for a model
 
@@ -286,7 +304,8 @@ class Router:
         if self._fleet.get(base := self._base(name)) is not None:
             request[RECORD].model = name
         name = base
-        outlives = request.method == "POST" and CONVERSATION in request.headers and await self._is_stream(request, body)
+        if outlives := await self._outlives(request, body):
+            request[OUTLIVES] = outlives
         lease = partial(
             self._fleet.lease,
             name,
@@ -297,7 +316,7 @@ class Router:
         stack = AsyncExitStack()
         begin = self._begin(request, lease, body, stack)
         if outlives:
-            place = api_key(request), request.headers[CONVERSATION]
+            place = api_key(request), outlives
             async with self._conversations.begun(place, begin, stack) as answer:
                 return await pass_back(request, answer)
         async with stack:
@@ -377,6 +396,15 @@ class Router:
                     await ask(self._session, request, child, self._path(request), body) as answer,
                 ):
                     yield name, answer
+
+    async def _new_conversation(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/conversations: the server of `model` keeps it, or one that is loaded."""
+        async with self._body(request) as body:
+            name = request.query.get("model") or (await self._fields(request, body)).get("model")
+            loaded = [model.entry.name for model in self._fleet.models.values() if model.state == LOADED]
+            if name is None and not loaded:
+                raise InvalidRequest("no model is loaded: field 'model' must name the one that the conversation is for")
+            return await self._to(request, loaded[0] if name is None else _name({"model": name}), body)
 
     async def _ask_around(self, request: web.Request) -> web.StreamResponse:
         """The first server that knows the stream, response or completion."""

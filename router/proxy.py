@@ -38,6 +38,7 @@ _OURS = frozenset(
 )
 NOT_BACK = frozenset((*_HOP, "server", "date", "vary", REQUEST_ID.lower(), "request-id"))
 # nor CORS headers, which are the router's
+OUTLIVES: web.RequestKey[str] = web.RequestKey("outlives", str)  # name of the stream that goes on without its client
 POLL = 1.0  # seconds between two looks at a stream without a reader
 LOST = "the model's server ended while it answered; ask again and it is started again"
 
@@ -64,8 +65,8 @@ async def ask(
 
 
 async def stream_over(session: aiohttp.ClientSession, request: web.Request, child: ServerProcess) -> None:
-    """Wait for the end of a request that goes on without its client (X-Conversation-Id)."""
-    body = json.dumps({"conversation_ids": [request.headers[CONVERSATION]]}).encode()
+    """Wait for the end of a request that goes on without its client (X-Conversation-Id, or in the background)."""
+    body = json.dumps({"conversation_ids": [request[OUTLIVES]]}).encode()
     with suppress(RequestError, aiohttp.ClientError, OSError, ValueError):  # the child is gone, and its streams with it
         while True:
             async with await ask(session, request, child, "/v1/streams/lookup", body) as answer:
@@ -81,6 +82,8 @@ def passed_headers(request: web.Request) -> dict[str, str]:
     key = api_key(request)
     headers[CLIENT_KEY] = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else ""
     headers[CLIENT_ADDRESS] = request.remote or ""
+    if OUTLIVES in request:
+        headers[CONVERSATION] = request[OUTLIVES]
     if RECORD in request:
         headers[REQUEST_ID] = request[RECORD].id
     if (trace := request.get(TRACE)) is not None:  # the client's go on where this server traces nothing

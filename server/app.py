@@ -84,7 +84,7 @@ _POST: dict[str, Handler] = {
     "/slots/{id}": slots.slot_action,
     "/lora-adapters": lora.set_scales,
 }
-_JOBS = "/v1/fine_tuning/jobs"
+_JOBS, _TALKS = "/v1/fine_tuning/jobs", "/v1/conversations"
 _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", "/v1/stream", "llamacpp.resume.follow"),
     ("GET", "/v1/stream/{id}", "llamacpp.resume.follow"),
@@ -94,6 +94,15 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", "/v1/responses/{id}", "openai.responses.response"),
     ("DELETE", "/v1/responses/{id}", "openai.responses.forget"),
     ("GET", "/v1/responses/{id}/input_items", "openai.responses.input_items"),
+    ("POST", "/v1/responses/{id}/cancel", "openai.background.cancel"),
+    ("POST", _TALKS, "openai.conversations.create"),
+    ("GET", f"{_TALKS}/{{id}}", "openai.conversations.conversation"),
+    ("POST", f"{_TALKS}/{{id}}", "openai.conversations.update"),
+    ("DELETE", f"{_TALKS}/{{id}}", "openai.conversations.delete"),
+    ("GET", f"{_TALKS}/{{id}}/items", "openai.conversations.items"),
+    ("POST", f"{_TALKS}/{{id}}/items", "openai.conversations.add"),
+    ("GET", f"{_TALKS}/{{id}}/items/{{item}}", "openai.conversations.item"),
+    ("DELETE", f"{_TALKS}/{{id}}/items/{{item}}", "openai.conversations.remove"),
     ("GET", "/tokenizer_info", "llamacpp.text.tokenizer_info"),
     ("GET", "/api/tags", "ollama.models.tags"),
     ("GET", "/api/ps", "ollama.models.ps"),

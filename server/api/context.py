@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 from msgspec import Struct, to_builtins
@@ -20,7 +21,8 @@ from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, U
 from logitless.engine.stats import SchedulerStats
 from logitless.engine.stream import Stream
 from logitless.models.vision.images import MAX_BYTES
-from logitless.server.api.llamacpp.sessions import Sessions
+from logitless.server.api.llamacpp.sessions import Session, Sessions
+from logitless.server.api.openai.stored_conversations import StoredConversations
 from logitless.server.api.openai.stored_responses import StoredResponses
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
@@ -79,6 +81,9 @@ class Context:
         self._parser: RequestParser | None = None
         self.sessions = Sessions()
         self.stored = StoredResponses()
+        self.conversations = StoredConversations()
+        # sessions of responses in the background, by key and the response's id
+        self.background: WeakValueDictionary[tuple[str, str], Session] = WeakValueDictionary()
         self.last_metrics = SchedulerStats()  # as /metrics told them last
         self._prompt_files = PromptFiles(config.log_prompts_dir) if config.log_prompts_dir else None
         self.running: dict[str, tuple[str, Stream]] = {}  # (key, job that generates) by the id of its reply

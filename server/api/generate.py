@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated
@@ -20,6 +20,7 @@ from logitless.engine.sampling.params import Param
 from logitless.engine.stream import Stream
 from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response
 from logitless.server.api.llamacpp.completion import NativeReply
+from logitless.server.api.llamacpp.sessions import Session
 from logitless.server.api.llamacpp.verify import VerifyReply
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.api.openai.completions import CompletionReply
@@ -142,11 +143,23 @@ async def collect(request: web.Request, context: Context, job: Job, reply: Reply
 
 
 async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
-    id = request.headers[CONVERSATION]
-    if not id or len(id) > 256 or not id.isprintable():
+    session = await begin_session(request, context, job, reply, request.headers[CONVERSATION])
+    return await send(request, context, session.read(0), -1)
+
+
+async def begin_session(
+    request: web.Request,
+    context: Context,
+    job: Job,
+    reply: Reply,
+    name: str,
+    around: Callable[[AsyncGenerator[bytes, None]], AsyncGenerator[bytes, None]] | None = None,
+) -> Session:
+    """A session that goes on without its client. `around` wraps the events of one that ends only by itself."""
+    if not name or len(name) > 256 or not name.isprintable():
         raise InvalidRequest(f"{CONVERSATION} must be 1 to 256 printable characters")
-    place = client_key(request), id
-    session = context.sessions.open(place)
+    place = client_key(request), name
+    session = context.sessions.open(place, lasting=around is not None)
     try:
         stream = await context.service.submit(*await _prepared(request, context, job, reply))
     except BaseException:
@@ -154,8 +167,9 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
             context.sessions.drop(place)
         raise
 
-    session.begin(stream, _told(request, context, stream, reply), reply.options.sse_ping_interval)
-    return await send(request, context, session.read(0), -1)
+    told = _told(request, context, stream, reply)
+    session.begin(stream, told if around is None else around(told), reply.options.sse_ping_interval)
+    return session
 
 
 async def _told(request: web.Request, context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:

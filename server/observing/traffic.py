@@ -28,8 +28,12 @@ class Traffic:
     def count(self, record: Record) -> None:
         """Count a request that has ended."""
         method = record.method if record.method in _METHODS else OTHER
+        self.requests[method, record.route or OTHER, str(record.status), self._label(record.model)] += 1
+        self.count_generations(record)
+
+    def count_generations(self, record: Record) -> None:
+        """Count what a request generated."""
         route, model = record.route or OTHER, self._label(record.model)
-        self.requests[method, route, str(record.status), model] += 1
         for reason in record.reasons:
             self.generations[route, reason, model] += 1
         if record.n_prompt is not None:

@@ -14,6 +14,7 @@ from logitless.server.api.generate import ControlBody
 from logitless.server.api.llamacpp.resume import LookupBody
 from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
 from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
+from logitless.server.api.openai import conversations
 from logitless.server.api.openai.files import UploadForm
 from logitless.server.api.vertex import PredictBody
 from logitless.server.protocol.answers import (
@@ -86,7 +87,7 @@ RESPONSE_EVENTS = [
     responses.FailureEvent,
 ]
 RERANKED = [vectors.Ranking, list[vectors.TeiRankedDocument]]
-_ID, _JOBS = "/v1/models/{id}", "/v1/fine_tuning/jobs"
+_ID, _JOBS, _TALKS = "/v1/models/{id}", "/v1/fine_tuning/jobs", "/v1/conversations"
 _BATCHES, _MESSAGE_BATCHES = "/v1/batches", "/v1/messages/batches"
 _ORDER: dict[str, Any] = {"order": Literal["asc", "desc"]}
 _PAGE: dict[str, Any] = {"limit": Annotated[int, Meta(ge=1, le=10_000)], "after": str}
@@ -261,7 +262,14 @@ OPERATIONS: tuple[Operation, ...] = (
         aliases=("/responses/input_tokens",),
         example={"input": "Hello"},
     ),
-    _get("/v1/responses/{id}", OPENAI, "A stored response", answer=responses.Response),
+    _get(
+        "/v1/responses/{id}",
+        OPENAI,
+        "A stored response",
+        answer=responses.Response,
+        events=RESPONSE_EVENTS,
+        query={"stream": bool, "starting_after": Annotated[int, Meta(ge=0)]},
+    ),
     _delete("/v1/responses/{id}", OPENAI, "Forget a response", answer=fine_tuning.Deleted),
     _get(
         "/v1/responses/{id}/input_items",
@@ -270,6 +278,42 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=fine_tuning.Page[responses.InputItem],
         query=_PAGE | _ORDER,
     ),
+    _post("/v1/responses/{id}/cancel", OPENAI, "End a response in the background", answer=responses.Response),
+    _post(
+        _TALKS,
+        OPENAI,
+        "Begin a conversation",
+        (conversations.ConversationBody,),
+        responses.Conversation,
+        example={"items": _SAID, "metadata": {"topic": "greetings"}},
+    ),
+    _get(_TALKS + "/{id}", OPENAI, "A conversation", answer=responses.Conversation),
+    _post(
+        _TALKS + "/{id}",
+        OPENAI,
+        "Replace a conversation's metadata",
+        (conversations.MetadataBody,),
+        responses.Conversation,
+        example={"metadata": {"topic": "greetings"}},
+    ),
+    _delete(_TALKS + "/{id}", OPENAI, "Forget a conversation", answer=responses.DeletedConversation),
+    _get(
+        _TALKS + "/{id}/items",
+        OPENAI,
+        "Items of a conversation",
+        answer=responses.ConversationItems,
+        query={"limit": Annotated[int, Meta(ge=1, le=conversations.MAX_PAGE)], "after": str} | _ORDER,
+    ),
+    _post(
+        _TALKS + "/{id}/items",
+        OPENAI,
+        "Append items to a conversation",
+        (conversations.ItemsBody,),
+        responses.ConversationItems,
+        example={"items": _SAID},
+    ),
+    _get(_TALKS + "/{id}/items/{item}", OPENAI, "An item of a conversation", answer=responses.InputItem),
+    _delete(_TALKS + "/{id}/items/{item}", OPENAI, "Drop an item of a conversation", answer=responses.Conversation),
     _post(
         "/v1/embeddings",
         "vectors",

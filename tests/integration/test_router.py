@@ -159,6 +159,17 @@ def test_what_a_client_asks_for_without_naming_its_model(router: Any, client: op
     client.responses.delete(answer.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(answer.id)
+    talk = client.conversations.create(items=[{"type": "message", "role": "user", "content": "Hello"}])
+    behind = client.responses.create(
+        model=name, input="hi", max_output_tokens=400, background=True, conversation=talk.id
+    )
+    assert behind.status == "queued"
+    events = list(client.responses.retrieve(behind.id, stream=True, starting_after=1))
+    assert [event.sequence_number for event in events] == list(range(2, len(events) + 2))
+    assert client.responses.retrieve(behind.id).status == events[-1].response.status == "incomplete"  # type: ignore[union-attr]
+    assert [item.type for item in client.conversations.items.list(talk.id)] == ["message"] * 3
+    assert client.responses.cancel(behind.id).status == "incomplete"
+    assert client.conversations.delete(talk.id).deleted
     headers = {"X-Conversation-Id": "talk"}
     whole = [c.choices[0].text for c in say(client, name, stream=True, extra_headers=headers) if c.choices]
     again = client._client.get(f"{router.url}/v1/stream/talk", headers=client.auth_headers).text

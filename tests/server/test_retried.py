@@ -32,7 +32,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": asked({"type": "input_file", "file_id": "file-1"})}, "input[0].content[1]"),
     ({"input": [{"type": "computer_call"}]}, "input[0]"),
     ({"input": "x", "conversation": "conv_1"}, "conversation"),
-    ({"input": "x", "background": True}, "background"),
+    ({"input": "x", "background": True, "store": False}, "background"),
     ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt"),
 ]
 MESSAGES: list[tuple[dict[str, Any], str]] = [

@@ -25,8 +25,9 @@ Place = tuple[str, str]  # the client's key, and its name for the stream: keys s
 class Session:
     """The bytes of one stream, for as many readers as come."""
 
-    def __init__(self, id: str) -> None:
-        self.id = id
+    def __init__(self, id: str, *, lasting: bool = False) -> None:
+        """`lasting`: it goes on however long nobody reads it."""
+        self.id, self._lasting = id, lasting
         self.started_at, self.completed_at = time.time(), 0.0
         self.total = 0  # bytes so far, those that were dropped included
         self.done = False
@@ -41,6 +42,11 @@ class Session:
     def start(self) -> int:
         """The first byte that is still kept."""
         return self.total - len(self._kept)
+
+    @property
+    def kept(self) -> bytes:
+        """The bytes that are still kept."""
+        return bytes(self._kept)
 
     def begin(self, stream: Stream, data: AsyncGenerator[bytes, None], ping_interval: int) -> None:
         """Take in `data`, what `stream` says, from now on, and comment lines when it is silent: they count, or offsets
@@ -58,7 +64,7 @@ class Session:
             async with aclosing(data):
                 async for piece in data:
                     self.add(piece)
-                    if not self._n_readers and time.monotonic() - self._left_at > KEEP:
+                    if not self._lasting and not self._n_readers and time.monotonic() - self._left_at > KEEP:
                         log.info("nobody came back for a stream; it is ended")
                         break
         finally:
@@ -126,16 +132,17 @@ class Sessions:
     def __init__(self) -> None:
         self._all: dict[Place, Session] = {}
 
-    def open(self, place: Place) -> Session:
+    def open(self, place: Place, *, lasting: bool = False) -> Session:
         """A new one; it ends the one that had this place. Unavailable: too many are running."""
         self.drop(place)
         self._forget_old()
         while len(self._all) >= MAX_SESSIONS:
             oldest = next((p for p, session in self._all.items() if session.done), None)
             if oldest is None:
-                raise Unavailable(f"{MAX_SESSIONS} resumable streams are running; try again without X-Conversation-Id")
+                hint = "later" if lasting else "without X-Conversation-Id"
+                raise Unavailable(f"{MAX_SESSIONS} resumable streams are running; try again {hint}")
             del self._all[oldest]
-        self._all[place] = session = Session(place[1])
+        self._all[place] = session = Session(place[1], lasting=lasting)
         return session
 
     def find(self, place: Place) -> Session | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from msgspec import to_builtins
@@ -15,13 +15,16 @@ from logitless.engine.errors import NotFound, RequestError
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, client_key, error_object, json_response, sse
+from logitless.server.api.context import CONTEXT, Context, error_object, json_response, sse
 from logitless.server.api.generate import run
+from logitless.server.api.openai.background import end, resume, run_behind
 from logitless.server.api.openai.chat import Answers
+from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.files import listed
-from logitless.server.api.openai.stored_responses import Kept
+from logitless.server.api.openai.stored_responses import Earlier, Item, Kept, as_items
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
+from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.answers import UNSET, Opt
 from logitless.server.protocol.answers.fine_tuning import Deleted
@@ -30,6 +33,7 @@ from logitless.server.protocol.answers.llamacpp import InputTokens
 from logitless.server.protocol.answers.responses import (
     REPEATED,
     ContentPart,
+    ConversationName,
     DeltaEvent,
     FailureEvent,
     IncompleteDetails,
@@ -38,7 +42,9 @@ from logitless.server.protocol.answers.responses import (
     OutputTokensDetails,
     PartEvent,
     Response,
+    ResponseError,
     ResponseEvent,
+    ResponseStatus,
     ResponseUsage,
     Status,
     StatusEvent,
@@ -46,7 +52,7 @@ from logitless.server.protocol.answers.responses import (
 )
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, homes
+from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, conversation_id, homes
 from logitless.server.protocol.fields import bad_request, read
 
 Keep = Callable[[dict[str, Any]], None]
@@ -54,34 +60,70 @@ Keep = Callable[[dict[str, Any]], None]
 
 async def responses(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
-    context, key = request.app[CONTEXT], _owner(request)
-    parser, template, kept = context.parser_for(request), context.served.template, context.stored
+    context, key = request.app[CONTEXT], owner(request)
+    parser, template = context.parser_for(request), context.served.template
 
-    def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
+    def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Said]:
         response = read(ResponsesBody, body)
-        body = {**body, "input": kept.resolved(key, body.get("input"))}
-        earlier = kept.before(key, response.previous_response_id)
+        if response.background and (not response.store or request[CLIENT].batch):
+            bad_request("background", "is not there in a batch, nor with store: false")
+        body = {**body, "input": context.stored.resolved(key, body.get("input"))}
+        earlier, conversation = _earlier(context, key, response)
         asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
-        asked["store"] = response.store
+        asked |= {"store": response.store, "background": response.background}
+        if conversation:
+            asked["conversation"] = ConversationName(conversation)
         job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
-        keep = partial(kept.keep, key, given=body.get("input"), earlier=earlier) if asked["store"] else None
-        return job, asked, keep
+        return job, asked, Said(as_items(body.get("input")), earlier, conversation)
 
-    job, asked, keep = await context.parsed(request, parse)
-    return await run(request, context, job, ResponsesReply(job, context.served, context.config, asked, keep))
+    job, asked, said = await context.parsed(request, parse)
+    keep = partial(_keep, context, key, said) if asked["store"] or said.conversation else None
+    follow = partial(context.stored.update, key) if asked["background"] else None
+    reply = ResponsesReply(job, context.served, context.config, asked, keep, follow)
+    if asked["background"]:
+        return await run_behind(request, context, job, reply, *reply.queued(), said.items, said.earlier)
+    return await run(request, context, job, reply)
 
 
-async def response(request: web.Request) -> web.Response:
-    """GET /v1/responses/{id}."""
+class Said(NamedTuple):
+    """A request's input as items, after those that came earlier; `conversation`: its id, "" for none."""
+
+    items: list[Item]
+    earlier: Earlier
+    conversation: str
+
+
+def _earlier(context: Context, key: str, response: ResponsesBody) -> tuple[Earlier, str]:
+    """Earlier items of a request's conversation, and its id."""
+    conversation = conversation_id(response.conversation)
+    if conversation and response.previous_response_id:
+        bad_request("conversation", "is not there together with previous_response_id")
+    if conversation:
+        return context.conversations.before(key, conversation), conversation
+    return context.stored.before(key, response.previous_response_id), ""
+
+
+def _keep(context: Context, key: str, said: Said, response: dict[str, Any]) -> None:
+    """Remember a whole response, and go on with its conversation."""
+    if response["store"]:
+        context.stored.keep(key, response, said.items, said.earlier)
+    if said.conversation:
+        context.conversations.add(key, said.conversation, [*said.items, *response["output"]])
+
+
+async def response(request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{id}; ?stream=true: its events, of one in the background."""
     if request.query.get("stream", "false") != "false":
-        bad_request("stream", "a response is told again as a whole only")
+        _found(request)
+        return await resume(request)
     return json_response(_found(request).response)
 
 
 async def forget(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{id}."""
     id = request.match_info["id"]
-    if not request.app[CONTEXT].stored.forget(_owner(request), id):
+    end(request.app[CONTEXT], owner(request), id)
+    if not request.app[CONTEXT].stored.forget(owner(request), id):
         raise NotFound(f"there is no response {id[:64]!r}")
     return json_response(Deleted(id=id, object="response"))
 
@@ -96,14 +138,9 @@ async def input_items(request: web.Request) -> web.Response:
     return json_response(listed(request, items))
 
 
-def _owner(request: web.Request) -> str:
-    """The key whose stored responses a request may read; "" without keys: all."""
-    return client_key(request) if request.app[CONTEXT].keys else ""
-
-
 def _found(request: web.Request) -> Kept:
     id = request.match_info["id"]
-    found = request.app[CONTEXT].stored.find(_owner(request), id)
+    found = request.app[CONTEXT].stored.find(owner(request), id)
     if found is None:
         raise NotFound(f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
     return found
@@ -111,13 +148,13 @@ def _found(request: web.Request) -> Kept:
 
 async def responses_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens."""
-    context, key = request.app[CONTEXT], _owner(request)
+    context, key = request.app[CONTEXT], owner(request)
     parser, template = context.parser_for(request), context.served.template
 
     def parse(body: dict[str, Any]) -> int:
         response = read(ResponsesBody, body)
         body = {**body, "input": context.stored.resolved(key, body.get("input"))}
-        earlier = context.stored.before(key, response.previous_response_id)
+        earlier, _ = _earlier(context, key, response)
         return chat_body(response, body, earlier.items).read(lambda chat: chat_tokens(chat, parser, template))
 
     n_tokens = await context.parsed(request, parse)
@@ -138,11 +175,19 @@ class ResponsesReply(Reply):
     id_prefix = "resp_"
 
     def __init__(
-        self, job: Job, served: LoadedModel, config: ServerConfig, asked: dict[str, Any], keep: Keep | None
+        self,
+        job: Job,
+        served: LoadedModel,
+        config: ServerConfig,
+        asked: dict[str, Any],
+        keep: Keep | None,
+        follow: Keep | None = None,
     ) -> None:
+        """`keep` is told of the response when it is whole; `follow`, of one in the background, of each earlier
+        state."""
         super().__init__(job, served, config)
         self._asked = asked
-        self._keep = keep  # told of the response when it is whole
+        self._keep, self._follow = keep, follow
         self._answers = Answers(self)
         self._blocks = Blocks()
         self._item_ids: list[str] = []
@@ -199,6 +244,9 @@ class ResponsesReply(Reply):
 
     def failed(self, error: RequestError) -> bytes:
         """As OpenAI tells it, and `error` beside it, which makes its client raise."""
+        if self._follow is not None:
+            cause = ResponseError("invalid_prompt" if error.code < 500 else "server_error", error.message)
+            return self._report("response.failed", self._followed(self._response("failed", error=cause)))
         error_of = error_object(error).error
         return self._event(FailureEvent, "error", code=error.type, message=error.message, error=error_of)
 
@@ -207,9 +255,21 @@ class ResponsesReply(Reply):
             return b""
         result.opened = True
         response = self._response("in_progress")
+        if self._follow is not None:
+            return self._report("response.in_progress", self._followed(response))
         return self._report("response.created", response) + self._report("response.in_progress", response)
 
-    def _response(self, status: Status, **more: Any) -> Response:
+    def queued(self) -> tuple[Response, bytes]:
+        """The response before its turn, and the events that tell of it."""
+        response = self._response("queued")
+        return response, self._report("response.created", response) + self._report("response.queued", response)
+
+    def _followed(self, response: Response) -> Response:
+        if self._follow is not None:
+            self._follow(to_builtins(response))
+        return response
+
+    def _response(self, status: ResponseStatus, **more: Any) -> Response:
         return Response(id=self.id, created_at=self.created, status=status, model=self.model, **more, **self._asked)
 
     def _final(self, result: Result) -> Response:

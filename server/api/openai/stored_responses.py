@@ -14,6 +14,7 @@ from logitless.server.protocol.fields import as_text, bad_request
 
 MAX_BYTES = 64 << 20  # of all of them, as JSON
 MAX_RESPONSES = 4096
+UNFINISHED = frozenset(("queued", "in_progress"))  # statuses of responses in the background
 Item = dict[str, Any]
 
 
@@ -52,14 +53,30 @@ class StoredResponses:
         """Remember a response to the request's `input`, after what came earlier in the
         conversation.
         """
-        items = [_item(item) for item in (given if isinstance(given, list) else [_said(given)])]
+        items = as_items(given)
         nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
         conversation = (*earlier.items, *items, *response["output"])
         with self._lock:
-            self._all[key, response["id"]] = Kept(response, items, conversation, nbytes)
-            self._nbytes += nbytes
-            while len(self._all) > 1 and (self._nbytes > self._max_bytes or len(self._all) > MAX_RESPONSES):
-                self._nbytes -= self._all.popitem(last=False)[1].nbytes
+            self._put((key, response["id"]), Kept(response, items, conversation, nbytes))
+
+    def update(self, key: str, response: Mapping[str, Any]) -> None:
+        """Replace a response that goes on in the background by its next state, unless it is
+        forgotten.
+        """
+        with self._lock:
+            old = self._all.pop((key, response["id"]), None)
+            if old is None:
+                return
+            self._nbytes -= old.nbytes
+            said = old.conversation[: len(old.conversation) - len(old.response["output"])]
+            nbytes = old.nbytes + len(json.dumps(response)) - len(json.dumps(old.response))
+            self._put((key, response["id"]), Kept(response, old.input, (*said, *response["output"]), nbytes))
+
+    def _put(self, place: tuple[str, str], kept: Kept) -> None:
+        self._all[place] = kept
+        self._nbytes += kept.nbytes
+        while len(self._all) > 1 and (self._nbytes > self._max_bytes or len(self._all) > MAX_RESPONSES):
+            self._nbytes -= self._all.popitem(last=False)[1].nbytes
 
     def find(self, key: str, id: str) -> Kept | None:
         """The response with this id."""
@@ -103,7 +120,14 @@ class StoredResponses:
         found = self.find(key, id) if id else None
         if id and found is None:
             bad_request("previous_response_id", f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
+        if found is not None and found.response.get("status") in UNFINISHED:
+            bad_request("previous_response_id", f"the response {id[:64]!r} goes on; wait for its end")
         return NOTHING if found is None else Earlier(found.conversation, found.nbytes)
+
+
+def as_items(given: object) -> list[Item]:
+    """A request's `input` as items with ids."""
+    return [_item(item) for item in (given if isinstance(given, list) else [_said(given)])]
 
 
 def _said(text: object) -> Item:
@@ -118,6 +142,7 @@ def _item(item: Item) -> Item:
     if kind != "message":
         shown["status"] = item.get("status") or "completed"
     if kind == "message" and isinstance(item.get("content"), str):
-        part = "output_text" if item.get("role") == "assistant" else "input_text"
-        shown["content"] = [{"type": part, "text": item["content"]}]
+        is_said = item.get("role") == "assistant"
+        part = {"type": "output_text", "annotations": []} if is_said else {"type": "input_text"}
+        shown["content"] = [{**part, "text": item["content"]}]
     return shown

@@ -16,6 +16,7 @@ from logitless.server.protocol.answers.generation import (
 )
 
 Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class ContentPart(Struct, kw_only=True):
@@ -72,6 +73,19 @@ class IncompleteDetails(Struct):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseError(Struct):
+    """The reason of a failure in the background."""
+
+    code: Literal["server_error", "invalid_prompt"]
+    message: str
+
+
+class ConversationName(Struct):
+    """The conversation that a response is part of."""
+
+    id: str
+
+
 class ReasoningOptions(Struct, frozen=True, kw_only=True):
     """`reasoning` of the request."""
 
@@ -91,9 +105,10 @@ class Response(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: Annotated[int, doc("Unix time in seconds")]
-    status: Status
-    background: Literal[False] = False
-    error: None = None
+    status: Annotated[ResponseStatus, doc("queued, failed and cancelled: with background only")]
+    background: Annotated[bool, doc("it goes on without its client")] = False
+    conversation: Annotated[ConversationName | None, doc("null: it is in none")] = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     model: str
     output: list[OutputItem] = []
@@ -130,7 +145,14 @@ class ResponseEvent(Struct, kw_only=True):
 class StatusEvent(ResponseEvent, kw_only=True):
     """The response at its beginning, while the prompt is computed, or at its end."""
 
-    type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"]
+    type: Literal[
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
     response: Response
     prompt_progress: Annotated[Opt[ProgressObject], doc("with return_progress")] = UNSET
     timings: Annotated[Opt[TimingsObject], doc("at the end, and with return_progress")] = UNSET
@@ -198,3 +220,30 @@ class FailureEvent(ResponseEvent, kw_only=True):
     message: str
     param: None = None
     error: ErrorDetail
+
+
+class Conversation(Struct, kw_only=True):
+    """A stored conversation."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: Annotated[int, doc("Unix time in seconds")]
+    metadata: dict[str, str]
+
+
+class DeletedConversation(Struct, kw_only=True):
+    """A conversation has been deleted."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True
+
+
+class ConversationItems(Struct, kw_only=True):
+    """Items of a conversation: `limit` ones after the one that the query's `after` names."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: Annotated[str, doc('"": there is none')]
+    last_id: str
+    has_more: bool

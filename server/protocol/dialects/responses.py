@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.server.protocol.chat.messages import Chat
 from logitless.server.protocol.dialects.translate import Translated, tools_of, whole_members
-from logitless.server.protocol.fields import article, as_text, bad_request
+from logitless.server.protocol.fields import article, as_text, bad_request, read
 
-_STATEFUL = ("conversation", "background", "prompt")
+_NOT_THERE = "prompt"  # templates of the service
 
 
 class Reasoning(Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     input: Annotated[Any, Param("a text, or an array of items: messages, calls, their outputs, reasoning")] = None
     instructions: Annotated[str, Param("a system message before the input")] = ""
     previous_response_id: Annotated[str, Param("a stored response to go on from")] = ""
+    conversation: Annotated[Any, Param("a stored conversation to go on with: its id, or {id}")] = None
+    background: Annotated[bool, Param("go on without the client; GET /v1/responses/{id} tells the state")] = False
     store: Annotated[bool, Param("keep the response, so that it can be gone on from")] = True
     max_output_tokens: Annotated[int | None, Param("most tokens of the answer", 1, INT_MAX, hard=True)] = None
     reasoning: Annotated[Reasoning, Param("{effort}: as reasoning_effort")] = Reasoning()
@@ -55,18 +58,19 @@ def chat_body(
     """The chat request that asks for the same. `earlier`: the items of the conversation that it
     goes on with.
     """
-    for name in _STATEFUL:
-        if body.get(name):
-            bad_request(name, "is not there; previous_response_id is")
+    if body.get(_NOT_THERE):
+        bad_request(_NOT_THERE, "is not there; previous_response_id is")
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             bad_request(name, "must be 1")
-    chat = {k: v for k, v in body.items() if k not in ResponsesBody.__struct_fields__ and k not in _STATEFUL}
+    chat = {k: v for k, v in body.items() if k not in ResponsesBody.__struct_fields__ and k != _NOT_THERE}
     names = {"messages": "input", "response_format": "text.format", "response_format.json_schema": "text.format"}
     system = {"role": "system", "content": response.instructions}
     chat["messages"] = [system] if response.instructions else []
     if earlier:
-        _add(chat["messages"], list(earlier), {})
+        places: dict[str, str] = {}
+        _add(chat["messages"], list(earlier), places)
+        names |= {name: f"conversation.{place.replace('input', 'items', 1)}" for name, place in places.items()}
     _add(chat["messages"], body.get("input"), names)
     chat["reasoning_format"] = "auto"  # reasoning has items of its own
     if response.max_output_tokens is not None:
@@ -89,6 +93,26 @@ def chat_body(
     if choice is not None:
         chat["tool_choice"] = choice
     return Translated(chat, names)
+
+
+def check_items(items: Sequence[Any]) -> None:
+    """400 that names the first of a conversation's new items that no input may have."""
+
+    def parse(_: object) -> None:
+        messages: list[dict[str, Any]] = []
+        places: dict[str, str] = {}
+        _add(messages, items, places)
+        Translated({"messages": messages}, places).read(lambda chat: read(Chat, chat))
+
+    if items:
+        Translated({}, {"input": "items"}).read(parse)
+
+
+def conversation_id(given: object) -> str:
+    """The id that a request's `conversation` names; "": none."""
+    if isinstance(given, Mapping):
+        return as_text("conversation.id", given.get("id"))
+    return "" if given is None else as_text("conversation", given)
 
 
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
