@@ -116,6 +116,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--peft", metavar="PYTHON", help="compare with peft and torch of this Python (tests/training/adapters)"
     )
+    parser.addoption(
+        "--trl",
+        metavar="PYTHON",
+        help="record trl's losses and gradients anew, by a Python that has it (tests/training/test_trl.py)",
+    )
     parser.addoption("--ray", action="store_true", help="test a fleet on Ray (tests/ray/test_fleet.py)")
     parser.addoption(
         "--require-devices",

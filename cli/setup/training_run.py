@@ -413,8 +413,7 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
         print(line, file=sys.stderr)
     print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
     if o.plot:
-        curves = {"training": reporter.losses, "validation": reporter.validations}
-        plot(o.plot, {**curves, **reporter.metrics}, "loss" if trainer.method == "supervised" else trainer.method)
+        plot(o.plot, reporter.curves, "loss" if trainer.method == "supervised" else trainer.method)
 
 
 def trackers_of(o: SimpleNamespace, trainer: Trainer, output: str, told: Callable[[str], None]) -> Trackers:

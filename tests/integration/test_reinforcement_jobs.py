@@ -158,7 +158,7 @@ def test_rewards_are_learned_on_the_command_line(shared_data: Path, tmp_path: Pa
     ended = run(*learning, "--adam-iter", "4", "--plot", "c.svg")
     assert ended.returncode == 0, ended.stderr
     assert "4 iterations are done: 4 steps, 16 samples" in ended.stderr
-    assert "mean_reward" in (tmp_path / "c.svg").read_text()
+    assert "mean reward" in (tmp_path / "c.svg").read_text()
     whole = (tmp_path / "a.gguf").read_bytes()
     (tmp_path / "k.gguf").unlink()
     for n in ("2", "4"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from logitless.training.reporting.results import Result
 from logitless.training.trainer import Encoding, Event, Measuring, Step, Validated, Validating
@@ -12,7 +12,8 @@ from logitless.training.trainer import Encoding, Event, Measuring, Step, Validat
 WIDTH = 8  # characters of the bar
 COLUMNS = 80
 GAIN = 0.7  # of the newest step in the smoothed time per step
-_PLOTTED = ("reward_accuracy", "reward_margin", "mean_reward", "kl")  # curves beside the loss
+_TOLD = ("reward_accuracy", "reward_margin", "mean_reward", "kl")  # beside the loss
+_PLOTTED = ("reward_accuracy", "mean_reward")  # of numbers between 0 and 1, or about
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -87,7 +88,13 @@ class Reporter:
         self.first_loss = math.nan
         self.losses: list[tuple[int, float]] = []
         self.validations: list[tuple[int, float]] = []
-        self.metrics: dict[str, list[tuple[int, float]]] = {}  # curves of a preference method
+        self._metrics: dict[str, list[tuple[int, float]]] = {}
+
+    @property
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Points of a plot by name. The loss of a method that learns from rewards tells nothing."""
+        losses = {"training": self.losses, "validation": self.validations}
+        return self._metrics if "mean reward" in self._metrics else {**losses, **self._metrics}
 
     @property
     def elapsed(self) -> float:
@@ -120,6 +127,7 @@ class Reporter:
             self.outside(spent)
             self._validation_began = 0.0
             self.validations.append((event.iteration, event.result.loss))
+            self._plot("validation ", event.iteration, event.result.metrics)
             n = self._n_validated
             self.write(status("val", n, n, event.result, spent, 0.0), True)
 
@@ -134,9 +142,7 @@ class Reporter:
         self._per_step = spent if math.isnan(self._per_step) else GAIN * spent + (1 - GAIN) * self._per_step
         eta = self._per_step * (e.n_steps - e.iteration)
         self.losses.append((e.iteration, e.loss))
-        for name in _PLOTTED:
-            if name in e.metrics:
-                self.metrics.setdefault(name.removeprefix("reward_"), []).append((e.iteration, e.metrics[name]))
+        self._plot("", e.iteration, e.metrics)
         if math.isnan(self.first_loss):
             self.first_loss = e.loss
         if self.terminal:
@@ -151,10 +157,16 @@ class Reporter:
             fallen = min(2.0, max(0.0, self.first_loss - e.loss))  # 0 where that is NaN
             gained = "-" * round(10 * fallen) + ">"
             told = "".join(
-                f"{name.removeprefix('reward_')}={e.metrics[name]:.4f} " for name in _PLOTTED if name in e.metrics
+                f"{name.removeprefix('reward_')}={e.metrics[name]:.4f} " for name in _TOLD if name in e.metrics
             )
             self.write(
                 f"train: iter={e.iteration}/{e.n_steps} sample={e.sample}/{e.n_samples} sched={e.factor:.6f} "
                 f"loss={e.loss:.6f} {told}dt={clock(spent)} eta={clock(eta)} |{gained}",
                 True,
             )
+
+    def _plot(self, of: str, iteration: int, metrics: Mapping[str, float]) -> None:
+        for name in _PLOTTED:
+            if name in metrics:
+                told = of + name.removeprefix("reward_").replace("_", " ")
+                self._metrics.setdefault(told, []).append((iteration, metrics[name]))
