@@ -13,8 +13,9 @@ from logitless.backends.host import cores
 from logitless.backends.registry import open_backends
 from logitless.engine.loading.open_model import demo_model
 from logitless.engine.loading.options import OPTIONS, projectors_beside
-from logitless.errors import OptionError, public_errors
+from logitless.errors import OptionError, TrainingError, public_errors
 from logitless.graph.execution.session import Session
+from logitless.models.adapters.peft import write_peft
 from logitless.training.adapters.neftune import Neftune
 from logitless.training.adapters.options import lora_options
 from logitless.training.finetune import FineTuning
@@ -216,6 +217,14 @@ class Trainer:
         """Write the adapter, or the whole model in `output_type`, one of `quantize`'s, as GGUF."""
         with public_errors():
             self._run.save(path, output_type)
+
+    def save_peft(self, folder: str | Path) -> None:
+        """Write the adapter as `peft` loads it: adapter_config.json and adapter_model.safetensors."""
+        trainable = self._run.trainer.trainable
+        if trainable.lora is None:
+            raise TrainingError("all weights are trained, and peft's format is of adapters")
+        with public_errors():
+            write_peft(folder, trainable.adapter(), self._run.gguf, self._run.hparams)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write everything that the rest of the run depends on."""

@@ -316,6 +316,14 @@ EXPORT_LORA = (
         (
             MODEL,
             Flag("-o --output", "the model to write", file_name, None, "FILE", common=True),
+            Flag(
+                "--peft-out",
+                "write the adapter as peft loads it, into this folder",
+                folder_name,
+                None,
+                "DIR",
+                common=True,
+            ),
             Flag("-l --lora", "an adapter; may be given again", file_names, None, "FILE", many=True),
             Flag(
                 "-s --lora-scaled",

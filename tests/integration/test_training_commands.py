@@ -227,6 +227,8 @@ TEXT_RUN, ROWS_RUN = ("finetune -m M --lora-out A --file T", "finetune -m M --lo
         ("finetune -m M -o O --file T --lora-plus-ratio 4", "--lora-plus-ratio is of an adapter"),
         (f"{TEXT_RUN} --method dpo --neftune-noise-alpha 5", "--neftune-noise-alpha is of supervised learning"),
         ("train -o O --file T --lora-alpha 2", "--lora-alpha"),
+        ("export-lora -m M --lora A", "-o FILE or --peft-out DIR"),
+        ("export-lora -m M --lora-scaled A:0.5 --peft-out D", "--peft-out takes one adapter, with the scale 1"),
         (f"{TEXT_RUN} --train-tensors blk.*", "--train-tensors is of a whole model, and an adapter is trained"),
         (f"{TEXT_RUN} --output-type f16", "--output-type is of a whole model, and an adapter is written in f32"),
         (f"{ROWS_RUN} --stride 4", "--stride is of a text, and --file R.jsonl is not one"),

@@ -1,0 +1,222 @@
+"""Adapters in peft's format: read back by hand, and (--peft PYTHON) by peft over transformers' model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.models.adapters.lora import Adapter, Pair, read_adapter, write_adapter
+from logitless.models.adapters.low_rank import EMBEDDING, LowRank
+from logitless.models.adapters.merge import merge
+from logitless.models.adapters.peft import write_peft
+from logitless.models.batch import Sequences
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.model import define_model, hparams_of
+from logitless.models.synthetic.model import Shape
+from logitless.training.scratch import new_model
+from tests.helpers.reference_model import Spec, write
+
+F32 = np.ndarray
+KINDS = ("plain", "ranks", "dora")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    return path
+
+
+def adapter_of(base: GGUFFile, kind: str) -> Adapter:
+    rng = np.random.default_rng(4)
+    pairs = {}
+    for i, name in enumerate(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")):
+        weight = f"blk.{i % 2}.{name}.weight"
+        n_out, n_in = base.tensors[weight].shape
+        rank = 2 + i % 2 if kind == "ranks" else 2
+        a, b = rng.normal(size=(rank, n_in)), rng.normal(size=(n_out, rank))
+        delta = (0.3 * rng.normal(size=n_out)).astype(np.float32) if kind == "dora" and i < 4 else None
+        pairs[weight] = Pair((0.3 * a).astype(np.float32), (0.3 * b).astype(np.float32), delta)
+    if kind == "ranks":
+        n_vocab, n_embd = base.tensors[EMBEDDING].shape
+        a, b = rng.normal(size=(n_vocab, 4)), rng.normal(size=(n_embd, 4))
+        pairs[EMBEDDING] = Pair((0.1 * a).astype(np.float32), (0.1 * b).astype(np.float32))
+    return Adapter(pairs, 5.0)
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, F32]]:
+    """The configuration and the tensors of a folder of peft."""
+    raw = (folder / "adapter_model.safetensors").read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + n])
+    assert header.pop("__metadata__") == {"format": "pt"}
+    tensors = {}
+    for name, about in header.items():
+        start, stop = about["data_offsets"]
+        tensors[name] = np.frombuffer(raw[8 + n + start : 8 + n + stop], np.float32).reshape(about["shape"])
+    return json.loads((folder / "adapter_config.json").read_text()), tensors
+
+
+def hugging_face(gguf: GGUFFile) -> dict[str, F32]:
+    """Weights of a llama by Hugging Face's names, as its converter has them before it permutes."""
+    names = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    found = {}
+    for name, info in gguf.tensors.items():
+        values = gguf.bytes_of(name).view(np.float32).reshape(info.shape)
+        if name.startswith("blk."):
+            _, i, kind, _ = name.split(".")
+            n_head = {"attn_q": 4, "attn_k": 2}.get(kind)
+            if n_head:  # undo reshape(n_head, 2, d / 2, columns).swapaxes(1, 2)
+                half = values.reshape(n_head, len(values) // n_head // 2, 2, -1)
+                values = np.ascontiguousarray(half.swapaxes(1, 2)).reshape(values.shape)
+            found[f"model.layers.{i}.{names[kind]}.weight"] = values
+        else:
+            of = {EMBEDDING: "model.embed_tokens", "output_norm.weight": "model.norm", "output.weight": "lm_head"}
+            found[f"{of[name]}.weight"] = values
+    return found
+
+
+def effective(folder: Path, weights: dict[str, F32]) -> dict[str, F32]:
+    """Weights with the adapter, by peft's formulas."""
+    config, tensors = read_folder(folder)
+    result = dict(weights)
+    for module in config["target_modules"]:
+        rank = config["rank_pattern"].get(module, config["r"])
+        factor = config["alpha_pattern"].get(module, config["lora_alpha"]) / rank
+        prefix, w = f"base_model.model.{module}", weights[f"{module}.weight"]
+        if f"{prefix}.lora_embedding_A" in tensors:
+            a, b = tensors[f"{prefix}.lora_embedding_A"], tensors[f"{prefix}.lora_embedding_B"]
+            result[f"{module}.weight"] = w + factor * (b @ a).T
+            continue
+        a, b = tensors[f"{prefix}.lora_A.weight"], tensors[f"{prefix}.lora_B.weight"]
+        assert len(a) == b.shape[1] == rank
+        v = w + factor * b @ a
+        if config["use_dora"]:
+            v *= (tensors[f"{prefix}.lora_magnitude_vector"] / np.linalg.norm(v, axis=1))[:, None]
+        result[f"{module}.weight"] = v
+    return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weights_with_the_adapter_are_those_of_a_merged_model(kind: str, model: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(model) as base:
+        h = hparams_of(base)
+        adapter = adapter_of(base, kind)
+        write_peft(tmp_path / "peft", adapter, base, h)
+        found = effective(tmp_path / "peft", hugging_face(base))
+        pairs = {name: pair for name, pair in adapter.pairs.items() if name != EMBEDDING}  # is the output, too
+        merge(tmp_path / "m.gguf", base, h, [(Adapter(pairs, 5.0), 1.0)])
+    with GGUFFile.open(tmp_path / "m.gguf") as merged:
+        for name, values in hugging_face(merged).items():
+            if name != "model.embed_tokens.weight" or kind != "ranks":
+                np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
+    config, _ = read_folder(tmp_path / "peft")
+    assert (config["use_dora"], len(config["target_modules"])) == (kind == "dora", 7 if kind == "ranks" else 6)
+
+
+_PEFT = """
+import json, sys, numpy as np, torch
+from peft import PeftModel
+from transformers import LlamaConfig, LlamaForCausalLM
+folder, weights, asked = sys.argv[1], np.load(sys.argv[2]), json.load(sys.stdin)
+model = LlamaForCausalLM(LlamaConfig(**asked["config"]))
+missing, unexpected = model.load_state_dict({n: torch.tensor(weights[n]) for n in weights}, strict=False)
+assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+model.tie_weights()
+ids = torch.tensor([asked["tokens"]])
+model.eval()
+plain = model(ids).logits[0].tolist()
+print(json.dumps([plain, PeftModel.from_pretrained(model, folder).eval()(ids).logits[0].tolist()]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "dora"])
+def test_peft_computes_our_logits(kind: str, model: Path, tmp_path: Path, request: Any) -> None:
+    python = request.config.getoption("--peft")
+    if not python:
+        pytest.skip("--peft PYTHON names one with peft and transformers")
+    tokens = list(range(5, 17))
+    with GGUFFile.open(model) as base, Session([CPUBackend(1)]) as session:
+        h = hparams_of(base)
+        write_adapter(tmp_path / "a.gguf", adapter_of(base, kind), base, h)
+        adapter = read_adapter(tmp_path / "a.gguf", base, h)
+        write_peft(tmp_path / "peft", adapter, base, h)
+        np.savez(tmp_path / "w.npz", **hugging_face(base))
+        plain = define_model(session, base, h, 64)
+        stacked = _adapted(session, plain, adapter)
+        rows = Sequences.feeds(1, len(tokens))
+        start = np.zeros(len(tokens), np.int32)
+        inputs = {"tokens": np.array(tokens, np.int32), "pos": np.arange(len(tokens), dtype=np.int32), "start": start}
+        ours = [session.compute([m.training_logits(rows)], inputs)[0] for m in (plain, stacked)]
+        config = _config(h)
+    command = [python, "-c", _PEFT, str(tmp_path / "peft"), str(tmp_path / "w.npz")]
+    given = json.dumps({"config": config, "tokens": tokens})
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    theirs = json.loads(ran.stdout)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+    assert np.abs(ours[0] - ours[1]).max() > 0.1
+
+
+def _adapted(session: Session, model: Any, adapter: Adapter) -> Any:
+    pairs, deltas = {}, {}
+    for name, pair in adapter.pairs.items():
+        halves = []
+        for half, values in (("a", pair.a), ("b", pair.b), ("delta", pair.delta)):
+            if values is not None:
+                halves.append(session.define(f"t.{name}.{half}", values.shape))
+                session.write(halves[-1].name, values)
+        pairs[name] = halves[0], halves[1]
+        if len(halves) > 2:
+            deltas[name] = halves[2]
+    factors = {name: adapter.factor(name) for name in pairs}
+    return model.adapted(LowRank(pairs, factors=factors, deltas=deltas))
+
+
+def _config(h: Hparams) -> dict[str, Any]:
+    return {
+        "hidden_size": h.n_embd,
+        "intermediate_size": h.n_ff,
+        "num_hidden_layers": h.n_layer,
+        "num_attention_heads": h.n_head,
+        "num_key_value_heads": h.n_head_kv,
+        "vocab_size": h.n_vocab,
+        "rms_norm_eps": h.eps,
+        "max_position_embeddings": h.n_ctx_train,
+        "rope_theta": h.rope_base,
+        "tie_word_embeddings": True,
+    }
+
+
+def test_what_peft_has_not_is_refused(model: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(model) as base:
+        h = hparams_of(base)
+        norm = "blk.0.attn_norm.weight"
+        pairs = {norm: Pair(np.ones((1, 32), np.float32), np.ones((1, 1), np.float32))}
+        with pytest.raises(ModelFileError, match=f"a pair for '{norm}', for which peft has no name"):
+            write_peft(tmp_path / "p", Adapter(pairs), base, h)
+        adapter = adapter_of(base, "dora")
+        first = next(iter(adapter.pairs))
+        delta = -np.ones(len(adapter.pairs[first].b), np.float32)
+        zero = Adapter({**adapter.pairs, first: replace(adapter.pairs[first], delta=delta)})
+        with pytest.raises(ModelFileError, match="with the factor 0"):
+            write_peft(tmp_path / "p", zero, base, h)
+    write(path := tmp_path / "q.gguf", Spec("command-r", n_embd=32, n_head=2, n_head_kv=1, n_ff=16))
+    with GGUFFile.open(path) as other, pytest.raises(ModelFileError, match=r"'command-r' is not among those for peft"):
+        write_peft(tmp_path / "p", Adapter({}), other, hparams_of(other))
+    assert not (tmp_path / "p").exists()
