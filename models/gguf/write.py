@@ -90,7 +90,8 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
         writer = GGUFWriter(part, arch)
         try:
             for name, key in keys.items():
-                if name == "general.architecture":
+                # the writer has no empty arrays, which say as much as none
+                if name == "general.architecture" or (key.item is not None and not len(key.value)):
                     continue
                 item = None if key.item is None else GGUFValueType(int(key.item))
                 writer.add_key_value(name, key.value, GGUFValueType(int(key.type)), item)

@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from logitless.backends.registry import open_backends
+from logitless.graph.execution.session import Session
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import hparams_of
+from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.imatrix import Imatrix, read_imatrix, write_imatrix
 from logitless.models.quantization.presets import TypeOptions
 from logitless.models.quantization.quantize import dequantized, quantize
 from logitless.models.quantization.quantize_model import plan_quantization
+from logitless.training.score import window_losses
+from tests.helpers.llama_cpp_library import activations, needs_llama_cpp
 from tests.helpers.reference_model import Spec, write
 
 WIDE = Spec(n_embd=256, n_ff=256, dtype="f32")
@@ -176,6 +180,9 @@ def test_imatrix_files_of_both_formats(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.means["blk.0.up_exps.weight"], [*(sums[0] / 4), *np.ones(8)])
     np.testing.assert_array_equal(read.means["blk.0.q.weight"], dense[0] / 2)
 
+    write_imatrix(path, "llama", both, datasets=[], n_chunks=5, chunk_size=512)
+    assert list(read_imatrix(path).datasets) == []
+
     name, values = b"blk.0.q.weight", np.array([2, 4, 6], "<f4")
     old = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 2, 3) + values.tobytes()
     for tail, datasets in ((b"", []), (struct.pack("<ii", 7, 5) + b"a.txt", ["a.txt"])):
@@ -192,3 +199,19 @@ def test_imatrix_files_of_both_formats(tmp_path: Path) -> None:
         read_imatrix(tmp_path / "i.dat")
     with pytest.raises(ModelFileError, match="cannot be opened"):
         read_imatrix(tmp_path / "none.dat")
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K_M"])
+def test_llama_cpp_reads_the_file(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", Spec(n_embd=256, n_ff=256, n_vocab=512, dtype="f32", vocabulary=True, untied=True))
+    window = np.random.default_rng(4).integers(3, 512, 48).astype(np.int32)
+    losses = []
+    with quantized(tmp_path / "m.gguf", tmp_path / "q.gguf", name) as files:
+        for gguf in files:
+            with Session(open_backends(["cpu"], 1)) as session:
+                losses.append(window_losses(session, define_model(session, gguf, hparams_of(gguf), 48), window))
+    exact, ours = losses
+    theirs = activations(tmp_path / "q.gguf", window[None], 512, tmp_path, collect=False)["losses"][0]
+    # each rounds activations in its own way
+    assert 0 < np.abs(ours - theirs).mean() < 0.25 * np.abs(theirs - exact).mean()
