@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +92,13 @@ class ServerConfig:
         return frozenset({self.model, *self.aliases}) | file_names(self.model_path)
 
 
+@lru_cache(1024)  # asked for by each request
 def model_name(path: str | Path) -> str:
     """A model's name by its file: without folder, ending and number of the part."""
     return re.sub(r"-\d{5}-of-\d{5}$", "", Path(path).stem)
 
 
+@lru_cache(1024)
 def file_names(path: str) -> frozenset[str]:
     """The names of a model's file, by which clients may ask for it: the model's, the file's, the path."""
     return frozenset({model_name(path), Path(path).stem, Path(path).name, path} - {""})

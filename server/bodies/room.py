@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final, TypeVar
 
 from aiohttp import StreamReader, web
@@ -36,25 +36,25 @@ class Bodies:
         self._free = SHARE * largest
         self._taken: Counter[str] = Counter()  # by client
 
-    @asynccontextmanager
-    async def read(self, request: web.Request, client: str) -> AsyncIterator[bytearray]:
+    def read(self, request: web.Request, client: str) -> AbstractAsyncContextManager[bytearray]:
         """The request's body, unpacked; it has its room while the block runs. Or 400, 408, 413, 415, 503."""
-        body = bytearray()
-        try:
-            if (request.content_length or 0) > self._largest:
-                raise self._too_large()
-            stream = content(request, self._largest)
-            if stream.is_eof() and stream.total_bytes <= SMALL:  # it came with the request's head
-                while not stream.at_eof():
-                    body += stream.read_nowait()
-                self._take(client, len(body))
-            else:
-                await in_time(self._fill(body, stream, client), self._timeout)
-            yield body
-        except (web.RequestPayloadError, HttpProcessingError):  # garbage where chunks are promised
-            raise InvalidRequest("the body does not have the form that the request's headers promise") from None
-        finally:
-            self._take(client, -len(body))
+        return _Reading(self, request, client)
+
+    async def fill(self, body: bytearray, request: web.Request, client: str) -> None:
+        """Read the request's body into `body`, which takes room."""
+        if (request.content_length or 0) > self._largest:
+            raise self._too_large()
+        stream = content(request, self._largest)
+        if stream.is_eof() and stream.total_bytes <= min(SMALL, self._largest):  # it came with the request's head
+            while not stream.at_eof():
+                body += stream.read_nowait()
+            self._take(client, len(body))
+        else:
+            await in_time(self._fill(body, stream, client), self._timeout)
+
+    def leave(self, body: bytearray, client: str) -> None:
+        """Give the body's room back."""
+        self._take(client, -len(body))
 
     async def _fill(self, body: bytearray, stream: StreamReader, client: str) -> None:
         while await in_time(self._fill_stride(body, stream, client), STRIDE_SECONDS):
@@ -105,6 +105,29 @@ class Bodies:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the request is larger than {self._largest} bytes")
+
+
+class _Reading:
+    """Context manager of Bodies.read; contextlib's would take longer than the reading."""
+
+    __slots__ = ("_bodies", "_body", "_client", "_request")
+
+    def __init__(self, bodies: Bodies, request: web.Request, client: str) -> None:
+        self._bodies, self._request, self._client, self._body = bodies, request, client, bytearray()
+
+    async def __aenter__(self) -> bytearray:
+        try:
+            await self._bodies.fill(self._body, self._request, self._client)
+        except BaseException as error:
+            self._bodies.leave(self._body, self._client)
+            if isinstance(error, web.RequestPayloadError | HttpProcessingError):  # garbage where chunks are promised
+                reason = "the body does not have the form that the request's headers promise"
+                raise InvalidRequest(reason) from None
+            raise
+        return self._body
+
+    async def __aexit__(self, *_: object) -> None:
+        self._bodies.leave(self._body, self._client)
 
 
 async def in_time(arriving: Awaitable[T], seconds: float) -> T:
