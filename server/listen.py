@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from yarl import URL
 
 from logitless.engine.errors import InvalidRequest, RequestError, ServerFault
 from logitless.server.api.context import error_response
@@ -23,10 +25,15 @@ from logitless.server.observing.record import log_refused
 from logitless.server.sockets import BACKLOG, address, bind, close, remove_files
 
 log = logging.getLogger("logitless.http")
+HEAD_BYTES = 100  # of a request, whose path tells the shape of errors
 LONGEST_URL = 8192  # bytes; not aiohttp's limit of headers, which raises the same error
 IDLE_SECONDS = 75.0  # a connection may wait for a request, or for the rest of its head
 QUIET_SECONDS = 1.0  # between two lines that tell that no connection can be accepted
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # bounds of draining a body after the answer
+
+
+_METHODS = (b"POST /", b"GET /", b"DELETE /", b"HEAD /", b"OPTIONS /", b"PUT /", b"PATCH /")
+_PATH = re.compile(rb"[A-Z]+ (/[!-\x22\x24-\x3e@-~]*)")  # without a query
 
 
 class ExpectationFailed(RequestError):
@@ -51,7 +58,7 @@ class Protocol(web.RequestHandler):
     """aiohttp's connection. Requests that aiohttp refuses before a middleware sees them get error
     objects, and the rest of a body is drained within bounds after the answer."""
 
-    __slots__ = ()
+    __slots__ = ("_head",)
 
     def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, logger: logging.Logger) -> None:
         super().__init__(
@@ -64,6 +71,12 @@ class Protocol(web.RequestHandler):
             max_line_size=LONGEST_URL,
             **RAW_BODIES,
         )
+        self._head = b""  # the beginning of the last request
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(_METHODS):
+            self._head = data[:HEAD_BYTES]
+        super().data_received(data)
 
     def handle_error(
         self,
@@ -74,6 +87,8 @@ class Protocol(web.RequestHandler):
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # logs, and refuses where an answer has begun
         log_refused(status)
+        if request.method == "UNKNOWN" and (path := _PATH.match(self._head)):  # aiohttp's, of what it cannot read
+            request = request.clone(rel_url=URL.build(path=path[1].decode(), encoded=True))  # whose error it is
         response = error_response(_refusal(status, exc, message), request)
         response.headers["Server"] = "logitless"
         response.force_close()

@@ -217,24 +217,30 @@ class _Closing:
     """Closes objects with `properties`: no members beside the named ones.
 
     An object stays open if it has a keyword for other members (`additionalProperties`,
-    `patternProperties`, `unevaluatedProperties`), or if a composition describes members of the same
-    object elsewhere: `allOf`, branches beside `properties`, and the targets of their references.
+    `patternProperties`, `unevaluatedProperties`). Where a composition describes one object in
+    several places (`allOf`, branches beside `properties`, the targets of their references), the
+    places stay open; an `allOf` whose parts all can be closed has the members of them all, as in
+    llama.cpp, and no others.
     """
 
     def __init__(self, root: Schema) -> None:
-        work = [path for above, schema in subschemas(root) for path in _composition(root, above, schema)]
-        self._open = set(work)
-        while work:
-            path = work.pop()
-            _, schema = resolve(root, f"#{path}") or ("", None)
-            if isinstance(schema, dict):
-                target = resolve(root, str(schema.get("$ref", "")))
-                paths = {path + _pointer(step) for step, _ in _parts(schema) if step[0] in _BRANCHES}
-                paths |= {target[0]} if target else set()
-                work += paths - self._open
-                self._open |= paths
+        composed = [(path, parts) for path, part in subschemas(root) if (parts := _composition(root, path, part))]
+        inner = _reached(root, [part for _, parts in composed for part in parts])
+        self._open = {*inner, *(path for path, _ in composed)}
+        # of the outermost compositions, and of objects that are inner elsewhere
+        self._members = {path: _members(root, path) for path, _ in composed if path not in inner}
+        for path, schema in subschemas(root):
+            target = resolve(root, str(schema.get("$ref", ""))) if isinstance(schema, dict) else None
+            if target and path not in self._open and target[0] in inner:
+                self._members[path] = _members(root, path)
 
     def __call__(self, schema: Schema, path: str) -> Schema:
+        if names := self._members.get(path):
+            own = schema.get("properties", {})
+            schema["properties"] = {**dict.fromkeys(names, True), **own}
+            schema["additionalProperties"] = False
+            schema.setdefault("type", "object")
+            return schema
         if not isinstance(schema.get("properties"), dict):
             return schema
         if schema.get("type") is None and not any(key in schema for key in _NOT_ONLY_OBJECTS):
@@ -244,8 +250,49 @@ class _Closing:
         return schema
 
 
+def _reached(root: Schema, paths: list[str]) -> set[str]:
+    """Pointers of these schemas, of their branches and of the targets of their references."""
+    reached = set(paths)
+    work = [*paths]
+    while work:
+        path = work.pop()
+        _, schema = resolve(root, f"#{path}") or ("", None)
+        if isinstance(schema, dict):
+            target = resolve(root, str(schema.get("$ref", "")))
+            inner = {path + _pointer(step) for step, _ in _parts(schema) if step[0] in _BRANCHES}
+            inner |= {target[0]} if target else set()
+            work += inner - reached
+            reached |= inner
+    return reached
+
+
+def _members(root: Schema, path: str) -> dict[str, None] | None:
+    """Names of all members that a schema, its reference and its `allOf` describe; None: it may have others."""
+    names: dict[str, None] = {}
+    work, seen = [(path, False)], set[str]()
+    while work:
+        at, is_part = work.pop(0)
+        _, schema = resolve(root, f"#{at}") or ("", None)
+        if at in seen or schema is True:
+            continue
+        seen.add(at)
+        if not isinstance(schema, dict) or schema.get("type", "object") != "object" or schema.keys() & {*_OPENING}:
+            return None
+        kinds = {step[0] for step, _ in _parts(schema) if step[0] in _BRANCHES}
+        properties, target = schema.get("properties", {}), resolve(root, str(schema.get("$ref", "")))
+        if not isinstance(properties, dict) or ("$ref" in schema and target is None):
+            return None
+        if kinds - ({"allOf", "anyOf", "oneOf"} if is_part else {"allOf"}):
+            return None
+        names |= dict.fromkeys(properties)
+        work += [(at + _pointer(step), True) for step, _ in _parts(schema) if step[0] in kinds]
+        work += [(target[0], True)] if target else []
+    return names
+
+
 def _composition(root: Schema, path: str, schema: Any) -> list[str]:
-    """Pointers of a schema and its branches, if several of them describe members of one object."""
+    """Pointers of the branches and the reference that describe members of the same object as the schema; none: it
+    does so by itself."""
     if not isinstance(schema, dict):
         return []
     branches = [(step, part) for step, part in _parts(schema) if step[0] in _BRANCHES]
@@ -254,7 +301,8 @@ def _composition(root: Schema, path: str, schema: Any) -> list[str]:
     own = [key for key in ("properties", "$ref") if key in schema]
     if len(own) < 2 and (not describing or (not own and (alternatives or len(describing) == 1))):
         return []
-    return [path, *(path + _pointer(step) for step in describing)]
+    target = resolve(root, str(schema.get("$ref", "")))
+    return [*(path + _pointer(step) for step in describing), *([target[0]] if target else [])]
 
 
 _ALL: tuple[Any, ...] = (True, {})  # schemas that everything fits

@@ -38,10 +38,25 @@ def by_id(prob: TokenProb, top: int, tokenizer: Tokenizer) -> dict[str, RankedLo
     return told
 
 
+def with_chosen(prob: TokenProb, top: int) -> list[tuple[int, float]]:
+    """The `top` likeliest tokens; the chosen one stands in the place of the last if it is not among them."""
+    likeliest = list(prob.top[:top])
+    if top > 0 and all(id != prob.id for id, _ in likeliest):
+        likeliest[top - 1 :] = [(prob.id, prob.value)]
+    return likeliest
+
+
 def entries(
-    probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sampling: bool, *, as_ids: bool = False
+    probs: Sequence[TokenProb],
+    tokenizer: Tokenizer,
+    top: int,
+    post_sampling: bool,
+    *,
+    as_ids: bool = False,
+    chosen: bool = True,
 ) -> list[TokenLogprob]:
-    """The shape of /completion and of chat: one object per token with its alternatives."""
+    """The shape of /completion and of chat: one object per token with its alternatives, with `chosen`
+    the chosen token among them."""
 
     def entry(id: int, value: float, tops: Opt[list[TokenLogprob]] = UNSET) -> TokenLogprob:
         piece = tokenizer.piece(id)
@@ -50,7 +65,8 @@ def entries(
             return TokenLogprob(id, text, list(piece), prob=shown(value), top_probs=tops)
         return TokenLogprob(id, text, list(piece), shown(value), top_logprobs=tops)
 
-    return [entry(p.id, p.value, [entry(id, value) for id, value in p.top[:top]]) for p in probs]
+    tops = [with_chosen(p, top) if chosen else p.top[:top] for p in probs]
+    return [entry(p.id, p.value, [entry(*one) for one in some]) for p, some in zip(probs, tops, strict=True)]
 
 
 class Shown:

@@ -208,6 +208,26 @@ def test_many_seeds_give_the_same_texts_with_every_kind() -> None:
     server.close()
 
 
+@pytest.mark.parametrize("temperature", [0, 3.0])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("drafts", ["none", "draft-simple"])
+def test_the_chosen_token_is_among_the_likeliest_that_a_chat_shows(
+    server: Any, connect: Any, temperature: float, n: int, drafts: str
+) -> None:
+    asked: Any = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 12, "seed": 5}
+    asked |= {"temperature": temperature, "n": n, "logprobs": True, "extra_body": {"speculative": {"type": drafts}}}
+    client = connect(server.url)
+    for top in (1, 3):
+        whole = client.chat.completions.create(**asked, top_logprobs=top)
+        parts = list(client.chat.completions.create(**asked, top_logprobs=top, stream=True))
+        choices = [choice for answer in (whole, *parts) for choice in answer.choices if choice.logprobs]
+        entries = [entry for choice in choices for entry in choice.logprobs.content or []]
+        assert len(entries) > 12 * n
+        for entry in entries:
+            assert len(entry.top_logprobs) == top
+            assert (entry.token, entry.logprob) in [(each.token, each.logprob) for each in entry.top_logprobs]
+
+
 def plan(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "logitless", "plan", "-m", str(MODEL), "-c", "512", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -225,6 +225,29 @@ async def test_a_long_url_is_said_to_be_one(url: Address):
         assert await client.closed()
 
 
+LONG = "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [(f"?{LONG} HTTP/1.1\r\n", 414), (f" HTTP/1.1\r\nX: {LONG}\r\n", 431), (" HTTP/9\r\n", 400)],
+    ids=["url", "header", "version"],
+)
+async def test_a_request_that_cannot_be_read_gets_the_error_of_its_api(url: Address, rest: str, status: int):
+    for path, members in (
+        ("//v1/messages/", {"type", "error", "request_id"}),
+        ("/v1/chat/completions", {"error"}),
+        ("/api/chat", {"error"}),
+    ):
+        async with connection(url) as client:
+            client.writer.write(f"POST {path}{rest}\r\n".encode())
+            got, _, answer = await client.reply()
+            assert got == status
+            assert answer.keys() <= members
+            assert answer.get("type") == ("error" if "type" in members else None)
+            assert isinstance(answer["error"], str if path == "/api/chat" else dict)
+
+
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "x" * 1000])
 async def test_codings_that_are_refused(url: Address, coding: str):
     async with connection(url) as client:

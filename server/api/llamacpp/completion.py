@@ -38,7 +38,8 @@ class NativeReply(Reply):
     def _probabilities(self, result: Result, tokens: list[Token]) -> list[TokenLogprob]:
         """Entries of the next tokens of a result."""
         probs = [token.prob for token in tokens if token.prob is not None]
-        return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
+        post = result.request.sampling.post_sampling_probs
+        return entries(probs, self.tokenizer, self.options.top or 0, post, chosen=False)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         return sse(replace(self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)))

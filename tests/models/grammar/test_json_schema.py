@@ -94,15 +94,53 @@ def test_objects_in_arrays_and_members_are_closed() -> None:
         {**OBJECT_A, "additionalProperties": INTEGER},
         {**OBJECT_A, "patternProperties": {"^c$": INTEGER}},
         {**OBJECT_A, "unevaluatedProperties": True},
-        {"allOf": [OBJECT_A, OBJECT_B]},
-        {**OBJECT_A, "allOf": [B]},
         {**OBJECT_A, "anyOf": [B, {"properties": {"c": INTEGER}}]},
-        {**OBJECT_A, "$ref": "#/$defs/T", "$defs": {"T": B}},
+        {"allOf": [OBJECT_A, {**OBJECT_B, "additionalProperties": True}]},
+        {"allOf": [OBJECT_A, {"patternProperties": {"^c$": INTEGER}}]},
+        {"allOf": [OBJECT_A, {"if": {"required": ["a"]}, "then": B}]},
+        {
+            "$ref": "#/$defs/T",
+            "$defs": {"T": {**OBJECT_A, "$ref": "#/$defs/U"}, "U": {"type": "object", "unevaluatedProperties": True}},
+        },
     ],
     ids=str,
 )
 def test_an_object_stays_open_where_its_schema_opens_it(schema: Any) -> None:
     assert allows(schema, {"a": 1, "c": 1})
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [OBJECT_A, OBJECT_B]},
+        {"allOf": [A, B]},
+        {"type": "object", "allOf": [A, {"allOf": [B, {"required": ["a"]}]}]},
+        {"allOf": [OBJECT_A, {"anyOf": [B, {**B, "required": ["b"]}]}]},
+        {**OBJECT_A, "allOf": [B]},
+        {**OBJECT_A, "$ref": "#/$defs/T", "$defs": {"T": B}},
+        {"$defs": {"T": {**OBJECT_A, "allOf": [{"required": ["a"], **A}]}}, "allOf": [{"$ref": "#/$defs/T"}, B]},
+        {"$defs": {"T": {**OBJECT_A, "allOf": [{"$ref": "#/$defs/U"}]}, "U": OBJECT_B}, "$ref": "#/$defs/T"},
+        {"$defs": {"T": OBJECT_A}, "allOf": [{"$ref": "#/$defs/T"}, {**B, "required": ["a"]}]},
+    ],
+    ids=str,
+)
+def test_parts_that_describe_one_object_close_it_together(schema: Any, strict: bool) -> None:
+    for value in ({"a": 1}, {"a": 1, "b": 2}):
+        assert allows(schema, value, strict)
+    for wrong in ({"a": 1, "c": 1}, {"a": 1, "b": 2, "c": 1}, {"a": "x"}, {"a": 1, "b": "x"}, "text"):
+        assert not allows(schema, wrong, strict)
+    within = {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": schema.get("$defs", {})}
+    assert allows(within, {"x": {"a": 1, "b": 2}})
+    assert not allows(within, {"x": {"a": 1, "c": 2}})
+
+
+def test_an_object_closed_with_others_is_closed_by_itself_too() -> None:
+    both = {"allOf": [{"$ref": "#/$defs/T"}, B]}
+    schema = {"$defs": {"T": OBJECT_A}, "type": "object", "properties": {"both": both, "one": {"$ref": "#/$defs/T"}}}
+    assert allows(schema, {"both": {"a": 1, "b": 2}, "one": {"a": 1}})
+    assert not allows(schema, {"both": {"c": 1}})
+    assert not allows(schema, {"one": {"a": 1, "c": 2}})
 
 
 def test_composed_objects_have_the_members_of_all_their_parts() -> None:
