@@ -15,13 +15,13 @@ from typing import Any
 
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from yarl import URL
 
 from logitless.engine.errors import InvalidRequest, RequestError, ServerFault
 from logitless.server.api.context import error_response
 from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.config import ServerConfig
 from logitless.server.observing.record import log_refused
+from logitless.server.slashes import canonical
 from logitless.server.sockets import BACKLOG, address, bind, close, remove_files
 
 log = logging.getLogger("logitless.http")
@@ -88,7 +88,7 @@ class Protocol(web.RequestHandler):
         super().handle_error(request, status, exc, message)  # logs, and refuses where an answer has begun
         log_refused(status)
         if request.method == "UNKNOWN" and (path := _PATH.match(self._head)):  # aiohttp's, of what it cannot read
-            request = request.clone(rel_url=URL.build(path=path[1].decode(), encoded=True))  # whose error it is
+            request = request.clone(rel_url=canonical(path[1].decode()))  # whose error it is
         response = error_response(_refusal(status, exc, message), request)
         response.headers["Server"] = "logitless"
         response.force_close()
