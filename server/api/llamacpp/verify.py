@@ -37,6 +37,6 @@ class VerifyReply(Reply):
         if self.options.top is not None:
             probs = [token.prob for token in result.tokens if token.prob is not None]
             answer.completion_probabilities = entries(
-                probs, self.tokenizer, self.options.top, request.sampling.post_sampling_probs
+                probs, self.tokenizer, self.options.top, request.sampling.post_sampling_probs, chosen=False
             )
         return answer
