@@ -10,11 +10,15 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import nsmallest
+from itertools import takewhile
+from math import inf
 from typing import Any, TypeVar
 
 BLOCK = 128  # bytes of text: about two KV blocks
 MAX_BLOCKS = 1 << 10  # of one prompt; the rest of a longer one is not told apart
 MAX_ENTRIES = 1 << 20  # hashes that an index remembers, the least recently used go first
+MOST = 16  # replicas to try for a request; Serve asks again if none takes it
 _BEGINNING = ("tools", "system", "instructions")  # fields that templates put before the messages
 
 
@@ -120,33 +124,35 @@ class PrefixIndex:
             if not homes:
                 del self._homes[key]
 
-    def matched(self, route: Route) -> dict[Hashable, int]:
-        """Blocks of the prompt that each replica has, where it has any.
+    def matched(self, route: Route) -> Iterator[Iterable[Any]]:
+        """Replicas that have a beginning of the prompt, the longest one first; they may come again.
 
-        A session's last replica has one more than any other: its KV cache may hold what the text does
-        not show, such as a stored response.
+        A session's last replica is before all others: its KV cache may hold what the text does not
+        show, such as a stored response.
         """
-        counts: dict[Hashable, int] = {}
-        for n, block in enumerate(route.blocks, 1):
-            homes = self._homes.get(block)
-            if not homes:
-                break
-            for replica in homes:
-                if counts.get(replica, 0) == n - 1:
-                    counts[replica] = n
         if route.session and (homes := self._homes.get(route.session)):
-            counts[next(reversed(homes))] = max(counts.values(), default=0) + 1
-        return counts
+            yield (next(reversed(homes)),)
+        levels = list(takewhile(bool, map(self._homes.get, route.blocks)))
+        n_seen = 0
+        for homes in reversed(levels):
+            assert homes is not None
+            if len(homes) > n_seen:  # the replicas of a longer beginning have the shorter one, too
+                yield homes
+            n_seen = len(homes)
 
-    def ranked(self, loads: Mapping[R, float], route: Route, *, slack: float) -> list[R]:
-        """Replicas in the order in which to try them. `loads`: requests at each of them.
+    def ranked(self, loads: Mapping[R, float], route: Route, *, slack: float, most: int = MOST) -> list[R]:
+        """The best replicas, at most `most`, in the order in which to try them. `loads`: requests at
+        each replica.
 
         The one with the longest prefix is first, unless its queue is longer than the shortest one by more
         than `slack`. Without a prefix the shortest queue is first.
         """
-        matched = self.matched(route)
-        shortest = min(loads.values(), default=0)
-        near = [replica for replica in loads if matched.get(replica) and loads[replica] <= shortest + slack]
-        near.sort(key=lambda replica: (-matched[replica], loads[replica]))
-        rest = [replica for replica in loads if replica not in near]
-        return near + sorted(rest, key=lambda replica: loads[replica])
+        limit = min(loads.values(), default=0) + slack
+        near: dict[R, None] = {}
+        for homes in self.matched(route):
+            alike = (r for r in homes if r not in near and loads.get(r, inf) <= limit)
+            near.update(dict.fromkeys(nsmallest(most - len(near), alike, key=loads.__getitem__)))
+            if len(near) == most:
+                return list(near)
+        rest = (replica for replica in loads if replica not in near)
+        return [*near, *nsmallest(most - len(near), rest, key=loads.__getitem__)]

@@ -94,7 +94,30 @@ def test_a_session_stays_where_it_was_last() -> None:
     assert index.ranked({"a": 0, "b": 1}, Route((), "s"), slack=2)[0] == "b"
     index.keep({"a"})
     assert index.ranked({"a": 0}, Route((b"1",), "s"), slack=2) == ["a"]
-    assert index.matched(Route((b"1",))) == {"a": 1}
+    assert [list(homes) for homes in index.matched(Route((b"1",)))] == [["a"]]
+
+
+@given(st.randoms(use_true_random=False))
+def test_ranks_are_those_of_the_definition(rng: random.Random) -> None:
+    """By the length of the prefix, then the load; the first sixteen of many."""
+    index, prompts = PrefixIndex(), {}
+    for replica in range(40):
+        prompts[replica] = [tuple(b"%d" % rng.randrange(2) for _ in range(rng.randrange(6))) for _ in range(2)]
+        for prompt in prompts[replica]:
+            index.add(Route(tuple(b"/".join(prompt[:n]) for n in range(1, len(prompt) + 1))), replica)
+    loads = {replica: rng.randrange(6) for replica in prompts}
+    wanted = tuple(b"%d" % rng.randrange(2) for _ in range(6))
+    limit = min(loads.values()) + 2
+
+    def key(replica: int) -> tuple[int, int]:
+        lengths = [len([1 for n in range(1, 7) if prompt[:n] == wanted[:n] and len(prompt) >= n])
+                   for prompt in prompts[replica]]  # fmt: skip
+        return (-max(lengths) if loads[replica] <= limit else 0, loads[replica])
+
+    route = Route(tuple(b"/".join(wanted[:n]) for n in range(1, 7)))
+    ranked = index.ranked(loads, route, slack=2)
+    assert [key(replica) for replica in ranked] == sorted(map(key, loads))[:16]
+    assert len(set(ranked)) == 16
 
 
 def test_the_index_forgets_the_oldest() -> None:
@@ -102,8 +125,8 @@ def test_the_index_forgets_the_oldest() -> None:
     for i in range(1000):
         index.add(Route((str(i).encode(),)), i % 3)
     assert len(index) == 100
-    assert index.matched(Route((b"999",)))
-    assert not index.matched(Route((b"1",)))
+    assert list(index.matched(Route((b"999",))))
+    assert not list(index.matched(Route((b"1",))))
 
 
 def test_sessions_are_spread_and_find_their_cache_again() -> None:
