@@ -26,7 +26,7 @@ from logitless.router.listing import Known, download_item, events, model_item
 from logitless.router.ollama import Fields, OllamaRoutes, Pass
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream_over
-from logitless.server.api import info
+from logitless.server.api import info, tools
 from logitless.server.api.context import api_key, client_of, json_response
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.api.llamacpp.resume import LookupBody, stream_id
@@ -119,6 +119,10 @@ class Router:
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         app.router.add_get(prefix + "/openapi.json", self._openapi)
+        if config.tools:
+            tools.add_tools(app, config, self._keys)
+        app.router.add_get(prefix + "/tools", tools.tools)
+        app.router.add_post(prefix + "/tools", tools.call)
         guarded = bool(config.admin_api_key)
         OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded).add_to(app, prefix)
         for method, path in endpoints():  # routes added above take precedence

@@ -47,8 +47,6 @@ _GET: dict[str, Handler] = {
     "/metrics": _metrics,
     "/lora-adapters": lora.adapters,
     "/openapi.json": _openapi,
-    "/cors-proxy": info.not_offered,
-    "/tools": info.not_offered,
 }
 _POST: dict[str, Handler] = {
     "/completion": generate.native_completion,
@@ -79,8 +77,6 @@ _POST: dict[str, Handler] = {
     "/detokenize": text.detokenize,
     "/apply-template": text.apply_template,
     "/props": info.change_props,
-    "/cors-proxy": info.not_offered,
-    "/tools": info.not_offered,
     "/slots/{id}": slots.slot_action,
     "/lora-adapters": lora.set_scales,
 }
@@ -103,6 +99,10 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("POST", f"{_TALKS}/{{id}}/items", "openai.conversations.add"),
     ("GET", f"{_TALKS}/{{id}}/items/{{item}}", "openai.conversations.item"),
     ("DELETE", f"{_TALKS}/{{id}}/items/{{item}}", "openai.conversations.remove"),
+    ("GET", "/tools", "tools.tools"),
+    ("POST", "/tools", "tools.call"),
+    ("GET", "/cors-proxy", "tools.proxy"),
+    ("POST", "/cors-proxy", "tools.proxy"),
     ("GET", "/tokenizer_info", "llamacpp.text.tokenizer_info"),
     ("GET", "/api/tags", "ollama.models.tags"),
     ("GET", "/api/ps", "ollama.models.ps"),
@@ -160,6 +160,8 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     app[LISTENERS], app[SILENCE] = service.listeners, min(config.timeout, STRIDE_SECONDS)
     app[BATCHES] = batches = BatchRunner(service, config)
     app.cleanup_ctx.append(batches.live)
+    if config.tools:
+        import_module("logitless.server.api.tools").add_tools(app, config, context.keys)
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():
         app.router.add_get(prefix + path, handler)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.speculation.settings import SpeculationParams
+from logitless.server.tools.settings import ToolSettings
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -55,6 +56,7 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()  # more names of a server without keys, or "*": any
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes
+    tools: ToolSettings = field(default_factory=ToolSettings)  # that the server runs
     allow_graders: tuple[str, ...] = ()  # kinds of graders that reach beyond the server: endpoint, python
     allow_integrations: tuple[str, ...] = ()  # trackers that jobs may report to beside tensorboard
     grader_url: str = ""  # the OpenAI-compatible server whose models score_model graders may ask, too

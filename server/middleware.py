@@ -28,6 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # paths whose requests need the admin key, where there is one, unless they only read
 ADMIN_PATHS = (
     *("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models", "/v1/models/"),
+    *("/tools", "/cors-proxy"),
     *("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/"),
 )
 _ANYBODY = Client()  # of a server without keys

@@ -78,7 +78,7 @@ class Origins:
         with keys, or one that listens to other machines."""
         if "*" in self._origins or origin in self._origins:
             return True
-        if not self._origins and (self._keys or not _is_local(request)):
+        if not self._origins and (self._keys or not is_local(request)):
             return True
         parts = _split(origin if "//" in origin else f"//{origin}")
         if self._origins == ["localhost"] and parts is not None and parts.hostname in _LOCAL:
@@ -124,7 +124,7 @@ def _is_visit(request: web.Request) -> bool:
     return request.method in ("GET", "HEAD") and request.headers.get("Sec-Fetch-Mode") == "navigate"
 
 
-def _is_local(request: web.Request) -> bool:
+def is_local(request: web.Request) -> bool:
     """True if the connection comes from this machine: over loopback or a Unix socket."""
     return _is_loopback(request) or isinstance(_address(request), str)
 

@@ -46,7 +46,8 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "vulkan": ("backends/vulkan/",),
     "tokenizers": ("models/tokenizer/",),
     "llguidance": ("models/grammar/",),
-    "re2": ("models/grammar/",),
+    "re2": ("models/grammar/", "server/tools/patterns.py"),
+    **dict.fromkeys(("anyio", "httpx2", "mcp", "mcp_types"), ("server/tools/mcp_link.py",)),
     "jinja2": ("models/",),
     "prometheus_client": ("server/", "engine/", "router/metrics.py"),
     "rich": ("cli/",),
@@ -67,7 +68,17 @@ LAZY = {  # may be imported inside functions only
     "huggingface_hub": ("cli/hub/hub.py",),
     "PIL": ("training/reporting/plot.py", "models/vision/"),
 }
-EXTRAS = ("plot", "data", "ray", "kv-events", "otel", "wandb", "mlflow", "tensorboard")  # whose packages are imported
+EXTRAS = (
+    "plot",
+    "data",
+    "ray",
+    "kv-events",
+    "otel",
+    "mcp",
+    "wandb",
+    "mlflow",
+    "tensorboard",
+)  # whose packages are imported
 NOT_NAMES = {"utils", "helpers", "common"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
@@ -180,6 +191,7 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
         "google-re2": "re2",
         "huggingface-hub": "huggingface_hub",
         "pillow": "PIL",
+        "mcp-types": "mcp_types",
         "pyzmq": "zmq",
         "mlflow-skinny": "mlflow",
         "opentelemetry-sdk": "opentelemetry",

@@ -58,9 +58,10 @@ def run(options: SimpleNamespace) -> int:
 async def _serve(options: SimpleNamespace) -> None:
     from logitless.cli.hub import cached
     from logitless.cli.setup.server import import_http, listening
+    from logitless.cli.setup.tools import tool_settings
     from logitless.server.config import ServerConfig
 
-    config = ServerConfig(**listening(options), metrics=options.metrics)
+    config = ServerConfig(**listening(options), metrics=options.metrics, tools=tool_settings(options))
     import_http()
     from logitless.router.app import Router, serve
     from logitless.router.cached import Cache

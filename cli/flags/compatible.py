@@ -19,7 +19,6 @@ def _later(
     return Flag(names, why, kind=kind, metavar=value, env=env, off=off, off_values=off_values, status=LATER)
 
 
-_TOOLS = "the server runs no tools; clients do"
 _AUTOMATIC = ("-1", "-1.0", "-1.00")
 _PRESETS = (  # models that llama-server has flags for
     *("embd-gemma-default", "gpt-oss-20b-default", "gpt-oss-120b-default"),
@@ -137,12 +136,8 @@ COMPATIBLE = Group(
             "--ui-mcp-proxy --webui-mcp-proxy",
             "LLAMA_ARG_UI_MCP_PROXY",
             off="--no-ui-mcp-proxy --no-webui-mcp-proxy",
-            why="the page needs no proxy",
+            why="the server connects to MCP servers by itself: --mcp-servers-config",
         ),
-        _later("--tools", "LLAMA_ARG_TOOLS", value="LIST", why=_TOOLS),
-        _later("--tools-runtime", "LLAMA_ARG_TOOLS_RUNTIME", value="RUNTIME", why=_TOOLS),
-        _later("--mcp-servers-config", "LLAMA_ARG_MCP_SERVERS_CONFIG", value="FILE", why=_TOOLS),
-        _later("--mcp-servers-json", "LLAMA_ARG_MCP_SERVERS_JSON", value="JSON", why=_TOOLS),
-        _later("-ag --agent", "LLAMA_ARG_AGENT", off="-no-ag --no-agent", why=_TOOLS),
+        _later("-ag --agent", "LLAMA_ARG_AGENT", off="-no-ag --no-agent", why="--tools all is that"),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from logitless.cli.flags.compatible import COMPATIBLE
 from logitless.cli.flags.flags import Flag, Group
 from logitless.cli.flags.model_options import DOWNLOADS, MMPROJ_URL, MODEL, ROUTER, Repo
+from logitless.cli.flags.tool_options import TOOLS
 from logitless.engine.loading.options import OPTIONS
 from logitless.engine.loading.values import (
     address,
@@ -483,6 +484,7 @@ SERVE = (
     CONTEXT,
     CACHE,
     REQUESTS,
+    TOOLS,
     SAMPLING,
     LORA,
     TUNING,

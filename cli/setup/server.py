@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError
 from logitless.cli.setup.sampling import sampling_defaults
+from logitless.cli.setup.tools import tool_settings
 
 if TYPE_CHECKING:
     from logitless.engine.loading.open_model import OpenModel
@@ -62,6 +63,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         slot_save_path=writable_folder("--slot-save-path", options.slot_save_path),
         log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir),
         props=options.props,
+        tools=tool_settings(options),
         allow_graders=tuple(options.allow_graders),
         allow_integrations=tuple(options.allow_integrations),
         grader_url=grader_url(options),

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from aiohttp import web
 from msgspec.structs import replace
 
-from logitless.engine.errors import Forbidden, NotFound, NotSupported
+from logitless.engine.errors import NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
 from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
 from logitless.server.api.reply import generation_settings
@@ -140,10 +140,3 @@ async def change_props(request: web.Request) -> web.Response:
         raise NotSupported("this server does not allow changing its properties; start it with --props")
     await context.parsed(request, lambda body: body)
     return json_response(Done())
-
-
-async def not_offered(request: web.Request) -> web.Response:
-    """llama-server's proxy and its tools for agents, as it answers where they have not been turned
-    on.
-    """
-    raise Forbidden("this server runs no tools and fetches nothing for its clients")

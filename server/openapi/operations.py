@@ -16,6 +16,7 @@ from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
 from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
 from logitless.server.api.openai import conversations
 from logitless.server.api.openai.files import UploadForm
+from logitless.server.api.tools import ToolCall
 from logitless.server.api.vertex import PredictBody
 from logitless.server.protocol.answers import (
     anthropic,
@@ -122,8 +123,17 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("/openapi.json", "server", "This document", answer=models.ApiDocument),
     _get("/cors-proxy", "server", "Refused: nothing is fetched for clients", refused=True),
     _post("/cors-proxy", "server", "Refused: nothing is fetched for clients", refused=True),
-    _get("/tools", "server", "Refused: no tools run here", refused=True),
-    _post("/tools", "server", "Refused: no tools run here", refused=True),
+    _get(
+        "/tools", "server", "Tools that the server runs (needs --tools or MCP servers)", answer=list[llamacpp.ToolEntry]
+    ),
+    _post(
+        "/tools",
+        "server",
+        "Run a tool (needs --tools or MCP servers)",
+        (ToolCall,),
+        llamacpp.ToolAnswer,
+        example={"tool": "get_info"},
+    ),
     _get(
         "/slots",
         "slots",

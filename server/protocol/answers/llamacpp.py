@@ -216,3 +216,27 @@ class RouterProps(Struct, kw_only=True):
     webui: bool
     build_info: str
     is_sleeping: bool = False
+
+
+class ToolPermissions(Struct):
+    """Permissions of a tool."""
+
+    write: Annotated[bool, doc("it may change something")]
+
+
+class ToolEntry(Struct, kw_only=True):
+    """A tool that the server runs."""
+
+    display_name: str
+    tool: Annotated[str, doc("its name for POST /tools")]
+    type: Literal["server", "mcp"]
+    permissions: ToolPermissions
+    uses_cwd: bool = False
+    definition: Annotated[dict[str, Any], doc("the tool as chat requests have it")]
+
+
+class ToolAnswer(Struct, kw_only=True, omit_defaults=True):
+    """Result of a call: a text, other members, or an error of the tool."""
+
+    plain_text_response: Annotated[Opt[str], doc("the text for the model")] = UNSET
+    error: Annotated[Opt[str], doc("why the call failed")] = UNSET

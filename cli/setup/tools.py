@@ -1,0 +1,115 @@
+"""Settings of the server's tools from command-line options, and the refusal of tools for strangers."""
+
+from __future__ import annotations
+
+import ipaddress
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from logitless.cli.flags.flags import CliError, UsageError
+
+if TYPE_CHECKING:
+    from logitless.server.tools.settings import McpSettings, ToolSettings
+
+
+def tool_settings(options: SimpleNamespace) -> ToolSettings:
+    """The tools of --tools and --mcp-servers-…. CliError: they cannot be had, or strangers could call them."""
+    from logitless.server.tools import settings
+
+    try:
+        built_in = settings.built_in(options.tools)
+    except ValueError as error:
+        raise UsageError(f"--tools: {error}") from None
+    servers = _servers(options)
+    if not built_in:
+        for flag in ("tools_folder", "tools_runtime"):
+            if getattr(options, flag):
+                raise UsageError(f"--{flag.replace('_', '-')} is of --tools, which is not given")
+    if built_in or servers:
+        _check_strangers(options)
+    return settings.ToolSettings(
+        built_in=built_in,
+        folder=_folder(options) if built_in else ".",
+        runtime=_runtime(options, built_in),
+        servers=servers,
+    )
+
+
+def _servers(options: SimpleNamespace) -> tuple[McpSettings, ...]:
+    from logitless.server.tools.settings import mcp_servers
+
+    found: dict[str, McpSettings] = {}
+    for flag, source in (
+        ("--mcp-servers-config", options.mcp_servers_config),
+        ("--mcp-servers-json", options.mcp_servers_json),
+    ):
+        if not source:
+            continue
+        where = f"{flag} {source}" if flag.endswith("config") else flag
+        try:
+            listed = mcp_servers(Path(source).read_text("utf-8") if flag.endswith("config") else source)
+        except UnicodeDecodeError:
+            raise CliError(f"{where}: is not UTF-8") from None
+        except OSError as error:
+            raise CliError(f"{where}: {error.strerror}") from None
+        except ValueError as error:
+            raise CliError(f"{where}: {error}") from None
+        for server in listed:
+            if server.name in found:
+                raise CliError(f"{where}: there are two servers {server.name!r}")
+            found[server.name] = server
+    if found and find_spec("mcp") is None:
+        raise CliError("MCP servers need the package mcp: pip install 'logitless[mcp]'")
+    return tuple(found.values())
+
+
+def _check_strangers(options: SimpleNamespace) -> None:
+    """CliError: without a key, other machines or web pages could run tools."""
+    if options.api_key or options.api_key_file:
+        return
+    for host in (name.strip() for name in options.host.split(",")):
+        if not _is_here(host):
+            raise CliError(f"tools without a key run on this machine's own addresses only, not on {host}: --api-key")
+    for flag, names in (
+        ("--cors-origins", options.cors_origins.split(",")),
+        ("--allowed-hosts", options.allowed_hosts),
+    ):
+        if "*" in [name.strip() for name in names]:
+            raise CliError(f"{flag} '*' would let every web page run tools: --api-key")
+
+
+def _is_here(host: str) -> bool:
+    if host == "localhost" or host.endswith(".sock"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _folder(options: SimpleNamespace) -> str:
+    if options.tools_folder:
+        if not Path(options.tools_folder).is_dir():
+            raise CliError(f"--tools-folder: {options.tools_folder} is not a folder")
+        return str(Path(options.tools_folder).resolve())
+    folder = Path.cwd()
+    if folder in (Path("/"), Path.home()):
+        raise CliError(f"--tools would see all of {folder}: name a folder with --tools-folder")
+    return str(folder)
+
+
+def _runtime(options: SimpleNamespace, built_in: tuple[str, ...]) -> str:
+    runtime: str = options.tools_runtime
+    if not runtime:
+        return ""
+    from logitless.server.tools.shell import Runtime
+
+    if "exec_shell_command" not in built_in:
+        raise UsageError("--tools-runtime is of exec_shell_command, which --tools does not name")
+    try:
+        Runtime.parse(runtime)
+    except ValueError as error:
+        raise CliError(f"--tools-runtime: {error}") from None
+    return runtime

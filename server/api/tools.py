@@ -1,0 +1,91 @@
+"""llama-server's endpoints of tools that the server runs: a list, and calls. Without their flags they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import Struct
+
+from logitless.engine.errors import Forbidden, NotFound
+from logitless.engine.sampling.params import Param
+from logitless.server.api.context import client_of, json_response
+from logitless.server.auth import Keys
+from logitless.server.bodies.json_body import json_object
+from logitless.server.bodies.room import BODIES
+from logitless.server.config import ServerConfig
+from logitless.server.origins import is_local
+from logitless.server.protocol.answers.llamacpp import ToolEntry, ToolPermissions
+from logitless.server.protocol.fields import bad_request, read
+from logitless.server.tools.tool import Tool
+from logitless.server.tools.toolbox import Toolbox
+
+TOOLBOX: web.AppKey[Toolbox] = web.AppKey("toolbox", Toolbox)
+_KEYS: web.AppKey[Keys] = web.AppKey("keys of tools", Keys)
+_FLAGS = "--tools, --mcp-servers-config"
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """POST /tools."""
+
+    tool: Annotated[str, Param("name of the tool")]
+    params: Annotated[Mapping[str, Any], Param("its arguments")] = {}
+    stream: Annotated[bool, Param("must be false: a result comes as a whole")] = False
+
+
+def add_tools(app: web.Application, config: ServerConfig, keys: Keys) -> None:
+    """Give an application its tools, from its start to its end. A router's servers connect to MCP servers once
+    somebody asks."""
+    app[TOOLBOX], app[_KEYS] = Toolbox(config.tools), keys
+    app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=not config.behind_router))
+
+
+async def tools(request: web.Request) -> web.Response:
+    """GET /tools: the tools, with their declarations."""
+    listed = await toolbox_of(request).tools()
+    return json_response([_entry(tool) for tool in listed.values()])
+
+
+async def call(request: web.Request) -> web.Response:
+    """POST /tools: the result of one call."""
+    toolbox = toolbox_of(request)
+    for name in ("X-Tool-Cwd", "X-Tool-Runtime"):
+        if request.headers.get(name):
+            bad_request(name, "is the server's to choose: --tools-folder, --tools-runtime")
+    async with request.app[BODIES].read(request, client_of(request)) as body:
+        asked = read(ToolCall, json_object(body))
+    if asked.stream:
+        bad_request("stream", "a result comes as a whole")
+    tool = await toolbox.find(asked.tool)
+    if tool is None:
+        raise NotFound(f"there is no tool {asked.tool[:64]!r}")
+    return json_response(await toolbox.call(tool, asked.params, client_of(request)))
+
+
+async def proxy(request: web.Request) -> web.Response:
+    """llama-server's proxy for pages, as it answers where it has not been turned on: the server connects to MCP
+    servers by itself."""
+    raise Forbidden("this server fetches nothing for pages; it calls MCP servers by itself (--mcp-servers-config)")
+
+
+def toolbox_of(request: web.Request) -> Toolbox:
+    """The tools that this client may have called. Forbidden: none at all."""
+    toolbox = request.app.get(TOOLBOX)
+    if toolbox is None:
+        raise Forbidden(f"this server runs no tools ({_FLAGS})")
+    if not request.app[_KEYS] and not is_local(request):
+        raise Forbidden("without an API key tools run for this machine only (--api-key)")
+    return toolbox
+
+
+def _entry(tool: Tool) -> ToolEntry:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return ToolEntry(
+        display_name=tool.title,
+        tool=tool.name,
+        type=tool.kind,
+        permissions=ToolPermissions(tool.writes),
+        definition={"type": "function", "function": function},
+    )

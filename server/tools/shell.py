@@ -1,0 +1,137 @@
+"""Shell tool: a command in the working folder, on this machine or in a container, bounded in time and output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Struct
+
+from logitless.engine.sampling.params import Param
+from logitless.server.tools.declared import described, parsed, schema
+from logitless.server.tools.folder import Folder
+from logitless.server.tools.processes import MARK, end, environment, limit, start
+from logitless.server.tools.tool import Answer, Tool, ToolError, plain
+
+MAX_SECONDS, MAX_OUTPUT = 60, 16 << 10  # llama-server's
+ENGINES = ("docker", "podman")
+_BEGIN = 'read -r _; exec sh -c "$1"'  # once its limits are set
+
+
+class ExecShellCommand(Struct, frozen=True, kw_only=True):
+    """Run a shell command in the working folder; tells its output, errors included, and its exit code."""
+
+    command: Annotated[str, Param("the command, for sh")]
+    timeout: Annotated[int, Param(f"seconds, at most {MAX_SECONDS}", 1, MAX_SECONDS)] = 10
+    max_output_size: Annotated[int, Param("bytes of output to tell", 1, MAX_OUTPUT)] = MAX_OUTPUT
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The container of shell commands: one for each command, of an image, or one that runs already."""
+
+    engine: str  # docker or podman
+    target: str
+    attach: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Runtime:
+        """docker:IMAGE, podman:IMAGE, docker-container:ID, podman-container:ID. ValueError: it is none of them."""
+        kind, _, target = text.partition(":")
+        engine, _, attach = kind.partition("-")
+        if engine not in ENGINES or attach not in ("", "container"):
+            kinds = ", ".join(f"{name}:IMAGE, {name}-container:ID" for name in ENGINES)
+            raise ValueError(f"must be one of {kinds}, not {text!r}")
+        if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", target, re.ASCII):
+            raise ValueError(f"names no {'container' if attach else 'image'}: {text!r}")
+        if shutil.which(engine) is None:
+            raise ValueError(f"there is no {engine} on this machine")
+        return cls(engine, target, bool(attach))
+
+    def command(self, folder: str, name: str, seconds: int, command: str) -> list[str]:
+        """The command line that runs a shell command in the container."""
+        if self.attach:
+            inner = ["timeout", "-s", "KILL", str(seconds), "sh", "-c", command]
+            return [self.engine, "exec", "--workdir", folder, self.target, *inner]
+        bounds = ["--network", "none", "--pids-limit", "256", "--memory", "2g", "--cap-drop", "ALL"]
+        user = ["--user", f"{os.getuid()}:{os.getgid()}"] if self.engine == "docker" else []
+        return [
+            *(self.engine, "run", "--rm", "--name", name, *bounds, *user, "--security-opt", "no-new-privileges"),
+            *("--volume", f"{folder}:{folder}", "--workdir", folder, self.target, "sh", "-c", command),
+        ]
+
+
+def shell_tool(folder: Folder, runtime: Runtime | None) -> Tool:
+    """exec_shell_command in a working folder."""
+
+    async def call(arguments: Mapping[str, Any], client: str) -> Answer:
+        return await _run(folder, runtime, parsed(ExecShellCommand, arguments))
+
+    kind = ExecShellCommand
+    return Tool("exec_shell_command", "Execute shell command", described(kind), schema(kind), call, writes=True)
+
+
+async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand) -> Answer:
+    environ, cwd = environment(), str(folder.root)
+    name = f"logitless-{environ[MARK]}"
+    if runtime is None:
+        words: Sequence[str] = ["sh", "-c", _BEGIN, "sh", asked.command]
+    else:
+        words = runtime.command(cwd, name, asked.timeout, asked.command)
+    pipes: dict[str, Any] = {
+        "stdin": asyncio.subprocess.PIPE,
+        "stdout": asyncio.subprocess.PIPE,
+        "stderr": asyncio.subprocess.STDOUT,
+    }
+    try:
+        process = await start(words, environ, cwd, **pipes)
+    except (OSError, ValueError) as error:
+        raise ToolError(f"the command cannot be started: {error}") from None
+    output, late = bytearray(), False
+    try:
+        if runtime is None:
+            limit(process)
+        assert process.stdin is not None
+        with suppress(ConnectionError):
+            process.stdin.write(b"\n")
+            process.stdin.close()
+        async with asyncio.timeout(asked.timeout):
+            await _read(process, output, asked.max_output_size)
+            await process.wait()
+    except TimeoutError:
+        late = True
+    finally:
+        await asyncio.shield(_end(process, environ[MARK], runtime, name, late))
+    text = output[: asked.max_output_size].decode("utf-8", "replace")
+    if len(output) > asked.max_output_size:
+        text += "\n[output truncated]"
+    code = process.returncode if process.returncode is not None and not late else -9
+    return plain(f"{text}\n[exit code: {code}]{' [exit due to timed out]' if late else ''}")
+
+
+async def _read(process: asyncio.subprocess.Process, output: bytearray, most: int) -> None:
+    """Take the output in until it ends; what is beyond `most` is dropped."""
+    assert process.stdout is not None
+    while piece := await process.stdout.read(1 << 16):
+        if len(output) <= most:
+            output += piece
+
+
+async def _end(process: asyncio.subprocess.Process, mark: str, runtime: Runtime | None, name: str, late: bool) -> None:
+    """End what is left of the command: of a container that its time is over."""
+    await end(process, mark)
+    if runtime is not None and not runtime.attach and late:
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.DEVNULL)
+        environ = environment()
+        with suppress(OSError, TimeoutError):
+            killing = await start([runtime.engine, "kill", name], environ, **pipes)
+            try:
+                await asyncio.wait_for(killing.wait(), 10)
+            finally:
+                await end(killing, environ[MARK])

@@ -1,0 +1,138 @@
+"""The endpoint /tools through a real port: its list and calls, and everybody that may not use it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitless.cli.flags.flags import CliError, parse
+from logitless.cli.flags.options import SERVE
+from logitless.cli.setup.tools import tool_settings
+from logitless.server.api import tools as tools_module
+from logitless.server.tools.settings import BUILT_IN, McpSettings, ToolSettings
+from tests.helpers.bad_mcp_server import HERE
+from tests.helpers.http_fakes import running
+
+EVIL = {"Origin": "https://evil.example"}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ToolSettings:
+    (tmp_path / "a.txt").write_text("hello")
+    return ToolSettings(BUILT_IN, str(tmp_path), servers=(McpSettings("bad", (sys.executable, "-S", str(HERE))),))
+
+
+async def test_list_and_calls(settings: ToolSettings) -> None:
+    async with running(tools=settings) as server:
+        _, listed = await server.get("/tools")
+        by_name = {entry["tool"]: entry for entry in listed}
+        assert list(by_name)[:7] == list(BUILT_IN)
+        assert by_name["write_file"]["permissions"] == {"write": True}
+        assert by_name["read_file"] == {
+            "display_name": "Read file",
+            "tool": "read_file",
+            "type": "server",
+            "permissions": {"write": False},
+            "uses_cwd": False,
+            "definition": by_name["read_file"]["definition"],
+        }
+        function = by_name["read_file"]["definition"]["function"]
+        assert function["parameters"]["required"] == ["path"]
+        assert function["parameters"]["properties"]["path"] == {"type": "string", "description": "path of the file"}
+        assert by_name["bad_add"]["type"] == "mcp"
+
+        async def call(tool: str, **params: Any) -> tuple[int, Any]:
+            return await server.post("/tools", {"tool": tool, "params": params})
+
+        assert await call("read_file", path="a.txt") == (200, {"plain_text_response": "hello\n"})
+        assert await call("bad_add", a=1, b=2) == (200, {"plain_text_response": "3"})
+        status, failed = await call("read_file", path="../x")
+        assert (status, list(failed)) == (200, ["error"])
+        assert (await call("nothing"))[0] == 404
+        for body in ({}, {"tool": 1}, {"tool": "read_file", "params": 1}, {"tool": "read_file", "stream": True}):
+            assert (await server.post("/tools", body))[0] == 400
+        for header in ("x-tool-cwd", "x-tool-runtime"):
+            status, refused = await server.post("/tools", {"tool": "get_info"}, headers={header: "/"})
+            assert (status, "--tools-" in refused["error"]["message"]) == (400, True)
+
+
+async def test_pages_of_others_run_no_tools(settings: ToolSettings) -> None:
+    async with running(tools=settings) as server:
+        for headers in (EVIL, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            assert (await server.get("/tools", headers=headers))[0] == 403
+            assert (await server.post("/tools", {"tool": "get_info"}, headers=headers))[0] == 403
+        form = {"data": b'{"tool": "get_info"}', "headers": {"Content-Type": "text/plain"}}
+        assert (await server.post("/tools", None, **form))[0] == 415
+
+
+async def test_keys(settings: ToolSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, admin = {"Authorization": "Bearer k"}, {"Authorization": "Bearer a"}
+    body = {"tool": "get_info"}
+    async with running(tools=settings, api_keys=("k",)) as server:
+        assert (await server.get("/tools"))[0] == 401
+        assert (await server.post("/tools", body))[0] == 401
+        assert (await server.post("/tools", body, headers=key))[0] == 200
+    async with running(tools=settings, api_keys=("k",), admin_api_key="a") as server:
+        assert (await server.get("/tools", headers=key))[0] == 200
+        assert (await server.post("/tools", body, headers=key))[0] == 403
+        assert (await server.post("/tools", body, headers=admin))[0] == 200
+    monkeypatch.setattr(tools_module, "is_local", lambda request: False)  # a connection from another machine
+    async with running(tools=settings) as server:
+        status, refused = await server.post("/tools", body)
+        assert (status, "--api-key" in refused["error"]["message"]) == (403, True)
+
+
+def read(*words: str) -> ToolSettings:
+    flags = [flag for group in SERVE for flag in group.flags]
+    return tool_settings(parse(flags, words, {}))
+
+
+CONFIG = '{"mcpServers": {"a": {"command": "x"}}}'
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--tools", "all", "--host", "0.0.0.0"), "not on 0.0.0.0: --api-key"),
+        (("--mcp-servers-json", CONFIG, "--host", "127.0.0.1,10.0.0.1"), "not on 10.0.0.1: --api-key"),
+        (("--tools", "get_info", "--host", "example.com"), "not on example.com: --api-key"),
+        (("--tools", "get_info", "--cors-origins", "*"), "every web page run tools"),
+        (("--tools", "get_info", "--allowed-hosts", "*"), "every web page run tools"),
+        (("--tools", "reed_file"), "there is no tool 'reed_file'; there are read_file"),
+        (("--tools-folder", "/tmp"), "--tools-folder is of --tools"),
+        (("--tools", "read_file", "--tools-runtime", "podman:x"), "--tools-runtime is of exec_shell_command"),
+        (("--tools", "all", "--tools-runtime", "ssh:host"), "--tools-runtime: must be one of docker:IMAGE"),
+        (("--tools", "all", "--tools-folder", "{folder}/none"), "is not a folder"),
+        (("--mcp-servers-config", "{folder}/none"), "No such file"),
+        (("--mcp-servers-config", "{folder}/bad.json"), "bad.json: is not JSON"),
+        (("--mcp-servers-config", "{folder}/good.json", "--mcp-servers-json", CONFIG), "two servers 'a'"),
+        (("--agent",), ""),
+    ],
+)
+def test_refusals_at_the_start(tmp_path: Path, words: tuple[str, ...], reason: str) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "good.json").write_text(CONFIG)
+    with pytest.raises((CliError, ValueError)) as caught:
+        read(*(word.replace("{folder}", str(tmp_path)) for word in words))
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_taken_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not read()
+    assert read("--tools", "get_info,read_file").built_in == ("read_file", "get_info")
+    assert read("--tools", "all").folder == str(tmp_path)
+    assert read("--tools", "all", "--host", "0.0.0.0", "--api-key", "k").built_in == BUILT_IN
+    for host in ("localhost", "::1", "127.0.0.2", "/tmp/x.sock"):
+        assert read("--mcp-servers-json", CONFIG, "--host", host).servers[0].command == ("x",)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(CliError, match="would see all of"):
+        read("--tools", "all")
+    assert read("--tools", "all", "--tools-folder", ".").folder == str(tmp_path)
+    monkeypatch.setattr("logitless.cli.setup.tools.find_spec", lambda name: None)
+    with pytest.raises(CliError, match=r"pip install 'logitless\[mcp\]'"):
+        read("--mcp-servers-json", CONFIG)
