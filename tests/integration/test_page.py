@@ -126,6 +126,31 @@ async def test_a_finetune_from_its_data_to_its_answers(page: Tab) -> None:
     await page.until("$('model').value.startsWith('ft:shakespeare:bears:') && $('mode')")
 
 
+async def test_preferences_and_rewards(page: Tab) -> None:
+    await page.run("all('.views button')[2].click()")
+    await page.until("document.querySelector('#data-file')")
+    pair = {"prompt": "ROMEO:", "chosen": " I love a bear.", "rejected": " I do not."}
+    await page.run(f"{DATA}({json.dumps((json.dumps(pair) + chr(10)) * 4)})")
+    await page.until("$('method').value === 'dpo' && document.querySelector('[name=beta]')?.placeholder === '0.1'")
+    await page.fill("[name=n_epochs]", "2")
+    await page.until("!$('start').disabled")
+    await page.run("$('start').click()")
+    await page.until("all('.job .note').some(p => p.textContent.includes('of the pairs apart'))", 60)
+    await page.until("document.querySelector('.job .badge').textContent === 'dpo'")
+    asks = json.dumps({"prompt": "Who wants?", "answer": "bear"}) + "\n"
+    await page.run(f"{DATA}({json.dumps(asks * 2)})")
+    await page.until("all('.checks .bad').length === 2")
+    await page.fill("#method", "reinforcement")
+    await page.until("document.querySelector('.checks .good') && $('grader')")
+    await page.until("document.querySelector('[name=n_samples]').placeholder === '8'")
+    for answer, reward in (("A Bear!", "Reward 1"), ("Nobody.", "Reward 0")):
+        await page.fill("[aria-label='Answer to judge']", answer)
+        await page.run("$('judge').click()")
+        await page.until(f"$('reward')?.textContent === '{reward}'")
+    await page.fill("#grader", "{")
+    await page.until("$('start').disabled && $('judge').disabled")
+
+
 async def test_refusals_are_told(page: Tab) -> None:
     await ask(page, "text", "word " * 3000)
     await page.until("document.querySelector('.cut.bad[role=alert]')")

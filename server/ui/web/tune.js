@@ -3,36 +3,25 @@
 
 import {json, post, upload} from "./api.js";
 import {chosen, connect, named} from "./models.js";
-import {Chart, count, NumberField, say, size} from "./parts.js";
+import {Chart, count, NumberField, percent, say, size} from "./parts.js";
 import {startNew} from "./sidebar.js";
 import {get, set, useStore} from "./store.js";
-import {automatic, checked, EXAMPLE, losses, mostErrors} from "./tune_data.js";
+import {automatic, automaticRewards, checked, EXAMPLE, losses, methodFor, mostErrors} from "./tune_data.js";
+import {fieldsOf, Grader, GRADER, graderOf, METHODS} from "./tune_method.js";
 import {html, useEffect, useRef, useState} from "./vendor/preact.js";
 
 const JOBS = "v1/fine_tuning/jobs";
 const RUNNING = ["validating_files", "queued", "running"];
 const SAMPLE_ROWS = 64; // whose tokens are counted, to estimate those of all
 
-const FIELDS = [ // name, label, limits, what it is
-  ["n_epochs", "Epochs", {min: 1, step: 1}],
-  ["batch_size", "Batch size", {min: 1, step: 1}],
-  ["learning_rate_multiplier", "Learning rate ×", {min: 0}],
-  ["context_length", "Context length", {min: 2, step: 1}],
-  ["warmup_steps", "Warm-up steps", {min: 0, step: 1}],
-  ["lora_r", "LoRA rank", {min: 1, step: 1}],
-  ["lora_alpha", "LoRA alpha", {min: 0}],
-  ["validation_split", "Validation split", {min: 0, max: 0.9}],
-  ["early_stopping_patience", "Early stopping", {min: 0, step: 1}],
-];
-const FIXED = {lora_r: 8, lora_alpha: "the rank", validation_split: 0, early_stopping_patience: 0};
-
-/** Tokens of each row, about: some are counted, the others have as many for each character. */
+/** Tokens of each row, and of its longest part, about: some are counted, the others have as many for each character. */
 async function lengthsOf(rows, model) {
   const step = Math.max(1, Math.floor(rows.length / SAMPLE_ROWS)), some = rows.filter((_, i) => i % step === 0);
   const content = some.map(row => row.text).join("\n");
   const {tokens} = await post("tokenize", {content, ...(model.status && {model: model.id})});
   const each = tokens.length / Math.max(1, content.length);
-  return rows.map(row => Math.max(1, Math.round(row.text.length * each)));
+  const tokensOf = n => Math.max(1, Math.round(n * each));
+  return {all: rows.map(row => tokensOf(row.text.length)), longest: tokensOf(Math.max(...rows.map(row => row.longest)))};
 }
 
 function Data({file, take, found}) {
@@ -48,7 +37,8 @@ function Data({file, take, found}) {
       <input id="data-file" class="unseen" type="file" tabindex="-1" aria-label="File with data" accept=".jsonl,.json,.txt,text/plain" ref=${picker} onChange=${event => { take(event.target.files[0]); event.target.value = ""; }} />
     </div>
     ${!file && html`<details><summary class="note">What rows look like</summary><pre class="mono scroll" tabindex="0">${EXAMPLE}</pre>
-      <p class="note">Or <code>{"prompt": …, "completion": …}</code>, or <code>{"text": …}</code>, one a line. Answers are learned, questions are not.</p></details>`}
+      <p class="note">Or <code>{"prompt": …, "completion": …}</code>, or <code>{"text": …}</code>, one a line. Answers are learned, questions are not.
+        Preferences are <code>{"prompt": …, "chosen": …, "rejected": …}</code>; for rewards, prompts with any fields for the grader.</p></details>`}
     ${found && html`<ul class="checks" role="status" id="checks">
       ${mostErrors(found.errors).map(text => html`<li class="bad">${text}</li>`)}
       ${found.notes.map(text => html`<li>${text}</li>`)}
@@ -57,11 +47,19 @@ function Data({file, take, found}) {
   </section>`;
 }
 
-function Hyperparameters({asked, change, auto, full, setFull}) {
-  return html`<section class="card" aria-labelledby="hyper-title"><h3 id="hyper-title">2. Hyperparameters</h3>
+function Method({method, setMethod, grader, setGrader, item}) {
+  return html`<section class="card" aria-labelledby="method-title"><h3 id="method-title">2. Method</h3>
+    <label class="field">The model learns to<select id="method" value=${method} onChange=${event => setMethod(event.target.value)}>
+      ${Object.entries(METHODS).map(([name, label]) => html`<option value=${name}>${label}</option>`)}</select></label>
+    ${method === "reinforcement" && html`<${Grader} text=${grader} change=${setGrader} item=${item} />`}
+  </section>`;
+}
+
+function Hyperparameters({method, asked, change, auto, full, setFull}) {
+  return html`<section class="card" aria-labelledby="hyper-title"><h3 id="hyper-title">3. Hyperparameters</h3>
     <p class="note">${auto ? `Grey is what the server will choose: about ${count(auto.steps)} steps in all.` : "An empty field is chosen from the data."}</p>
-    <div class="grid">${FIELDS.filter(([name]) => !full || !name.startsWith("lora")).map(([name, label, limits]) => html`<${NumberField} key=${name} name=${name} label=${label} ...${limits}
-      placeholder=${String(auto?.[name] ?? FIXED[name] ?? "auto")} value=${asked[name]} change=${value => change(name, value)} />`)}</div>
+    <div class="grid">${fieldsOf(method).filter(([name]) => !full || !name.startsWith("lora")).map(([name, label, limits, fixed]) => html`<${NumberField} key=${`${method} ${name}`} name=${name} label=${label} ...${limits}
+      placeholder=${String(auto?.[name] ?? fixed ?? "auto")} value=${asked[name]} change=${value => change(name, value)} />`)}</div>
     <label class="field">What is trained<select id="full" value=${full ? "full" : "lora"} onChange=${event => setFull(event.target.value === "full")}>
       <option value="lora">a LoRA adapter</option><option value="full">all weights</option></select></label>
   </section>`;
@@ -72,27 +70,36 @@ function Form({created}) {
   const [file, setFile] = useState(null), [found, setFound] = useState(null), [lengths, setLengths] = useState(null);
   const [asked, setAsked] = useState({}), [full, setFull] = useState(false), [suffix, setSuffix] = useState("");
   const [told, setTold] = useState(""), [busy, setBusy] = useState(false);
-  const take = async taken => {
-    if (!taken) return;
-    const text = await taken.text(), result = checked(text, /\.jsonl?$/i.test(taken.name) || text.trimStart().startsWith("{"));
+  const [method, setMethod] = useState("supervised"), [grader, setGrader] = useState(GRADER);
+  const look = async (taken, text, how) => {
+    const result = checked(text, /\.jsonl?$/i.test(taken.name) || text.trimStart().startsWith("{"), how);
+    setMethod(how);
     setFile(taken);
     setFound(result);
     setTold("");
     setLengths(result.rows.length && !result.errors.length ? await lengthsOf(result.rows, model).catch(() => null) : null);
   };
+  const take = async taken => {
+    if (!taken) return;
+    const text = await taken.text(), natural = methodFor(text);
+    await look(taken, text, method === "reinforcement" && natural === "supervised" ? method : natural);
+  };
+  const choose = async how => (file ? look(file, await file.text(), how) : setMethod(how));
   const change = (name, value) => {
     const {[name]: _, ...others} = asked;
     setAsked(value === null || Number.isNaN(value) ? others : {...others, [name]: value});
   };
-  const n = lengths && Math.max(1, Math.round(lengths.length * (1 - (asked.validation_split ?? 0))));
-  const auto = lengths && automatic(lengths.slice(0, n), Math.max(...lengths), model?.meta?.n_ctx_train ?? 2048, asked);
+  const n = lengths && Math.max(1, Math.round(lengths.all.length * (1 - (asked.validation_split ?? 0)))), room = model?.meta?.n_ctx_train ?? 2048;
+  const auto = lengths && (method === "reinforcement" ? automaticRewards(n, lengths.longest, room, asked) : automatic(lengths.all.slice(0, n), lengths.longest, room, asked));
   const start = async event => {
     event.preventDefault();
     setBusy(true);
     try {
       const {id} = await upload(file, "fine-tune");
-      const hyperparameters = {...asked, ...(full && {full: true})};
-      await post(JOBS, {model: model.id, training_file: id, hyperparameters, ...(suffix && {suffix})});
+      const own = new Set(fieldsOf(method).map(([name]) => name));
+      const hyperparameters = {...Object.fromEntries(Object.entries(asked).filter(([name]) => own.has(name))), ...(full && {full: true})};
+      const how = {hyperparameters, ...(method === "reinforcement" && {grader: graderOf(grader)})};
+      await post(JOBS, {model: model.id, training_file: id, method: {type: method, [method]: how}, ...(suffix && {suffix})});
       setTold("");
       say("The job is queued");
       created();
@@ -103,13 +110,14 @@ function Form({created}) {
   };
   return html`<form class="tune-form" onSubmit=${start}>
     <${Data} file=${file} take=${take} found=${found} />
-    <${Hyperparameters} asked=${asked} change=${change} auto=${auto} full=${full} setFull=${setFull} />
-    <section class="card" aria-labelledby="start-title"><h3 id="start-title">3. Start</h3>
+    <${Method} method=${method} setMethod=${choose} grader=${grader} setGrader=${setGrader} item=${found?.rows[0]?.row} />
+    <${Hyperparameters} method=${method} asked=${asked} change=${change} auto=${auto} full=${full} setFull=${setFull} />
+    <section class="card" aria-labelledby="start-title"><h3 id="start-title">4. Start</h3>
       <label class="field">Model to start from<select value=${model?.id} onChange=${event => { set({model: event.target.value}); connect(); }}>
         ${models.map(one => html`<option key=${one.id} value=${one.id}>${named(one.id)}</option>`)}</select></label>
       <label class="field">Name of the result<input id="suffix" type="text" value=${suffix} maxlength="64" pattern="[A-Za-z0-9_.\\-]*" placeholder="logitless" onInput=${event => setSuffix(event.target.value)} /></label>
       ${told && html`<p class="bad" role="alert">${told}</p>`}
-      <button type="submit" id="start" class="button primary" disabled=${busy || !file || !found || found.errors.length > 0 || !model}>Start fine-tuning</button>
+      <button type="submit" id="start" class="button primary" disabled=${busy || !file || !found || found.errors.length > 0 || !model || (method === "reinforcement" && !graderOf(grader))}>Start fine-tuning</button>
     </section>
   </form>`;
 }
@@ -165,12 +173,12 @@ function remaining(finish) {
 }
 
 function Job({row, events, checkpoints, act}) {
-  const {trained, validated, step, steps} = losses(events), running = RUNNING.includes(row.status), all = [...trained, ...validated];
+  const {name, trained, validated, accuracy, step, steps} = losses(events), running = RUNNING.includes(row.status), all = [...trained, ...validated];
   const last = points => points.at(-1)[1].toFixed(3);
-  const words = all.length ? `Loss ${trained.length ? `${trained[0][1].toFixed(3)} → ${last(trained)}` : ""}${validated.length ? `; validation ${last(validated)} (dashed)` : ""}` : "";
+  const words = all.length ? `${name} ${trained.length ? `${trained[0][1].toFixed(3)} → ${last(trained)}` : ""}${validated.length ? `; validation ${last(validated)} (dashed)` : ""}${accuracy === undefined ? "" : `; tells ${percent(accuracy)} of the pairs apart`}` : "";
   const notes = events.filter(event => event.type !== "metrics").sort((a, b) => a.created_at - b.created_at);
   return html`<article class="card job" data-id=${row.id}>
-    <header class="row"><h4>${row.fine_tuned_model ?? `${named(row.model)}${row.user_provided_suffix ? ` · ${row.user_provided_suffix}` : ""}`}</h4><span class=${`badge ${row.status}`}>${row.status.replace("_", " ")}</span></header>
+    <header class="row"><h4>${row.fine_tuned_model ?? `${named(row.model)}${row.user_provided_suffix ? ` · ${row.user_provided_suffix}` : ""}`}</h4>${row.method && row.method.type !== "supervised" && html`<span class="badge">${row.method.type}</span>`}<span class=${`badge ${row.status}`}>${row.status.replace("_", " ")}</span></header>
     ${steps > 0 && html`<progress max=${steps} value=${step} aria-label="Steps"></progress>
       <p class="note">Step ${count(step)} of ${count(steps)}${row.estimated_finish && running ? ` · ${remaining(row.estimated_finish)}` : ""}${row.trained_tokens ? ` · ${count(row.trained_tokens)} tokens` : ""}</p>`}
     ${all.length > 0 && html`<${Chart} lines=${[{name: "", points: trained}, {name: "check", points: validated}]} label=${words} /><p class="note">${words}</p>`}

@@ -1,17 +1,48 @@
 // Data for fine-tuning: what is wrong with a file, how long its rows are, and what the server will choose for
 // "auto". Pure functions; engine/finetuning/hyperparameters.py is what they follow.
 
-const KINDS = {messages: "chats", prompt: "prompts with completions", text: "texts"};
+const KINDS = {messages: "chats", prompt: "prompts with completions", text: "texts", conversations: "chats of ShareGPT",
+  instruction: "instructions", pair: "pairs of a better and a worse answer", judged: "answers with a label", ask: "prompts"};
+const PAIRS = ["pair"];
+const FITS = {supervised: ["messages", "prompt", "text", "conversations", "instruction"], dpo: PAIRS, orpo: PAIRS, simpo: PAIRS,
+  kto: ["judged", "pair"], reinforcement: ["ask"]}; // kinds of rows by method
 const MOST_TOLD = 8;
 
-function kindOf(row) {
+function kindOf(row, method) {
   if (typeof row !== "object" || row === null || Array.isArray(row)) throw new Error("is no JSON object");
-  const kind = Object.keys(KINDS).find(name => name in row);
+  if ("preferred_output" in row || ("chosen" in row && "rejected" in row)) return "pair";
+  if ("label" in row) return "judged";
+  if (method === "reinforcement" && ("messages" in row || "prompt" in row)) return "ask";
+  const kind = FITS.supervised.find(name => name in row);
   if (!kind) throw new Error("needs “messages”, “prompt” and “completion”, or “text”");
   return kind;
 }
 
+/** A text, or messages as one. */
+const saidBy = said => (typeof said === "string" ? said : said.map(message =>
+  `${message.role}\n${typeof message.content === "string" ? message.content : JSON.stringify(message.content ?? "")}\n`).join(""));
+
+const isSaid = said => typeof said === "string" || (Array.isArray(said) && said.every(message => typeof message?.role === "string"));
+
+/** The texts of a preference's two rows. */
+function pairOf(row) {
+  const [ask, better, worse] = "preferred_output" in row ? [row.input?.messages, row.preferred_output, row.non_preferred_output] : [row.prompt ?? "", row.chosen, row.rejected];
+  if (![ask, better, worse].every(isSaid)) throw new Error("needs a prompt and two answers, each a text or a list of messages");
+  return [better, worse].map(answer => saidBy(ask) + saidBy(answer));
+}
+
 function textOf(row, kind) {
+  if (kind === "conversations" || kind === "instruction") return Object.values(row).map(value => (typeof value === "string" ? value : JSON.stringify(value))).join("\n");
+  if (kind === "judged") {
+    if (typeof row.label !== "boolean" || ![row.prompt, row.completion].every(isSaid)) throw new Error("needs “prompt”, “completion” and “label”, true or false");
+    return saidBy(row.prompt) + saidBy(row.completion);
+  }
+  if (kind === "ask") {
+    const said = row.messages ?? row.prompt;
+    if (!isSaid(said) || !said.length) throw new Error("needs “messages” or “prompt”");
+    if (Array.isArray(said) && said.at(-1).role === "assistant") throw new Error("ends with the assistant’s message; prompts end with the user’s");
+    return saidBy(said);
+  }
   if (kind === "text") {
     if (typeof row.text !== "string") throw new Error("“text” must be a string");
     return row.text;
@@ -26,11 +57,22 @@ function textOf(row, kind) {
     if (typeof message?.role !== "string") throw new Error(`messages[${i}] has no role`);
   });
   if (!row.messages.some(message => message.role === "assistant")) throw new Error("has no message of the assistant to learn");
-  return row.messages.map(message => `${message.role}\n${typeof message.content === "string" ? message.content : JSON.stringify(message.content ?? "")}\n`).join("");
+  return saidBy(row.messages);
 }
 
-/** {rows: [{text, kind}], errors: [{line, text}], notes: [text]} of a file's text. `jsonl`: rows, else one long text. */
-export function checked(text, jsonl) {
+/** The method that a file's first row is for. */
+export function methodFor(text) {
+  try {
+    const kind = kindOf(JSON.parse(text.trimStart().split("\n")[0]), "");
+    return kind === "pair" ? "dpo" : kind === "judged" ? "kto" : "supervised";
+  } catch {
+    return "supervised";
+  }
+}
+
+/** {rows: [{row, text, kind, longest}], errors: [{line, text}], notes: [text]} of a file's text; longest: characters of
+ * its longest part. `jsonl`: rows, else one long text. */
+export function checked(text, jsonl, method = "supervised") {
   if (!jsonl) {
     const notes = text.trim() ? [`A text of ${text.length.toLocaleString("en")} characters; the server cuts it into windows.`] : [];
     return {rows: [], errors: text.trim() ? [] : [{line: 1, text: "is empty"}], notes};
@@ -40,8 +82,10 @@ export function checked(text, jsonl) {
   text.split("\n").forEach((line, i) => {
     if (!line.trim()) return;
     try {
-      const row = JSON.parse(line), kind = kindOf(row);
-      rows.push({text: textOf(row, kind), kind});
+      const row = JSON.parse(line), kind = kindOf(row, method);
+      if (!FITS[method].includes(kind)) throw new Error(`is one of ${KINDS[kind]}; the method learns from ${FITS[method].map(name => KINDS[name]).join(" or ")}`);
+      const parts = kind === "pair" ? pairOf(row) : [textOf(row, kind)];
+      rows.push({row, text: parts.join("\n"), kind, longest: Math.max(...parts.map(part => part.length))});
       if (seen.has(line)) same += 1;
       seen.set(line, i);
     } catch (error) {
@@ -67,7 +111,7 @@ export const mostErrors = errors =>
 export function automatic(lengths, longest, nCtxTrain, asked = {}) {
   const n = lengths.length, mean = lengths.reduce((sum, length) => sum + length, 0) / n;
   const context_length = asked.context_length ?? Math.min(Math.max(128, Math.ceil(longest / 16) * 16), nCtxTrain);
-  const n_epochs = asked.n_epochs ?? (3 * n < 100 ? Math.min(25, Math.floor(100 / n)) : Math.max(1, Math.min(3, Math.floor(25_000 / n))));
+  const n_epochs = asked.n_epochs ?? epochsOf(n);
   const filling = Math.max(evenly(0.002 * n), Math.floor((0.95 * 512) / mean));
   const batch_size = asked.batch_size ?? Math.max(1, Math.min(filling, 256, Math.floor((n_epochs * n) / 50), n));
   const tokens = Math.min(batch_size, n) * mean;
@@ -77,17 +121,31 @@ export function automatic(lengths, longest, nCtxTrain, asked = {}) {
   return {n_epochs, batch_size, learning_rate_multiplier, context_length, warmup_steps: asked.warmup_steps ?? Math.min(100, Math.floor(steps / 10)), steps};
 }
 
+/** What the server chooses for "auto" with rewards. `n`: prompts that train; `longest`: tokens of the longest. */
+export function automaticRewards(n, longest, nCtx, asked = {}) {
+  const n_samples = asked.n_samples ?? 8, max_completion_tokens = asked.max_completion_tokens ?? Math.max(1, Math.min(256, nCtx - 1 - longest));
+  const batch_size = asked.batch_size ?? Math.min(n, 8), batches = Math.ceil(n / batch_size);
+  const n_epochs = asked.n_epochs ?? Math.max(epochsOf(n), Math.ceil(64 / batches));
+  const steps = n_epochs * batches * (asked.n_updates ?? 1);
+  return {n_samples, max_completion_tokens, batch_size, n_epochs, learning_rate_multiplier: asked.learning_rate_multiplier ?? 1,
+    warmup_steps: asked.warmup_steps ?? Math.min(100, Math.floor(steps / 10)), eval_interval: asked.eval_interval ?? Math.max(1, Math.floor(steps / 10)), steps};
+}
+
+const epochsOf = n => (3 * n < 100 ? Math.min(25, Math.floor(100 / n)) : Math.max(1, Math.min(3, Math.floor(25_000 / n))));
+
 /** Rounded as Python does it: halves to the even number. */
 function evenly(value) {
   const low = Math.floor(value), rest = value - low;
   return rest > 0.5 || (rest === 0.5 && low % 2) ? low + 1 : low;
 }
 
-/** Points of a job's losses from its events. */
+/** Points of a job's losses, or of its mean rewards, from its events; accuracy: part of the pairs that it tells apart. */
 export function losses(events) {
   const rows = events.filter(event => event.type === "metrics").map(event => event.data).sort((a, b) => a.step - b.step);
   const of = name => rows.filter(row => Number.isFinite(row[name])).map(row => [row.step, row[name]]);
-  return {trained: of("train_loss"), validated: of("full_valid_loss"), step: rows.at(-1)?.step ?? 0,
+  const rewards = of("train_mean_reward"), name = rewards.length ? "Mean reward" : "Loss";
+  const [trained, validated] = rewards.length ? [rewards, of("full_valid_mean_reward")] : [of("train_loss"), of("full_valid_loss")];
+  return {name, trained, validated, accuracy: of("train_reward_accuracy").at(-1)?.[1], step: rows.at(-1)?.step ?? 0,
     steps: rows.findLast(row => row.total_steps)?.total_steps ?? 0};
 }
 

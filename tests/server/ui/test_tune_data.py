@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from logitless.engine.finetuning.hyperparameters import resolved
+from logitless.engine.finetuning.reinforcement_job import resolved as reinforced
 from logitless.server.ui.page import version
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.http_fakes import running
@@ -36,6 +37,25 @@ CHECKS = [  # lines, errors, a part of the notes
 ]
 
 
+PAIR = {"prompt": "a", "chosen": "bc", "rejected": "d"}
+ASK = {"messages": [{"role": "user", "content": "a"}], "answer": "b"}
+CHOSEN = {"messages": [{"role": "user", "content": "a"}]}
+METHODS = [  # method, line, a part of the error, "" for none, characters of the longest part
+    ("dpo", PAIR, "", 3),
+    ("simpo", {"input": CHOSEN, "preferred_output": [], "non_preferred_output": CHOSEN["messages"]}, "", 14),
+    ("orpo", GOOD, "is one of prompts with completions; the method learns from pairs", 0),
+    ("dpo", {**PAIR, "chosen": 1}, "needs a prompt and two answers", 0),
+    ("supervised", PAIR, "is one of pairs", 0),
+    ("kto", {**GOOD, "label": True}, "", 2),
+    ("kto", PAIR, "", 3),
+    ("kto", {**GOOD, "label": "yes"}, "true or false", 0),
+    ("reinforcement", ASK, "", 7),
+    ("reinforcement", {"prompt": "abc"}, "", 3),
+    ("reinforcement", CHAT, "prompts end with the user’s", 0),
+    ("supervised", {"conversations": [{"from": "gpt", "value": "a"}]}, "", 28),
+]
+
+
 @pytest.fixture
 async def module(browser: Browser) -> AsyncIterator[Tab]:
     async with running() as server, browser.tab() as tab:
@@ -57,6 +77,27 @@ async def test_checks_of_data(module: Tab) -> None:
         assert note in " ".join(told["notes"]), told
     many = await module.run("data.mostErrors(data.checked('x\\n'.repeat(30), true).errors)")
     assert many[-1] == "… and 22 more."
+
+
+async def test_rows_of_methods(module: Tab) -> None:
+    for method, line, error, longest in METHODS:
+        told = await module.run(f"data.checked({json.dumps(json.dumps(line))}, true, {json.dumps(method)})")
+        assert [one["text"] for one in told["errors"]] == ([told["errors"][0]["text"]] if error else []), told
+        assert error in "".join(one["text"] for one in told["errors"])
+        assert error or told["rows"][0]["longest"] == longest, told
+    chosen = [await module.run(f"data.methodFor({json.dumps(json.dumps(line))})") for _, line, _, _ in METHODS]
+    assert chosen[:3] == ["dpo", "dpo", "supervised"]
+    assert chosen[5] == "kto"
+
+
+async def test_auto_of_rewards_is_what_the_server_chooses(module: Tab) -> None:
+    for n in (1, 5, 8, 60, 700):
+        for longest, n_ctx in ((5, 512), (300, 400)):
+            for asked in ({}, {"n_samples": 4, "n_updates": 2}, {"batch_size": 3, "max_completion_tokens": 9}):
+                found = reinforced(asked, n, longest, n_ctx).as_row()
+                told = await module.run(f"data.automaticRewards({n}, {longest}, {n_ctx}, {json.dumps(asked)})")
+                del told["steps"]
+                assert told == {name: found[name] for name in told}, (n, longest, asked)
 
 
 async def test_auto_is_what_the_server_chooses(module: Tab) -> None:
