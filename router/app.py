@@ -232,6 +232,7 @@ class Router:
             RouterProps(
                 max_instances=self._limit,
                 models_autoload=self.autoload,
+                endpoint_tools=bool(self._config.tools),
                 ui=ui,
                 webui=ui,
                 build_info=BUILD_INFO,

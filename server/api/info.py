@@ -121,6 +121,7 @@ async def props(request: web.Request) -> web.Response:
             endpoint_slots=bool(config.slots),
             endpoint_props=bool(config.props),
             endpoint_metrics=bool(config.metrics),
+            endpoint_tools=bool(config.tools),
             ui=bool(config.ui),
             webui=bool(config.ui),
             chat_template=served.template.source if served.template else "",

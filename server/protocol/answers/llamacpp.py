@@ -188,6 +188,7 @@ class Props(Struct, kw_only=True):
     endpoint_slots: bool
     endpoint_props: bool
     endpoint_metrics: bool
+    endpoint_tools: Annotated[bool, doc("the server runs tools: GET /tools")] = False
     ui: bool
     webui: bool
     chat_template: str
@@ -212,6 +213,7 @@ class RouterProps(Struct, kw_only=True):
     endpoint_slots: bool = False
     endpoint_props: bool = False
     endpoint_metrics: bool = False
+    endpoint_tools: bool = False
     ui: bool
     webui: bool
     build_info: str

@@ -42,9 +42,9 @@ export async function json(path) {
   return (await request(path)).json();
 }
 
-export async function post(path, body) {
+export async function post(path, body, signal) {
   const headers = {"Content-Type": "application/json"};
-  return (await request(path, {method: "POST", headers, body: JSON.stringify(body)})).json();
+  return (await request(path, {method: "POST", headers, body: JSON.stringify(body), signal})).json();
 }
 
 /** Send a file as OpenAI's clients do; returns the server's description of it. */

@@ -7,6 +7,7 @@ import {absent, chosen as chosenModel, named} from "./models.js";
 import {Copy, count, IconButton, rate} from "./parts.js";
 import {current, update, useStore} from "./store.js";
 import {showTokens} from "./tokens.js";
+import {ServerCall} from "./tools.js";
 import {changed, chosen, path, removed, siblings, unanswered} from "./tree.js";
 import {Component, html, useEffect, useLayoutEffect, useRef, useState} from "./vendor/preact.js";
 
@@ -56,7 +57,7 @@ function pretty(text) {
   }
 }
 
-function Call({call, answer, waits}) {
+function Call({call, answer, waits, conversation, node}) {
   const [text, setText] = useState("");
   const submit = event => {
     event.preventDefault();
@@ -65,9 +66,9 @@ function Call({call, answer, waits}) {
   return html`<div class="call">
     <h3>Calls <code>${call.name}</code></h3>
     <pre tabindex="0" role="region" aria-label=${`Arguments of ${call.name}`}>${pretty(call.text)}</pre>
-    ${waits && html`<form onSubmit=${submit}>
+    ${waits && html`<${ServerCall} conversation=${conversation} node=${node} call=${call}><form onSubmit=${submit}>
       <label>Result of ${call.name}<textarea rows="2" value=${text} placeholder="What the tool returns" onInput=${event => setText(event.target.value)}></textarea></label>
-      <button type="submit" class="button">Answer the call</button></form>`}
+      <button type="submit" class="button">Answer the call</button></form><//>`}
   </div>`;
 }
 
@@ -149,7 +150,7 @@ class Message extends Component {
         : node.role === "assistant"
           ? html`<${Thought} node=${node} take=${take} /><${Answer} node=${node} take=${take} />`
           : html`<div class="said">${node.content}</div>`}
-      ${node.calls?.map(call => html`<${Call} call=${call} waits=${node.status !== "running" && waiting.includes(call.id)}
+      ${node.calls?.map(call => html`<${Call} call=${call} conversation=${conversation} node=${node} waits=${node.status !== "running" && waiting.includes(call.id)}
         answer=${(which, text) => answerCall(conversation.id, node.id, which, text)} />`)}
       <${Ended} conversation=${conversation} node=${node} last=${last} />
       ${!editing && html`<${Actions} conversation=${conversation} node=${node} startEdit=${() => this.setState({editing: true})} />`}

@@ -4,6 +4,7 @@ import {Refused, stream} from "./api.js";
 import {chosen as chosenModel, connect} from "./models.js";
 import {absorbed, instead, requestFor} from "./request.js";
 import {current, get, set, settingsOf, update} from "./store.js";
+import {declared} from "./tools.js";
 import {added, changed, newConversation, unanswered} from "./tree.js";
 
 const find = id => get().conversations.find(one => one.id === id);
@@ -52,7 +53,7 @@ async function run(id, node) {
   const conversation = find(id), answer = {...conversation.nodes[node], status: "running", error: undefined};
   set(now => ({running: {...now.running, [id]: control}}));
   update(id, one => changed(one, node, answer));
-  const asked = requestFor(conversation, node, {model, adapters});
+  const asked = requestFor(conversation, node, {model, adapters, serverTools: declared(conversation.settings)});
   const change = next => find(id)?.nodes[node] && update(id, one => changed(one, node, next));
   await follow({...asked, signal: control.signal, answer, change});
   set(now => {

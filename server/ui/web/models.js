@@ -2,6 +2,7 @@
 
 import {json, post} from "./api.js";
 import {get, set} from "./store.js";
+import {lookAtTools} from "./tools.js";
 
 export const named = id => id.split(/[\\/]/).at(-1); // a model without a name is known by its file
 const BUSY = ["loading", "unloading", "downloading"];
@@ -37,8 +38,9 @@ export async function lookAtModels() {
 
 /** Ask what the chosen model can do. */
 export async function lookAtProps() {
-  if (absent()) return set({props: null, adapters: []});
+  if (absent()) return set({props: null, adapters: [], serverTools: []});
   const props = await json(of("props"));
+  lookAtTools(props);
   const adapters = await json(of("lora-adapters")).catch(() => []);
   set({props, adapters: Array.isArray(adapters) ? adapters : []});
 }

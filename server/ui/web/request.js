@@ -38,8 +38,8 @@ function reasoned(settings) {
   return body;
 }
 
-/** {url, body} that ask for the answer `id`, which goes on with the text that it has. */
-export function requestFor(conversation, id, {model, adapters}) {
+/** {url, body} that ask for the answer `id`, which goes on with the text that it has. `serverTools`: declarations. */
+export function requestFor(conversation, id, {model, adapters, serverTools = []}) {
   const {settings} = conversation, answer = conversation.nodes[id];
   const body = {...(model && {model}), ...sampled(settings, adapters)};
   const before = path(conversation, answer.parent), begun = Boolean(answer.content || answer.thought);
@@ -51,7 +51,8 @@ export function requestFor(conversation, id, {model, adapters}) {
   const system = settings.system ? [{role: "system", content: settings.system}] : [];
   const messages = [...system, ...before.map(messageOf), ...(begun ? [messageOf(answer)] : [])];
   if (begun) body.continue_final_message = true;
-  if (settings.tools.length) body.tools = settings.tools.map(tool => ({type: "function", function: tool}));
+  const tools = [...settings.tools.map(tool => ({type: "function", function: tool})), ...serverTools];
+  if (tools.length) body.tools = tools;
   return {url: "v1/chat/completions", body: {...body, ...reasoned(settings), messages}};
 }
 

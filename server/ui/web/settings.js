@@ -7,6 +7,7 @@ import {download, IconButton, NumberField, Switch} from "./parts.js";
 import {EMPTY, SchemaEditor} from "./schema.js";
 import {DEFAULTS, get, set, setSettings, settingsOf, useStore} from "./store.js";
 import {exported, imported} from "./tree.js";
+import {ServerTools} from "./tools.js";
 import {html, useRef, useState} from "./vendor/preact.js";
 
 const SAMPLING = [ // name of the API, label, limits
@@ -84,7 +85,7 @@ function Structured({settings}) {
 function Tools({settings, caps}) {
   const {tools} = settings, put = (i, tool) => setSettings({tools: tools.map((old, j) => (j === i ? tool : old))});
   const add = () => setSettings({tools: [...tools, {name: `tool${tools.length + 1}`, description: "", parameters: EMPTY}]});
-  return html`<details class="card" open=${tools.length > 0}><summary><h3>Tools</h3></summary>
+  return html`<details class="card" open=${tools.length + (settings.serverTools?.length ?? 0) > 0}><summary><h3>Tools</h3></summary>
     <p class="note">Functions that the model may call. You type what they return.${caps.supports_tools === false ? " This model’s template has no place for tools; they are told in words." : ""}</p>
     ${tools.map((tool, i) => html`<fieldset class="tool"><legend>${tool.name}</legend>
       <div class="row"><input type="text" aria-label=${`Name of tool ${i + 1}`} value=${tool.name} spellcheck="false" onChange=${event => put(i, {...tool, name: event.target.value.trim() || tool.name})} />
@@ -93,6 +94,7 @@ function Tools({settings, caps}) {
       <${SchemaEditor} label=${`arguments of ${tool.name}`} value=${tool.parameters} change=${parameters => put(i, {...tool, parameters})} />
     </fieldset>`)}
     <button type="button" class="link" onClick=${add}>Add a tool</button>
+    <${ServerTools} settings=${settings} />
   </details>`;
 }
 

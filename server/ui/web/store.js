@@ -11,6 +11,7 @@ export const DEFAULTS = {
   thinking: "auto", // "auto": as the template does it; "on", "off"
   effort: "",
   tools: [], // {name, description, parameters}
+  serverTools: [], // names
   schema: null, // {on, value}
   lora: {}, // id -> scale
 };
@@ -27,6 +28,8 @@ let state = {
   model: "", // id of the chosen one
   props: null, // of the chosen model
   adapters: [],
+  serverTools: [], // that the server runs, as it lists them
+  allowed: {}, // id of a conversation -> names of tools that run in it without a question
   refusal: "", // why the server does not talk to this page
   running: {}, // id of a conversation -> AbortController
   view: "chat", // "chat", "compare", "tune"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from logitless.server.tools.settings import BUILT_IN, ToolSettings
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.chat_fakes import HERMES_LIKE, chatting, says
 from tests.helpers.http_fakes import Running
@@ -59,6 +61,17 @@ class Page:
         scheduler = self.server.scheduler
         texts = [scheduler.tokenizer.pieces(request.prompt).decode() for request in scheduler.requests]
         return [text.removeprefix("<s>") for text in texts]
+
+
+@pytest.fixture
+async def tool_page(browser: Browser, tmp_path: Path) -> AsyncIterator[Page]:
+    """The same of a server that runs its built-in tools in a folder."""
+    settings = ToolSettings(BUILT_IN, str(tmp_path))
+    async with chatting(HERMES_LIKE, n_ctx=4096, tools=settings) as server, browser.tab() as tab:
+        made = Page(tab, server)
+        await made.open()
+        yield made
+        assert tab.said == []
 
 
 @pytest.fixture
