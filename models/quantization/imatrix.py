@@ -1,4 +1,4 @@
-"""Importance matrices: for each matrix the sums of squares of its inputs, in llama.cpp's files.
+"""Importance matrix files of llama.cpp: for each matrix of a model the sums of squares of its inputs.
 
 A GGUF file has two tensors for each: `NAME.in_sum2` (matrices, inputs) and `NAME.counts` (matrices, 1), the rows that
 were summed; of experts, an expert's own. Older files (.dat) are lists of names, numbers and means."""

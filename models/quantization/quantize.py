@@ -70,11 +70,11 @@ def quantize(array: NDArray[np.floating], dtype: str, importance: F32 | None = N
 def _encoded(rows: F32, dtype: str, block: int, importance: F32 | None) -> NDArray[np.uint8]:
     """Some rows' bytes (n, bytes of a row)."""
     encode = ENCODERS.get(dtype) or (WEIGHTED_ENCODERS.get(dtype) if importance is not None else None)
-    if encode is None:
-        kind = GGMLQuantizationType[dtype.upper()]
-        return np.ascontiguousarray(quants.quantize(rows, kind)).view(np.uint8)
     n_blocks, weights = rows.shape[1] // block, None
-    with np.errstate(all="ignore"):  # groups of zeros divide by 0, and are set apart
+    with np.errstate(all="ignore"):  # groups of zeros divide by 0, and are set apart; huge numbers become infinite
+        if encode is None:
+            kind = GGMLQuantizationType[dtype.upper()]
+            return np.ascontiguousarray(quants.quantize(rows, kind)).view(np.uint8)
         if importance is not None:
             weights = np.tile(np.asarray(importance, np.float32).reshape(-1, block), (len(rows), 1))
         mean_square = np.cumsum(rows * rows, axis=1, dtype=np.float32)[:, -1] / np.float32(rows.shape[1])

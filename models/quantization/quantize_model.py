@@ -120,8 +120,7 @@ class Quantization:
             raise ModelFileError(self.gguf.path, f"tensor {shown(name)} has a number that is NaN or infinite")
         if dtype == "f32":
             return values
-        with np.errstate(over="ignore"):
-            piece = quantize(values, dtype, importance)
+        piece = quantize(values, dtype, importance)
         if most > _F16_MOST:
             written = TensorInfo(name, values.shape, dtype, 0, piece.nbytes)
             if not np.isfinite(dequantized(written, piece)).all():
