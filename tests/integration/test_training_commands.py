@@ -446,6 +446,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M --lora-out L -n 5", "-n: '5' is not one of 0"),
         ("finetune -m M --lora-out L --file T --checkpoint-in M", "no checkpoint"),
         ("train --file T", "train: -o FILE is required"),
+        ("train --file T -o O --output-type q9", "--output-type: 'q9' is no type of a file; the types are F32,"),
+        ("finetune -m M -o O --file T --output-type iq1_s", "--output-type: 'iq1_s' is not written here"),
         ("train --file T -o O --embd 30 --head 4 -c 16", "heads must be of an even, equal size"),
         ("export-lora -m M -o O", "--lora FILE or --lora-scaled FILE:SCALE is required"),
         ("export-lora -m M -o O -s M", "is not a file and a scale"),
