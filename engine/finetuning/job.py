@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logitless.engine.finetuning.hyperparameters import Hyperparameters, base_rate, resolved, told
-from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.finetuning.store import Row, Store, event_of
 
 if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
@@ -104,10 +104,7 @@ def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> 
         ended = {"finished_at": now if status in ENDED else None, "estimated_finish": None}
         return {**job, "status": status, "error": None, **ended}
 
-    job = store.change("jobs", id, change)
-    if job is not None:
-        store.add_event(id, f"The job was {status}")
-    return job
+    return store.change("jobs", id, change, [event_of(f"The job was {status}")])
 
 
 def metrics_table(metrics: Sequence[Row], method: str) -> str:

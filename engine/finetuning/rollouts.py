@@ -127,23 +127,29 @@ def grading(grader: Grader, tokenizer: Tokenizer, n_threads: int = N_THREADS) ->
 def _on_threads(
     grade: Callable[[I32, Mapping[str, Any]], Grade], answers: Sequence[tuple[I32, Mapping[str, Any]]], n: int
 ) -> list[Grade]:
-    """The grades, by daemon threads: the process may end meanwhile."""
-    if n <= 1:
-        return [grade(*answer) for answer in answers]
+    """The grades, by daemon threads: the process may end meanwhile. After `n` gradings one after
+    another whose time ran out, the grader is not asked again: the other answers have their fault."""
     found: list[Any] = [None] * len(answers)
     left: Iterator[tuple[int, tuple[I32, Mapping[str, Any]]]] = iter(enumerate(answers))
     lock = threading.Lock()
+    n_timed_out, last = 0, Grade(0.0)
 
     def work() -> None:
+        nonlocal n_timed_out, last
         while True:
             with lock:
                 i, answer = next(left, (-1, None))
+                hangs = n_timed_out >= n
             if answer is None:
                 return
             try:
-                found[i] = grade(*answer)
+                found[i] = last if hangs else grade(*answer)
             except Exception as error:
                 found[i] = error
+                continue
+            with lock:
+                last = found[i]
+                n_timed_out = n_timed_out + 1 if last.timed_out else 0
 
     threads = [threading.Thread(target=work, name="grader", daemon=True) for _ in range(min(n, len(answers)))]
     for thread in threads:

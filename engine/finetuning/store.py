@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from errno import ENOSPC
@@ -32,6 +32,7 @@ LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
 RETRY = 0.02  # seconds between attempts
 IMAGE_PURPOSES = ("vision", "user_data")  # of files that may be images
 RESERVE = 1 << 18  # bytes of a file that gives way when the disk is full: deleting a row takes some
+_ADD_EVENT = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
 create table if not exists jobs (id text primary key, data text not null, seq integer unique);
@@ -83,6 +84,19 @@ class Turn:
         if self._close is not None:
             self._close()
             self._close = None
+
+
+def event_of(message: str, level: str = "info", type: str = "message", data: Row | None = None) -> Row:
+    """A job's event, as OpenAI's API has it."""
+    return {
+        "id": new_id("ftevent"),
+        "object": "fine_tuning.job.event",
+        "created_at": int(time.time()),
+        "level": level,
+        "message": message,
+        "type": type,
+        "data": data or {},
+    }
 
 
 class Store:
@@ -205,8 +219,11 @@ class Store:
         records = self._run(f"select data from {table} where id = ?", id)
         return json.loads(records[0][0]) if records else None
 
-    def change(self, table: str, id: str, change: Callable[[Row], Row | None]) -> Row | None:
-        """Replace a row by `change(row)`, atomically across processes.
+    def change(
+        self, table: str, id: str, change: Callable[[Row], Row | None], events: Sequence[Row] = ()
+    ) -> Row | None:
+        """Replace a row by `change(row)`, atomically across processes, and with it add `events` (of
+        `event_of`) of this job: one that has ended has told all.
 
         Returns None, without a change, if there is no such row or `change` returns None.
         """
@@ -219,6 +236,8 @@ class Store:
                 row = change(json.loads(records[0])) if records else None
                 if row is not None:
                     self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
+                    told = [(event["id"], id, 0, _json(event)) for event in events]
+                    self._db.executemany(_ADD_EVENT, told)
                 self._db.execute("commit")
             finally:
                 if self._db.in_transaction:  # else no other transaction could begin
@@ -346,19 +365,10 @@ class Store:
         step: int = 0,
         data: Row | None = None,
     ) -> Row:
-        row = {
-            "id": new_id("ftevent"),
-            "object": "fine_tuning.job.event",
-            "created_at": int(time.time()),
-            "level": level,
-            "message": message,
-            "type": type,
-            "data": data or {},
-        }
-        sql = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
+        row = event_of(message, level, type, data)
         # the job waits for metrics after each optimizer step; a power failure repeats the step
         # anyway
-        self._run(sql, row["id"], job, step, _json(row), durable=type != "metrics")
+        self._run(_ADD_EVENT, row["id"], job, step, _json(row), durable=type != "metrics")
         return row
 
     def events(self, job: str, after: int = 0) -> list[tuple[int, Row]]:

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from logitless.engine.finetuning.job import (
     set_status,
     trackers_of,
 )
-from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.finetuning.store import Row, Store, event_of, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
 from logitless.engine.runner.buckets import Shape
 from logitless.engine.stats import TrainingStats
@@ -632,9 +632,8 @@ class FineTuningWorker:
             fine_tuned_model=job["model_name"],
             trained_tokens=trainer.counters.tokens,
             result_files=[results["id"]],
+            events=(f"New fine-tuned model created: {job['model_name']}", "The job has successfully completed"),
         )
-        self._keeper.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
-        self._keeper.add_event(job["id"], "The job has successfully completed")
 
     def _best(self, job: Row) -> Row | None:
         """Checkpoint with the lowest validation loss, if the job stops early; else None: the last."""
@@ -709,16 +708,17 @@ class FineTuningWorker:
 
     # -- ends
 
-    def _update(self, job: Row, **fields: Any) -> None:
-        """Change a job's row (off-thread), but not its status if it was cancelled or paused
-        meanwhile.
+    def _update(self, job: Row, *, events: Sequence[str] = (), level: str = "info", **fields: Any) -> None:
+        """Change a job's row with events that tell of it (off-thread), but not its status if it was
+        cancelled or paused meanwhile.
         """
 
         def change(now: Row) -> Row:
             stays = {"status": now["status"], "estimated_finish": None} if now["status"] in (*ENDED, "paused") else {}
             return {**now, **fields, **stays}
 
-        if self._keeper.change("jobs", job["id"], change) is None:
+        told = [event_of(message, level) for message in events]
+        if self._keeper.change("jobs", job["id"], change, told) is None:
             self._keeper.put("jobs", {**job, **fields})
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
@@ -753,20 +753,21 @@ class FineTuningWorker:
         try:
             if (job := self._keeper.get("jobs", id)) is not None:
                 if pauses:
-                    self._update(job, status="paused", estimated_finish=None)
                     told = f"The job is paused until it is resumed, because the disk is full: {message}"
+                    fields: Row = {"status": "paused"}
                 else:
-                    ended = int(time.time())
-                    self._update(job, status="failed", finished_at=ended, estimated_finish=None, error=detail)
                     told = f"The job failed: {message}"
-                self._keeper.add_event(job["id"], told, level="error")
+                    fields = {"status": "failed", "finished_at": int(time.time()), "error": detail}
+                self._update(job, **fields, estimated_finish=None, events=(told,), level="error")
         except Exception as refused:  # its row still says running: do not retry it at once
             log.error("the failure of job %s cannot be stored: %s", id, refused)
             self._left_alone.add(id)
 
     def _end_trackers(self, seconds: float = 0.0) -> None:
         if self._trackers is not None:
-            job = self.store.get("jobs", self._job) if self._job is not None else None
+            job = None
+            with suppress(OSError):  # a store that cannot be read is told by `_choose`
+                job = self.store.get("jobs", self._job) if self._job is not None else None
             succeeded = job is not None and job["status"] == "succeeded"
             self._trackers.finish(succeeded=succeeded, seconds=seconds)
             self._trackers = None

@@ -27,9 +27,9 @@ class GraderError(TrainingError):
 class GradeFault(Exception):
     """One answer could not be graded. `kind`: OpenAI's name of the error."""
 
-    def __init__(self, message: str, kind: str = "other_error") -> None:
+    def __init__(self, message: str, kind: str = "other_error", *, timed_out: bool = False) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.timed_out = kind, timed_out
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,14 @@ class Sample:
 @dataclass
 class Grade:
     """A reward, and how it came about. `parts`: rewards of a multi grader's own by name; `tokens`:
-    of other models, by name; `errors`: OpenAI's names of faults, with details."""
+    of other models, by name; `errors`: OpenAI's names of faults, with details; `timed_out`: one is
+    that time ran out."""
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    timed_out: bool = False
 
     @property
     def problem(self) -> str:
@@ -91,7 +93,7 @@ def graded(grader: Grader, sample: Sample, item: Mapping[str, Any]) -> Grade:
     try:
         grade = grader.grade(sample, item)
     except GradeFault as fault:
-        return Grade(0.0, errors={fault.kind: str(fault)})
+        return Grade(0.0, errors={fault.kind: str(fault)}, timed_out=fault.timed_out)
     if not math.isfinite(grade.reward):
         return Grade(0.0, grade.parts, grade.tokens, {"other_error": f"the reward is {grade.reward}"})
     return grade

@@ -86,7 +86,7 @@ class Multi:
             try:
                 found = grader.grade(sample, item)
             except GradeFault as fault:
-                raise GradeFault(f"{key}: {fault}", fault.kind) from None
+                raise GradeFault(f"{key}: {fault}", fault.kind, timed_out=fault.timed_out) from None
             parts[key] = found.reward
             for model, n in found.tokens.items():
                 tokens[model] = tokens.get(model, 0) + n

@@ -126,13 +126,13 @@ def post(url: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds:
                     raise TimeoutError
         return json.loads(raw)
     except TimeoutError:
-        raise GradeFault(f"{url} took more than {seconds:g} seconds") from None
+        raise GradeFault(f"{url} took more than {seconds:g} seconds", timed_out=True) from None
     except urllib.error.HTTPError as error:
         raise GradeFault(f"{url} answers {error.code}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, TimeoutError):
-            raise GradeFault(f"{url} took more than {seconds:g} seconds") from None
+            raise GradeFault(f"{url} took more than {seconds:g} seconds", timed_out=True) from None
         raise GradeFault(f"{url}: {' '.join(str(reason).split())}") from None
 
 
@@ -174,7 +174,7 @@ def server_at(url: str, key: str = "") -> Complete:
         try:
             answer = post(f"{url.rstrip('/')}/chat/completions", chat_body(model, messages, sampling), headers)
         except GradeFault as fault:
-            raise GradeFault(str(fault), "model_grader_server_error") from None
+            raise GradeFault(str(fault), "model_grader_server_error", timed_out=fault.timed_out) from None
         try:
             text, usage = answer["choices"][0]["message"]["content"], answer.get("usage") or {}
             return str(text), int(usage.get("total_tokens") or 0)

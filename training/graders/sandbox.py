@@ -51,7 +51,8 @@ class Python:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:  # it has been killed
-            raise GradeFault(f"{self.name} took more than {SECONDS:g} seconds", "python_grader_runtime_error") from None
+            told = f"{self.name} took more than {SECONDS:g} seconds"
+            raise GradeFault(told, "python_grader_runtime_error", timed_out=True) from None
         try:
             answer = json.loads(done.stdout)
         except ValueError:
