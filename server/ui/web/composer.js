@@ -29,12 +29,12 @@ function Quick({settings, mode}) {
   return html`<div class="quick">
     <button type="button" class="chip" aria-pressed=${String(settings.probabilities)}
       onClick=${() => setSettings({probabilities: !settings.probabilities})}><${Icon} name="bars" />Probabilities</button>
+    ${settings.schema?.on && html`<button type="button" class="chip" aria-pressed="true"
+      onClick=${() => setSettings({schema: {...settings.schema, on: false}})}>JSON</button>`}
     ${mode === "chat" && html`<select id="thinking" class="chip" aria-label="Reasoning" value=${settings.thinking}
       onChange=${event => setSettings({thinking: event.target.value})}>
       ${Object.entries(THINKING).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
     </select>`}
-    ${settings.schema?.on && html`<button type="button" class="chip" aria-pressed="true"
-      onClick=${() => setSettings({schema: {...settings.schema, on: false}})}>JSON</button>`}
   </div>`;
 }
 
