@@ -148,6 +148,7 @@ def test_python_gives_a_reward(body: str, reward: float) -> None:
     ("body", "told"),
     [
         ("return float('nan')", "the reward is nan"),
+        ("return -float('inf')", "the reward is -inf"),
         ("return 'much'", "ValueError"),
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("import os; os._exit(0)", "ended without a reward"),
@@ -215,12 +216,21 @@ def endpoint() -> Iterator[tuple[str, list[dict[str, Any]], list[bytes]]]:
 
 def test_endpoints_give_rewards(endpoint: tuple[str, list[dict[str, Any]], list[bytes]]) -> None:
     url, came, answers = endpoint
-    answers += [b'{"score": 0.25}', b"500", b"302", b'{"score": null}', b'{"score": NaN}', b"much", b"[1]"]
+    answers += [
+        b'{"score": 0.25}',
+        b"500",
+        b"302",
+        b'{"score": null}',
+        b'{"score": NaN}',
+        b'{"score": 1e999}',
+        b"much",
+        b"[1]",
+    ]
     spec = {"type": "endpoint", "url": url, "headers": {"X-Key": "k"}}
     assert grade(spec, "Cat") == Grade(0.25)
     assert came[0]["item"] == ITEM
     assert came[0]["sample"]["output_text"] == "Cat"
-    for told in ("answers 500", "answers 302", "did not answer", "did not answer", "Expecting value", "did not answer"):
+    for told in ("answers 500", "answers 302", *["did not answer"] * 3, "Expecting value", "did not answer"):
         assert told in grade(spec, "Cat").problem
 
 
