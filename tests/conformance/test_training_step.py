@@ -130,8 +130,6 @@ MADE_UP["gemma3n"] = Spec(
     },
     **SMALL,
 )
-# numpy's, where weights are no constants
-FALLBACKS = {"expert_linear", "expert_matmul", "expert_products"}
 OF_GPT_OSS = {"causal_attention", "causal_attention_back", "sinks_back", "glu_clamped_back"}
 N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5
 
@@ -223,8 +221,7 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     fetches = [loss, *gradients.values()]
     plan: Any = trained.session.plan(lambda: fetches)
     fallbacks = {op for program in plan.programs for op in program.fallbacks}
-    of_experts = name in OF_LATENT or (name in MADE_UP and MADE_UP[name].n_expert > 0)
-    assert fallbacks == (FALLBACKS if of_experts else set()) | (OF_GPT_OSS if name == "gpt-oss" else set())
+    assert fallbacks == (OF_GPT_OSS if name == "gpt-oss" else set())
     assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warmup.TRAINING)
     for gradient, wanted in zip(plan.run(feeds)[1:], slopes, strict=True):
         np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())

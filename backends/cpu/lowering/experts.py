@@ -117,8 +117,30 @@ def _(t: Tensor, at: At) -> list[Task]:
 @lower("expert_matmul")
 def _(t: Tensor, at: At) -> list[Task] | None:
     x, w, order = t.src
-    if not packed(w):
-        return None
     (rows, n), k = x.shape, w.shape[1]
+    if not packed(w):
+        return _of_rows("plain_expert_matmul", t, at, n) if w.dtype == "f32" else None
     args = (at(x), at(w), at(t), at(order), rows, n, k, LAYOUTS[w.dtype].group_nbytes(k))
     return [Task(f"expert_matmul:{w.dtype}", args, -(-k // 32), 1, 128)]
+
+
+@lower("expert_linear")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    _, w, _ = t.src
+    return _of_rows("plain_expert_linear", t, at, t.shape[1]) if w.dtype == "f32" and not packed(w) else None
+
+
+def _of_rows(kernel: str, t: Tensor, at: At, n: int) -> list[Task]:
+    """A product of each row with its expert's weights (n · N, K), which training changes."""
+    x, w, order = t.src
+    rows, k = t.shape[0], w.shape[1]
+    return [Task(kernel, (at(x), at(w), at(t), at(order), rows, n, k), rows, max(1, 65536 // (n * k)))]
+
+
+@lower("expert_products")
+def _(t: Tensor, at: At) -> list[Task]:
+    a, b, order = t.src
+    (rows, m), k = a.shape, b.shape[1]
+    blocks = -(-m // 16)
+    args = (at(a), at(b), at(order), at(t), rows, m, k, blocks)
+    return [Task("expert_products", args, t.shape[0] // m * blocks, max(1, 1024 // k))]

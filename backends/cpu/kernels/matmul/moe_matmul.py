@@ -292,3 +292,78 @@ def expert_matmul(dtype):
                 place = after
 
     return run
+
+
+# -- weights that training changes: f32, as in the graph
+
+
+@kernel("plain_expert_linear")
+def plain_expert_linear():
+    """Rows times their experts' weights. a: x (R, K), w (n · N, K), y (R, N), order, R, N, K. A unit
+    is a position.
+    """
+
+    def run(a, begin, end, scratch):
+        rows, n, k = a[4], a[5], a[6]
+        experts = i32p(a[3] + 2 * rows * 4)
+        for place in range(begin, end):
+            x, y = f32p(a[0] + place * k * 4), f32p(a[2] + place * n * 4)
+            for i in range(n):
+                w, total = f32p(a[1] + (experts[place] * n + i) * k * 4), np.float32(0)
+                for j in range(k):
+                    total += x[j] * w[j]
+                y[i] = total
+
+    return run
+
+
+@kernel("plain_expert_matmul")
+def plain_expert_matmul():
+    """Gradient of the rows. a: x (R, N), w (n · N, K), y (R, K), order, R, N, K. A unit is a position."""
+
+    def run(a, begin, end, scratch):
+        rows, n, k = a[4], a[5], a[6]
+        experts = i32p(a[3] + 2 * rows * 4)
+        for place in range(begin, end):
+            x, y = f32p(a[0] + place * n * 4), f32p(a[2] + place * k * 4)
+            for j in range(k):
+                y[j] = np.float32(0)
+            for i in range(n):
+                w, factor = f32p(a[1] + (experts[place] * n + i) * k * 4), x[i]
+                for j in range(k):
+                    y[j] += factor * w[j]
+
+    return run
+
+
+@kernel("expert_products")
+def expert_products():
+    """Gradient of the experts' weights. a: a (R, M), b (R, K), order, out (n · M, K), R, M, K, blocks.
+    A unit is 16 rows of an expert's part of out, of `blocks`; zero where no row has chosen it.
+    """
+
+    def run(a, begin, end, scratch):
+        rows, m, k, blocks = a[4], a[5], a[6], a[7]
+        experts = i32p(a[2] + 2 * rows * 4)
+        for unit in range(begin, end):
+            expert, column = unit // blocks, unit % blocks * 16
+            width = min(16, m - column)
+            out = a[3] + (expert * m + column) * k * 4
+            first, last = np.int64(0), rows  # the expert's first position lies between
+            while first < last:
+                middle = (first + last) // 2
+                if experts[middle] < expert:
+                    first = middle + 1
+                else:
+                    last = middle
+            for j in range(width * k):
+                f32p(out)[j] = np.float32(0)
+            while first < rows and experts[first] == expert:
+                b, factors = f32p(a[1] + first * k * 4), f32p(a[0] + (first * m + column) * 4)
+                for c in range(width):
+                    factor, y = factors[c], f32p(out + c * k * 4)
+                    for j in range(k):
+                        y[j] += factor * b[j]
+                first += 1
+
+    return run
