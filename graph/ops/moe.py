@@ -169,6 +169,11 @@ def _(x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     return (x.shape[0], w.shape[1]), x.dtype
 
 
+@expert_matmul.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Tensor | None, ...]:
+    return expert_linear(g, w, order, n=n), expert_products(x, g, order, n=n), None
+
+
 @op
 def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
     """(n · M, K): for each expert a (R, M) transposed times b (R, K), of its rows."""

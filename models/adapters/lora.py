@@ -6,6 +6,7 @@ factor d of each output of W. Their B has the factor already: d ∘ (W x + …) 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.adapters.low_rank import EMBEDDING, NORMS
+from logitless.models.adapters.low_rank import EMBEDDING, EXPERTS, NORMS
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Key, f32, tensor, text, write_gguf
@@ -29,7 +30,8 @@ log = logging.getLogger("logitless.lora")
 
 @dataclass(frozen=True)
 class Pair:
-    """A (r, n_in) and B (n_out, r) of one weight; the token embedding's A is (n_vocab, r). `delta`
+    """A (r, n_in) and B (n_out, r) of one weight; the token embedding's A is (n_vocab, r), and those
+    of n experts lie one after the other, (n · r, n_in) and (n · n_out, r). `delta`
     (n_out,): of DoRA, d − 1 for the factor d of each output of W."""
 
     a: F32
@@ -97,9 +99,8 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
 
     def values(name: str) -> F32:
         info = gguf.tensors[name]
-        if len(info.shape) != 2:
-            raise ModelFileError(gguf.path, f"tensor {shown(name)} has shape {info.shape}, expected a matrix")
-        raw = gguf.bytes_of(name).reshape(info.shape[0], -1)
+        rows = info.shape[0] if len(info.shape) == 2 else info.shape[0] * info.shape[1]
+        raw = gguf.bytes_of(name).reshape(rows, -1)
         if info.dtype == "f32":
             array = raw.view(np.float32)
         else:
@@ -143,9 +144,16 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
         target = base.tensors.get(weight)
         parts = [(n, part) for n, part in declared.items() if part.source == weight and n.endswith(".weight")]
         names = [n for n, part in parts if not (part.n_experts or part.in_file or part.as_f32)]
-        if target is None or not names or not (len(target.shape) == 2 or any(map(NORMS.fullmatch, names))):
+        of_experts = len(parts) == 1 and bool(EXPERTS.fullmatch(weight))
+        is_vector = any(map(NORMS.fullmatch, names))
+        if target is None or not (of_experts or is_vector or (names and len(target.shape) == 2)):
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
         a, b = gguf.tensors[name].shape, gguf.tensors[other].shape
+        for half, shape in ((name, a), (other, b)):
+            if len(shape) != (3 if of_experts else 2) or (of_experts and shape[0] != target.shape[0]):
+                kind = f"{target.shape[0]} matrices" if of_experts else "a matrix"
+                raise ModelFileError(gguf.path, f"tensor {shown(half)} has shape {shape}, expected {kind}")
+        a, b = a[-2:], b[-2:]
         n_out, n_in = matrix_shape(target.shape)
         fits = (a[0], b[0]) == (n_out, n_in) if weight == EMBEDDING else (b[0], a[1]) == (n_out, n_in)
         rank = a[1] if weight == EMBEDDING else a[0]
@@ -162,6 +170,11 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """(n_out, n_in) of a weight; a vector is one row."""
     return (1, *shape)[-2:]  # type: ignore[return-value]
+
+
+def turned(b: F32, n: int) -> F32:
+    """Matrices (n · p, q) of n experts, each transposed: (n · q, p)."""
+    return np.ascontiguousarray(b.reshape(n, -1, b.shape[1]).swapaxes(1, 2)).reshape(-1, len(b) // n)
 
 
 def _taken_apart(source: str, whole: Pair, declared: Mapping[str, TensorSlice]) -> list[tuple[str, Pair]]:
@@ -190,7 +203,10 @@ def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams
         log.warning("%s: llama.cpp ends when it uses an adapter of an embedding that is the output, too", path)
     tensors = []
     for source, pair in fused(_with_one_alpha(adapter), base, h).items():
-        tensors += [(f"{source}.lora_a", tensor(pair.a)), (f"{source}.lora_b", tensor(pair.b))]
+        by_expert = (base.tensors[source].shape[0],) if EXPERTS.fullmatch(source) else ()
+        for half, values in (("a", pair.a), ("b", pair.b)):
+            shape = (*by_expert, -1, values.shape[1]) if by_expert else values.shape
+            tensors.append((f"{source}.lora_{half}", tensor(values.reshape(shape))))
         if pair.delta is not None:
             tensors.append((f"{source}.lora_delta", tensor(pair.delta)))
     write_gguf(path, h.arch, keys, tensors)
@@ -214,7 +230,7 @@ def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
         groups.setdefault(declared[name].source, []).append((declared[name], pair))
     result = {}
     for source, members in groups.items():
-        if len(members) == 1 and matrix_shape(members[0][0].shape) == matrix_shape(base.tensors[source].shape):
+        if len(members) == 1 and math.prod(members[0][0].shape) == math.prod(base.tensors[source].shape):
             result[source] = members[0][1]
             continue
         rank = sum(pair.rank for _, pair in members)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from logitless.graph.ops.elementwise import add, mul, scaled
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import gate, linear, matmul
+from logitless.graph.ops.moe import expert_linear, expert_matmul, expert_rows
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.tensor import Tensor, const
 
 EMBEDDING = "token_embd.weight"
+EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")  # a matrix for each expert
 NORMS = re.compile(r"(blk\.\d+\.(attn|ffn)|output)_norm\.weight")  # vectors that may have a pair
 
 
@@ -45,6 +47,19 @@ class LowRank:
             return y
         a, b = self.pairs[name]
         return add(y, self._product(name, linear(x, a), b))
+
+    def added_of_experts(self, name: str, x: Tensor, y: Tensor, order: Tensor, n: int) -> Tensor:
+        """`added` of rows x (R, K) in the order of their experts (graph/ops/moe.py): each has a pair of
+        its own, A (n · R, K) and B transposed (n · R, N): products of columns are summed in order."""
+        if name not in self.pairs:
+            return y
+        a, b = self.pairs[name]
+        h = expert_linear(x, a, order, n=n)
+        if self.row_scales is None:
+            b = scaled(b, self.factors.get(name, 1.0))
+        else:
+            h = gate(h, expert_rows(self.row_scales, order))
+        return add(y, expert_matmul(h, b, order, n=n))
 
     def embedded(self, tokens: Tensor, x: Tensor) -> Tensor:
         if EMBEDDING not in self.pairs:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from logitless.models.adapters.lora import Adapter, Pair, fused
+from logitless.models.adapters.low_rank import EMBEDDING, EXPERTS
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Data, copied_keys, write_gguf
@@ -69,6 +70,10 @@ def _changed(w: F32, name: str, changes: list[tuple[Pair, float, float]]) -> F32
     for pair, factor, scale in changes:
         if pair.delta is not None:
             w = w + np.float32(scale) * pair.delta[:, None] * base
-        product = pair.a @ pair.b.T if name == "token_embd.weight" else pair.b @ pair.a
+        if EXPERTS.fullmatch(name):
+            n = w.shape[0]
+            product = pair.b.reshape(n, -1, pair.rank) @ pair.a.reshape(n, pair.rank, -1)
+        else:
+            product = pair.a @ pair.b.T if name == EMBEDDING else pair.b @ pair.a
         w = w + np.float32(factor) * product.reshape(w.shape)
     return w

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
-from logitless.models.adapters.lora import Adapter, matrix_shape
-from logitless.models.adapters.low_rank import EMBEDDING
+from logitless.models.adapters.lora import Adapter, matrix_shape, turned
+from logitless.models.adapters.low_rank import EMBEDDING, EXPERTS
 from logitless.models.weights.tensor_map import TensorSlice
 
 F32 = npt.NDArray[np.float32]
@@ -79,15 +79,15 @@ class StackedLora:
             assert columns is not None
         at = slice(columns.start, columns.stop)
         for name, (a, b, *deltas) in self._host.items():
-            by_column = a.T if name == EMBEDDING else a
-            by_column[at], b[:, at] = 0, 0
+            by_column, b_columns = self._by_column(name, a), self._columns_of_b(name, b)
+            by_column[at], b_columns[at] = 0, 0
             for delta in deltas:
                 delta[:, at] = 0
             if name in adapter.pairs:
                 pair = adapter.pairs[name]
                 own = slice(columns.start, columns.start + pair.rank)
-                by_column[own] = pair.a.T if name == EMBEDDING else pair.a
-                b[:, own] = pair.b * np.float32(adapter.factor(name))
+                by_column[own] = self._by_column(name, pair.a)
+                b_columns[own] = self._columns_of_pair(name, pair.b * np.float32(adapter.factor(name)))
                 if pair.delta is not None:
                     deltas[0][:, columns.start] = pair.delta
             self._write(name)
@@ -135,6 +135,24 @@ class StackedLora:
         self._session = session
         self._stacks = self._states(self._host, self.generation, {})
 
+    def _n_experts(self, name: str) -> int:
+        return self._declared[name].n_experts if EXPERTS.fullmatch(name) else 1
+
+    def _by_column(self, name: str, a: F32) -> F32:
+        """A stacked A, or one adapter's, with the columns of the stack first; a view."""
+        if name == EMBEDDING:
+            return a.T
+        n = self._n_experts(name)
+        return a.reshape(n, -1, a.shape[1]).swapaxes(0, 1) if n > 1 else a
+
+    def _columns_of_b(self, name: str, b: F32) -> F32:
+        """A stacked B likewise: that of experts is transposed (LowRank.added_of_experts)."""
+        return self._by_column(name, b) if self._n_experts(name) > 1 else b.T
+
+    def _columns_of_pair(self, name: str, b: F32) -> F32:
+        n = self._n_experts(name)
+        return self._by_column(name, turned(b, n)) if n > 1 else b.T
+
     def _behind(self, mix: Mix) -> int:
         """First column after those of a mix."""
         return self._columns[mix[-1][0]].stop if mix else 0
@@ -173,14 +191,15 @@ class StackedLora:
     def _widened(self, name: str, n_columns: int, dora: bool) -> tuple[F32, ...]:
         """A matrix's stacked A and B, and deltas of DoRA, with zeros in the new columns."""
         n_out, n_in = matrix_shape(self._declared[name].shape)
-        embedding = name == EMBEDDING
-        a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
-        b = np.zeros((n_in if embedding else n_out, n_columns), np.float32)
+        embedding, n = name == EMBEDDING, self._n_experts(name)
+        a = np.zeros((n_out, n_columns) if embedding else (n_columns * n, n_in), np.float32)
+        b_shape = (n_columns * n, n_out // n) if n > 1 else (n_in if embedding else n_out, n_columns)
+        b = np.zeros(b_shape, np.float32)
         delta = np.zeros((n_out, n_columns if dora else 0), np.float32)
         if name in self._host:
             before_a, before_b, *before = self._host[name]
-            (a.T if embedding else a)[: self.n_columns] = before_a.T if embedding else before_a
-            b[:, : self.n_columns] = before_b
+            self._by_column(name, a)[: self.n_columns] = self._by_column(name, before_a)
+            self._columns_of_b(name, b)[: self.n_columns] = self._columns_of_b(name, before_b)
             for old in before:
                 delta[:, : self.n_columns] = old
         return (a, b, delta) if dora else (a, b)

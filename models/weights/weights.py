@@ -90,10 +90,12 @@ class Weights:
         y = expert_linear(x, self[name], order, n=n)
         y = y if y.shape[1] == width else take_columns(y, 0, width)  # padded
         bias = self.bias(name)  # (n, N)
-        if bias is None:
+        if bias is not None:
+            experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
+            y = add(y, get_rows(bias, experts))
+        if self.low_rank is None:
             return y
-        experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
-        return add(y, get_rows(bias, experts))
+        return self.low_rank.added_of_experts(f"{self.prefix}{name}.weight", x, y, order, n)
 
     def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
         """Norm of x (T, n) by the architecture's kind; x itself where the file has no such norm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,8 +15,8 @@ from logitless.graph.ops.pointwise import div, sqrt
 from logitless.graph.ops.shape import detached, reshape
 from logitless.graph.ops.slicing import set_block, transpose
 from logitless.graph.tensor import Tensor, const
-from logitless.models.adapters.lora import Adapter, matrix_shape
-from logitless.models.adapters.low_rank import EMBEDDING, NORMS, LowRank
+from logitless.models.adapters.lora import Adapter, matrix_shape, turned
+from logitless.models.adapters.low_rank import EMBEDDING, EXPERTS, NORMS, LowRank
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
@@ -58,7 +59,12 @@ def lora(
         if rank <= 0:
             continue
         n_out, n_in = matrix_shape(w.shape)
-        a_shape, b_shape = ((n_out, rank), (n_in, rank)) if name == EMBEDDING else ((rank, n_in), (n_out, rank))
+        n = 1
+        if EXPERTS.fullmatch(name):
+            n, n_out = _experts(name, gguf, model.hparams)
+        a_shape, b_shape = ((n_out, rank), (n_in, rank)) if name == EMBEDDING else ((n * rank, n_in), (n_out, rank))
+        if n > 1:  # B transposed, see LowRank.added_of_experts
+            b_shape = (n * rank, n_out // n)
         start = (rng.standard_normal(a_shape, np.float32) / np.float32(np.sqrt(n_in))).astype(np.float32)
         factors[name] = factor = options.factor(name)
         if options.start == "gaussian" and not options.dora:
@@ -66,7 +72,7 @@ def lora(
             params.append((f"{name}.lora_b", session.define(f"{prefix}.{name}.lora_b", b_shape)))
             pairs[name] = a, params[-1][1]
             continue
-        if name == EMBEDDING or NORMS.fullmatch(name):
+        if name == EMBEDDING or NORMS.fullmatch(name) or EXPERTS.fullmatch(name):
             field = "lora_dora" if options.dora else "lora_init"
             raise TrainingError(f"{field}: is of matrices of the blocks and the output, not of '{name}'")
         assert weight_of is not None
@@ -146,9 +152,20 @@ def start_from(trainable: Trainable, adapter: Adapter) -> None:
         if (rank := options.rank_of(name)) < pair.rank:
             first = int(b.any(axis=0).argmax()) // rank * rank
             a, b = a[first : first + rank], b[:, first : first + rank]
+        if EXPERTS.fullmatch(name):
+            b = turned(b, len(a) // rank)
         ratio = np.float32(adapter.factor(name) / options.factor(name))
         values |= {f"{name}.lora_a": a, f"{name}.lora_b": b * ratio}
     trainable.write(values)
+
+
+def _experts(name: str, gguf: GGUFFile | None, h: Hparams) -> tuple[int, int]:
+    """Number of experts, and outputs of all of them."""
+    assert gguf is not None
+    part = check_weights(gguf, h)[name]
+    if part.shape[0] * part.shape[1] != math.prod(gguf.tensors[part.source].shape):
+        raise TrainingError(f"lora_target_modules: '{name}' is a part of '{part.source}', which has no adapters")
+    return part.n_experts, part.shape[0]
 
 
 def _reader(gguf: GGUFFile, h: Hparams) -> Callable[[str], F32]:

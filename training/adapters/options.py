@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.adapters.lora import Adapter, Pair
+from logitless.models.adapters.lora import Adapter, Pair, turned
 from logitless.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
@@ -33,6 +33,7 @@ RANKS = {
 }
 # recurrent layers, which llama.cpp's finetune does not name
 _OF_STATES = tuple(f"blk.*.{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_[io]*", "shortconv.*_proj"))
+EXPERTS = "blk.*.ffn_*_exps.weight"  # trained only where a target names them
 # as large as the vocabulary, or unused by llama.cpp: trained only where a rank or a target names them
 _BY_NAME = ("tok_embd", "out", "att_norm", "ffn_norm", "out_norm")
 # names of peft's target_modules → tensor names
@@ -46,6 +47,7 @@ MODULES = {
     "up_proj": ("ffn_up",),
     "gate_up_proj": ("ffn_gate", "ffn_up"),
     "down_proj": ("ffn_down",),
+    "experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
     "embed_tokens": ("token_embd",),
     "lm_head": ("output",),
 }
@@ -92,9 +94,10 @@ class LoraOptions:
     def rank_of(self, name: str) -> int:
         """Rank of a weight's pair; 0: it has none."""
         kind = next((kind for kind, pattern in RANKS.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        if kind is None and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_STATES):
+        of_experts = fnmatch.fnmatchcase(name, EXPERTS)
+        if kind is None and not of_experts and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_STATES):
             return 0
-        default = 0 if kind in _BY_NAME else self.rank
+        default = 0 if kind in _BY_NAME or of_experts else self.rank
         if self.targets:
             default = self.rank if any(_is_target(name, t, default) for t in self.targets) else 0
         return default if kind is None else self.ranks.get(kind, default)
@@ -153,5 +156,7 @@ def adapter_of(options: LoraOptions, values: Mapping[str, F32]) -> Adapter:
         if options.start == "pissa":
             a = np.concatenate([a, values[f"{name}.pissa_a"][len(a) :]])
             b = np.concatenate([b, values[f"{name}.pissa_b"][:, b.shape[1] :]], 1)
+        if fnmatch.fnmatchcase(name, EXPERTS):
+            b = turned(b, len(a) // options.rank_of(name))
         pairs[name] = Pair(a, b if options.is_plain else b * np.float32(options.factor(name)))
     return Adapter(pairs, options.alpha if options.is_plain else 0.0)
