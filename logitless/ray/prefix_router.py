@@ -1,4 +1,4 @@
-"""PrefixRouter: picks the replica whose KV cache holds most of a request's prompt, else the least busy one."""
+"""PrefixRouter: picks the replica with the fewest blocks of a prompt to compute and the fewest requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from logitless.ray.prefixes import PrefixIndex, Route
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """Request router of Ray Serve, in each process that has a handle of the model's deployment.
 
-    A replica with more requests than the least busy one plus `slack` is passed over, so that a prefix that
-    everybody shares is computed at further replicas as well.
+    A request there counts as a few blocks to compute, and a prefix does not count at a replica with more
+    requests than the least busy one plus `slack`, so that a prefix that everybody shares is computed at
+    further replicas as well.
     """
 
     def initialize_state(self, slack: float = 4.0) -> None:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 BLOCK = 128  # bytes of text: about two KV blocks
 MAX_BLOCKS = 1 << 10  # of one prompt; the rest of a longer one is not told apart
 MAX_ENTRIES = 1 << 20  # hashes that an index remembers, the least recently used go first
+PLACE = 4  # blocks that take as long as to wait behind a request
+UNSEEN = 32  # blocks of a session that its prompt may not show
 MOST = 16  # replicas to try for a request; Serve asks again if none takes it
 _BEGINNING = ("tools", "system", "instructions")  # fields that templates put before the messages
 
@@ -124,35 +126,38 @@ class PrefixIndex:
             if not homes:
                 del self._homes[key]
 
-    def matched(self, route: Route) -> Iterator[Iterable[Any]]:
-        """Replicas that have a beginning of the prompt, the longest one first; they may come again.
+    def matched(self, route: Route) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Beginnings of the prompt that replicas have, the longest one first: its blocks, and the
+        replicas, which may come again.
 
         A session's last replica is before all others: its KV cache may hold what the text does not
         show, such as a stored response.
         """
         if route.session and (homes := self._homes.get(route.session)):
-            yield (next(reversed(homes)),)
+            yield max(len(route.blocks), UNSEEN), (next(reversed(homes)),)
         levels = list(takewhile(bool, map(self._homes.get, route.blocks)))
         n_seen = 0
-        for homes in reversed(levels):
+        for n in range(len(levels), 0, -1):
+            homes = levels[n - 1]
             assert homes is not None
             if len(homes) > n_seen:  # the replicas of a longer beginning have the shorter one, too
-                yield homes
+                yield n, homes
             n_seen = len(homes)
 
     def ranked(self, loads: Mapping[R, float], route: Route, *, slack: float, most: int = MOST) -> list[R]:
         """The best replicas, at most `most`, in the order in which to try them. `loads`: requests at
         each replica.
 
-        The one with the longest prefix is first, unless its queue is longer than the shortest one by more
-        than `slack`. Without a prefix the shortest queue is first.
+        The best one has the fewest blocks to compute, where a request that is there already counts
+        as `PLACE` of them. A prefix does not count at a replica whose queue is longer than the
+        shortest one by more than `slack`.
         """
-        limit = min(loads.values(), default=0) + slack
-        near: dict[R, None] = {}
-        for homes in self.matched(route):
-            alike = (r for r in homes if r not in near and loads.get(r, inf) <= limit)
-            near.update(dict.fromkeys(nsmallest(most - len(near), alike, key=loads.__getitem__)))
-            if len(near) == most:
-                return list(near)
-        rest = (replica for replica in loads if replica not in near)
-        return [*near, *nsmallest(most - len(near), rest, key=loads.__getitem__)]
+        limit, costs, n_blocks = min(loads.values(), default=0) + slack, dict[R, float](), len(route.blocks)
+        for n, homes in self.matched(route):
+            alike = (r for r in homes if r not in costs and loads.get(r, inf) <= limit)
+            for replica in nsmallest(most, alike, key=loads.__getitem__):
+                costs[replica] = n_blocks - n + PLACE * loads[replica]
+        rest = (replica for replica in loads if replica not in costs)
+        for replica in nsmallest(most, rest, key=loads.__getitem__):
+            costs[replica] = n_blocks + PLACE * loads[replica]
+        return nsmallest(most, costs, key=costs.__getitem__)
