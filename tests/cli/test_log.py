@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from datetime import datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from logitless.cli import log
 from tests.helpers.paths import ROOT
 
 FULL = Path("/dev/full")  # a disk without room
@@ -57,3 +59,12 @@ def test_a_full_disk_is_one_line() -> None:
         "logitless: --log-file /dev/full: No space left on device"
     ]
     assert len(lines) == 4
+
+
+def test_a_line_begins_with_its_time() -> None:
+    formatter = log._Text("%(asctime)s %(message)s")
+    plain = logging.Formatter("%(asctime)s %(message)s")
+    for created in (1.0, 1.25, 1_800_000_000.999, 1_800_000_001.0):
+        record = logging.LogRecord("a", logging.INFO, "", 0, "text", None, None)
+        record.created, record.msecs = created, round(created % 1 * 1000)
+        assert formatter.format(record) == plain.format(record)
