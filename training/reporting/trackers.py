@@ -93,8 +93,13 @@ class _Wandb:
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise RuntimeError("there is no API key: set WANDB_API_KEY, or WANDB_MODE=offline")
         run.folder.mkdir(parents=True, exist_ok=True)
+        private = ("disable_git", "disable_code", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
         quiet = wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True, init_timeout=INIT_SECONDS
+            console="off",
+            silent=True,
+            init_timeout=INIT_SECONDS,
+            x_save_requirements=False,
+            **dict.fromkeys(private, True),
         )
         self._run = wandb.init(
             project=of.project,

@@ -17,16 +17,20 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
+from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import Adapter, Pair, fused, read_adapter, write_adapter
 from logitless.models.adapters.low_rank import EMBEDDING, NORMS
 from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import hparams_of
+from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
 from tests.helpers import bert_model
 from tests.helpers.architecture_specs import COHERE_MOE, PLAIN
 from tests.helpers.mla_specs import DEEPSEEK
@@ -180,6 +184,24 @@ def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) 
             assert _rms(np.subtract(*np.transpose(pairs))) < rounding
         for i, values in enumerate(got):  # and the mixtures differ by more than that
             assert all(_rms(values - other) > 2 * rounding for other in got[:i])
+
+
+def test_adapters_of_experts_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
+    write(path := tmp_path / "mixtral-F32.gguf", replace(PLAIN["mixtral"], n_vocab=2048, vocabulary=True))
+    rng = np.random.default_rng(0)
+    with GGUFFile.open(path) as gguf, Session([CPUBackend(1)]) as session:
+        h = hparams_of(gguf)
+        options = LoraOptions(4, 8.0, targets=("experts",))
+        trainable = lora(session, define_model(session, gguf, h, 64), options, gguf=gguf)
+        trainable.write({name: v + 0.2 * rng.normal(size=v.shape) for name, v in trainable.read().items()})
+        write_adapter(tmp_path / "a.gguf", trainable.adapter(), gguf, h)
+    case = Case(path, [tmp_path / "a.gguf"], [[1.0], [0.0]])
+    (of_mixes,), got = theirs([case]), ours(case)
+    for values, likeliest in zip(got, of_mixes, strict=True):
+        pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
+        assert len(pairs) >= 4 * len(values) / 2
+        assert _rms(np.subtract(*np.transpose(pairs))) < 0.01
+    assert _rms(got[0] - got[1]) > 1
 
 
 def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
