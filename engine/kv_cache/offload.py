@@ -97,6 +97,8 @@ class Offload:
     def _is_offloadable(self, node: Node) -> bool:
         """True for full blocks and, in recurrent models, for partial blocks that end a sequence."""
         assert self.host is not None
+        if node.transient:
+            return False
         if node.n_tokens == BLOCK_SIZE:
             return True
         return self.prefixes.by_ends and self._has_auxiliary(CachedBlock(node.tokens, b"", node))

@@ -47,7 +47,7 @@ class Node:
     requests that accept it match it.
     """
 
-    __slots__ = ("__weakref__", "_key", "block", "children", "owners", "parent", "tokens")
+    __slots__ = ("__weakref__", "_key", "block", "children", "owners", "parent", "tokens", "transient")
 
     def __init__(self, parent: Node | None, tokens: tuple[int, ...], block: int, root_key: bytes = b"") -> None:
         self.parent = parent
@@ -56,6 +56,8 @@ class Node:
         self.children: dict[tuple[int, ...], Node] = {}
         self.owners = 0  # bit mask of the slots whose sequences have used it
         self._key: bytes | None = root_key if parent is None else None
+        # never in host memory: of weights that are about to change
+        self.transient: bool = parent is not None and parent.transient
 
     @property
     def inexact(self) -> bool:
@@ -148,14 +150,15 @@ class PrefixCache:
         """Number of free and idle blocks."""
         return len(self.pool.free) + len(self.idle)
 
-    def root_of(self, choice: Hashable, salt: str = "") -> Node:
+    def root_of(self, choice: Hashable, salt: str = "", *, transient: bool = False) -> Node:
         """Root of the prefixes that were computed with these weights and adapters for requests of
-        this cache salt.
+        this cache salt. `transient`: a new one's blocks are not worth host memory.
         """
         name = (choice, salt) if salt else choice
         root = self._roots.get(name)
         if root is None:
             root = self._roots[name] = Node(None, (), -1, blake2b(repr(name).encode(), digest_size=16).digest())
+            root.transient = transient
             if self.listener is not None:
                 self.listener.rooted(root, choice, salt)
         return root

@@ -167,7 +167,7 @@ class Scheduler:
             pieces, stops, request.n_indent, keep_stop=request.stop_text, min_tokens=request.sampling.min_tokens
         )
         choice = self.resolve_lora(request.lora) if choice is None else choice
-        root = self.cache.prefixes.root_of(choice, request.cache_salt)
+        root = self.cache.prefixes.root_of(choice, request.cache_salt, transient=request.background)
         seq = Sequence(self._n_submitted, request, stop_filter, root, choice, client)
         if request.reasoning is not None:
             seq.reasoning = ReasoningBudget(request.reasoning, self.vocab.piece)

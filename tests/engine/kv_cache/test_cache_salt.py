@@ -29,6 +29,20 @@ def test_a_prefix_is_found_with_its_own_salt_only(settings: dict[str, Any]) -> N
     check_cells(bench.scheduler, bench.engine)
 
 
+def test_prefixes_of_weights_that_change_take_no_host_memory() -> None:
+    """A training run's answers, a salt after each step: nobody will ask for them again."""
+    bench = Bench(n_slots=2, cache_ram=None, n_ctx=96)
+    prefixes = bench.scheduler.cache.prefixes
+    kept = [prefixes.root_of(BASE, A, transient=True), prefixes.root_of(BASE, B)]
+    for salt in (A, B, "", "c/", "d/"):
+        bench.run(prompt(40), n_predict=3, cache_salt=salt)
+    assert [root.transient for root in kept] == [True, False]
+    assert [bench.run(prompt(40), n_predict=1, cache_salt=salt).finished.n_cached > 0 for salt in (A, B)] == [
+        False,
+        True,
+    ]
+
+
 def test_requests_that_run_side_by_side() -> None:
     bench = Bench(n_slots=4)
     seqs = [bench.submit(prompt(60), n_predict=2, cache_salt=salt) for salt in (A, B, A)]
