@@ -42,6 +42,7 @@ _OWN = frozenset(  # flags of the router that children do not inherit
         *("help", "help_all", "version"),
     )
 )
+_TOOLS = frozenset({"tools", "tools_folder", "tools_runtime", "mcp_servers_config", "mcp_servers_json"})
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
 _REFUSED = (*_SOURCES, "alias", "path")
 
@@ -71,7 +72,9 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.router.process import ServerProcess, download, environment
 
     flags = _flags()
-    common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
+    # A server behind a router does not know whether an admin key is needed: the router alone has the tools then.
+    kept = _OWN | _TOOLS if options.admin_api_key else _OWN
+    common = tuple(word for dest, words in options.given if dest not in (*kept, _SECRET) for word in words)
     if options.data_dir:
         common += ("--data-dir", options.data_dir)
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
@@ -81,7 +84,7 @@ async def _serve(options: SimpleNamespace) -> None:
         entries = read()
     except CatalogError as error:
         raise CliError(str(error)) from None
-    own = frozenset(name for f in flags if f.dest in _OWN for name in (*f.env.split(), *_negatives(f)))
+    own = frozenset(name for f in flags if f.dest in kept for name in (*f.env.split(), *_negatives(f)))
     environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
 
     def speaker(name: str) -> Callable[[str], None]:
@@ -172,7 +175,7 @@ def meaning(
         if f.dest in called:
             called[f.dest] += [word for word in split(value) if word not in (name, *called[f.dest])]
             continue
-        if f.dest in _OWN and f.dest not in _SOURCES:
+        if f.dest in _OWN | _TOOLS and f.dest not in _SOURCES:
             raise CatalogError(f"{where} {key}: is the router's own, and not a model's")
         dests.add(f.dest)
         if f.takes_value and on:

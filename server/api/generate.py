@@ -147,6 +147,22 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
     return await send(request, context, session.read(0), -1)
 
 
+async def generated(request: web.Request, context: Context, job: Job, reply: Reply) -> AsyncGenerator[bytes, None]:
+    """The server-sent events of one generation among several of a reply; a failure is raised."""
+    requests, user = await _prepared(request, context, job, reply)
+    async with context.service.begin(requests, user) as stream:
+        context.running[reply.id] = client_key(request), stream
+        try:
+            while events := await stream.batch():
+                request[RECORD].take(events)
+                for index, event in events:
+                    if isinstance(event, Failed):
+                        raise failure(event)
+                    yield _event_data(reply, index, event)
+        finally:
+            del context.running[reply.id]
+
+
 async def begin_session(
     request: web.Request,
     context: Context,

@@ -85,6 +85,7 @@ RESPONSE_EVENTS = [
     responses.PartEvent,
     responses.DeltaEvent,
     responses.WholeEvent,
+    responses.McpEvent,
     responses.FailureEvent,
 ]
 RERANKED = [vectors.Ranking, list[vectors.TeiRankedDocument]]

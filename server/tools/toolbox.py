@@ -63,6 +63,11 @@ class Toolbox:
             log.debug("%s", error)
             return ()
 
+    @property
+    def urls(self) -> dict[str, str]:
+        """Addresses of the MCP servers by name, "" for commands."""
+        return {name: server.settings.url for name, server in self.servers.items()}
+
     async def find(self, name: str) -> Tool | None:
         """The tool of this name."""
         return self._own.get(name) or (await self.tools()).get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -52,6 +53,7 @@ from logitless.server.protocol.answers.responses import (
 )
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
+from logitless.server.protocol.dialects.mcp_tools import is_mcp
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, conversation_id, homes
 from logitless.server.protocol.fields import bad_request, read
 
@@ -65,24 +67,33 @@ async def responses(request: web.Request) -> web.StreamResponse:
 
     def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Said]:
         response = read(ResponsesBody, body)
+        if context.config.tools.servers and any(map(is_mcp, response.tools or ())):
+            raise ServerToolsAsked(response, body)
         if response.background and (not response.store or request[CLIENT].batch):
             bad_request("background", "is not there in a batch, nor with store: false")
-        body = {**body, "input": context.stored.resolved(key, body.get("input"))}
-        earlier, conversation = _earlier(context, key, response)
-        asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
-        asked |= {"store": response.store, "background": response.background}
-        if conversation:
-            asked["conversation"] = ConversationName(conversation)
+        body, asked, earlier, conversation = prepared(context, key, response, body)
         job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
         return job, asked, Said(as_items(body.get("input")), earlier, conversation)
 
-    job, asked, said = await context.parsed(request, parse)
-    keep = partial(_keep, context, key, said) if asked["store"] or said.conversation else None
+    try:
+        job, asked, said = await context.parsed(request, parse)
+    except ServerToolsAsked as tools:
+        module = import_module("logitless.server.api.response_tools")  # when somebody asks
+        answer: web.StreamResponse = await module.run_with_tools(request, context, tools.response, tools.body)
+        return answer
+    keep = keeper(context, key, said, asked)
     follow = partial(context.stored.update, key) if asked["background"] else None
     reply = ResponsesReply(job, context.served, context.config, asked, keep, follow)
     if asked["background"]:
         return await run_behind(request, context, job, reply, *reply.queued(), said.items, said.earlier)
     return await run(request, context, job, reply)
+
+
+class ServerToolsAsked(Exception):
+    """A request with tools that the server runs."""
+
+    def __init__(self, response: ResponsesBody, body: dict[str, Any]) -> None:
+        self.response, self.body = response, body
 
 
 class Said(NamedTuple):
@@ -101,6 +112,24 @@ def _earlier(context: Context, key: str, response: ResponsesBody) -> tuple[Earli
     if conversation:
         return context.conversations.before(key, conversation), conversation
     return context.stored.before(key, response.previous_response_id), ""
+
+
+def prepared(
+    context: Context, key: str, response: ResponsesBody, body: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], Earlier, str]:
+    """(the body with the items that it refers to, what the response repeats of it, its conversation and its id)."""
+    body = {**body, "input": context.stored.resolved(key, body.get("input"))}
+    earlier, conversation = _earlier(context, key, response)
+    asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
+    asked |= {"store": response.store, "background": response.background}
+    if conversation:
+        asked["conversation"] = ConversationName(conversation)
+    return body, asked, earlier, conversation
+
+
+def keeper(context: Context, key: str, said: Said, asked: dict[str, Any]) -> Keep | None:
+    """A function that remembers the response, where it is to be."""
+    return partial(_keep, context, key, said) if asked["store"] or said.conversation else None
 
 
 def _keep(context: Context, key: str, said: Said, response: dict[str, Any]) -> None:
@@ -173,6 +202,7 @@ class ResponsesReply(Reply):
     """An answer as output items."""
 
     id_prefix = "resp_"
+    n_before = 0  # output items of earlier generations of the response
 
     def __init__(
         self,
@@ -323,7 +353,7 @@ class ResponsesReply(Reply):
 
     def _step(self, step: str, block: Block, text: str) -> bytes:
         item = self._item(block, "in_progress" if step == BEGIN else _status(block))
-        at: dict[str, Any] = {"output_index": block.index}
+        at: dict[str, Any] = {"output_index": self.n_before + block.index}
         inner = at | {"item_id": item.id} | ({} if block.kind == CALL else {"content_index": 0})
         if step == BEGIN:
             begun = self._event(ItemEvent, "response.output_item.added", **at, item=item)

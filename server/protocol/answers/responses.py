@@ -15,7 +15,7 @@ from logitless.server.protocol.answers.generation import (
     TokenLogprob,
 )
 
-Status = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -32,8 +32,16 @@ class OutputItem(Struct, kw_only=True):
     """A message, a thought, or a call; its type says which fields it has."""
 
     id: str
-    status: Status
-    type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
+    status: Annotated[Opt[Status], doc("failed: of a call of an MCP tool")] = UNSET
+    type: Literal[
+        "message",
+        "reasoning",
+        "function_call",
+        "custom_tool_call",
+        "mcp_list_tools",
+        "mcp_call",
+        "mcp_approval_request",
+    ]
     call_id: Annotated[Opt[str], doc("of a call, to be named by its output")] = UNSET
     name: Annotated[Opt[str], doc("the function or the custom tool")] = UNSET
     namespace: Annotated[Opt[str], doc("the namespace that the function is in")] = UNSET
@@ -42,6 +50,11 @@ class OutputItem(Struct, kw_only=True):
     role: Annotated[Opt[Literal["assistant"]], doc("of a message")] = UNSET
     summary: Annotated[Opt[list[Any]], doc("of a thought; empty")] = UNSET
     content: Annotated[Opt[list[ContentPart]], doc("of a message or a thought")] = UNSET
+    server_label: Annotated[Opt[str], doc("the MCP server")] = UNSET
+    tools: Annotated[Opt[list[dict[str, Any]]], doc("of an MCP server")] = UNSET
+    output: Annotated[Opt[str | None], doc("of an MCP tool")] = UNSET
+    error: Annotated[Opt[str | dict[str, Any] | None], doc("of an MCP server or tool")] = UNSET
+    approval_request_id: Annotated[Opt[str | None], doc("the approval that the call had")] = UNSET
 
 
 class InputItem(Struct):
@@ -183,6 +196,7 @@ class DeltaEvent(ResponseEvent, kw_only=True):
         "response.output_text.delta",
         "response.reasoning_text.delta",
         "response.function_call_arguments.delta",
+        "response.mcp_call_arguments.delta",
         "response.custom_tool_call_input.delta",
     ]
     output_index: int
@@ -200,6 +214,7 @@ class WholeEvent(ResponseEvent, kw_only=True):
         "response.output_text.done",
         "response.reasoning_text.done",
         "response.function_call_arguments.done",
+        "response.mcp_call_arguments.done",
         "response.custom_tool_call_input.done",
     ]
     output_index: int
@@ -210,6 +225,21 @@ class WholeEvent(ResponseEvent, kw_only=True):
     name: Annotated[Opt[str], doc("the function")] = UNSET
     input: Annotated[Opt[str], doc("of a custom tool")] = UNSET
     logprobs: Annotated[Opt[list[TokenLogprob]], doc("of a text's tokens, with top_logprobs")] = UNSET
+
+
+class McpEvent(ResponseEvent, kw_only=True):
+    """A call of an MCP tool, or the list of a server's tools, begins or ends."""
+
+    type: Literal[
+        "response.mcp_call.in_progress",
+        "response.mcp_call.completed",
+        "response.mcp_call.failed",
+        "response.mcp_list_tools.in_progress",
+        "response.mcp_list_tools.completed",
+        "response.mcp_list_tools.failed",
+    ]
+    output_index: int
+    item_id: str
 
 
 class FailureEvent(ResponseEvent, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -41,7 +42,8 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     reasoning: Annotated[Reasoning, Param("{effort}: as reasoning_effort")] = Reasoning()
     text: Annotated[TextForm, Param("{format}: as response_format")] = TextForm()
     tools: Annotated[
-        Sequence[Any] | None, Param("{type: function, name, parameters}, or {type: custom, name, format}")
+        Sequence[Any] | None,
+        Param("{type: function, name, parameters}, {type: custom, name, format}, or {type: mcp, server_label}"),
     ] = None
     tool_choice: Annotated[Any, Param("none, auto, required, or {type: function or custom, name}")] = None
     top_logprobs: Annotated[
@@ -154,10 +156,30 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
                 bad_request(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
             names[f"messages[{len(messages) - 1}].content"] = f"input[{i}].output"
+        elif kind == "mcp_call":
+            _add_done(f"input[{i}]", messages, item)
+        elif kind in _UNSEEN:
+            continue
         elif kind == "reasoning":
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:
             bad_request(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
+
+
+_UNSEEN = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})  # by the model
+
+
+def _add_done(where: str, messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    """A call of an MCP tool with its result."""
+    id, label, name, arguments = (
+        as_text(f"{where}.{key}", item.get(key)) for key in ("id", "server_label", "name", "arguments")
+    )
+    function = {"name": full_name(label, re.sub(r"[^A-Za-z0-9_-]", "_", name)), "arguments": arguments or "{}"}
+    call = {"id": id, "type": "function", "function": function}
+    _assistant(messages).setdefault("tool_calls", []).append(call)
+    output, error = item.get("output"), item.get("error")
+    text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False) if error else ""
+    messages.append({"role": "tool", "tool_call_id": id, "content": text})
 
 
 def _call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,443 @@
+"""Responses with tools of MCP servers: generations and calls by turns, within bounds, as one answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from itertools import count
+from typing import Any
+
+from aiohttp import web
+from msgspec import to_builtins
+
+from logitless.engine.errors import Forbidden, InvalidRequest, RequestError, ServerFault
+from logitless.engine.requests import Finished
+from logitless.server.api.blocks import BEGIN, CALL, END, MORE, Block
+from logitless.server.api.context import Context, client_of, json_response, sse
+from logitless.server.api.generate import CONVERSATION, generated, send
+from logitless.server.api.openai.conversations import owner
+from logitless.server.api.openai.responses import ResponsesReply, Said, keeper, prepared
+from logitless.server.api.openai.stored_responses import as_items
+from logitless.server.api.reply import Result
+from logitless.server.api.tools import toolbox_of
+from logitless.server.clients import CLIENT
+from logitless.server.protocol.answers.generation import PromptTokensDetails
+from logitless.server.protocol.answers.responses import (
+    DeltaEvent,
+    IncompleteDetails,
+    ItemEvent,
+    McpEvent,
+    OutputItem,
+    OutputTokensDetails,
+    Response,
+    ResponseEvent,
+    ResponseUsage,
+    Status,
+    WholeEvent,
+)
+from logitless.server.protocol.chat.chat import parse_chat
+from logitless.server.protocol.completions import Job
+from logitless.server.protocol.dialects.mcp_tools import McpChoice, is_mcp, mcp_choice, model_name
+from logitless.server.protocol.dialects.responses import ResponsesBody, chat_body
+from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, read
+from logitless.server.protocol.media.sources import Unfetched
+from logitless.server.tools.tool import Tool, ToolError, told
+from logitless.server.tools.toolbox import Toolbox
+from logitless.server.workers import compute
+
+log = logging.getLogger("logitless.http")
+MAX_CALLS = 16  # of one response; max_tool_calls may say fewer
+REFUSED = "The user did not allow this call."
+Item = dict[str, Any]
+
+
+async def run_with_tools(
+    request: web.Request, context: Context, response: ResponsesBody, body: dict[str, Any]
+) -> web.StreamResponse:
+    """POST /v1/responses with tools of the type mcp."""
+    _ = context.writer
+    loop = _Loop(request, context, response, body)
+    await loop.prepare()
+    if body.get("stream") is True:
+        ping = body.get("sse_ping_interval")
+        return await send(request, context, loop.told(), ping if isinstance(ping, int) else 30)
+    async with aclosing(loop.events()) as events:
+        async for _piece in events:
+            pass
+    assert loop.final is not None
+    return json_response(loop.final)
+
+
+class _Loop:
+    """One response: its output items, and the events of its stream. The same work answers without a stream."""
+
+    def __init__(self, request: web.Request, context: Context, response: ResponsesBody, body: dict[str, Any]) -> None:
+        self._request, self._context, self._response = request, context, response
+        self._toolbox = _allowed_toolbox(request, context)
+        if response.background or CONVERSATION in request.headers:
+            bad_request(
+                "background" if response.background else CONVERSATION, "is not there with tools of the type mcp"
+            )
+        key = owner(request)
+        self._body, self._asked, earlier, conversation = prepared(context, key, response, body)
+        given = self._body.get("input")
+        for i, item in enumerate(given if isinstance(given, list) else ()):
+            if not isinstance(item, dict):
+                bad_request(f"input[{i}]", f"expected an object, got {article(item)}")
+        if not isinstance(given, list | str) or not given:
+            bad_request("input", "must be a string or a non-empty array")
+        self._said = Said(as_items(given), earlier, conversation)
+        self._keep = keeper(context, key, self._said, self._asked)
+        self._most = MAX_CALLS
+        if body.get("max_tool_calls") is not None:
+            self._most = min(MAX_CALLS, max(0, as_integer("max_tool_calls", body["max_tool_calls"])))
+        urls = self._toolbox.urls
+        self._choices = {
+            i: mcp_choice(f"tools[{i}]", tool, urls) for i, tool in enumerate(response.tools or ()) if is_mcp(tool)
+        }
+        labels = [choice.label for choice in self._choices.values()]
+        if len(set(labels)) < len(labels):
+            bad_request("tools", "name the same MCP server twice")
+        self.calls: dict[str, tuple[McpChoice, Tool]] = {}  # by the model's names
+        self._namespaces: dict[int, dict[str, Any]] = {}
+        self._lists: list[OutputItem] = []
+        self.output: list[OutputItem] = []
+        self.numbers = count()
+        self.id, self.created = "", 0
+        self.final: Response | None = None
+        self._n_calls, self._used, self._usages = 0, 0, [0, 0, 0, 0, 0]
+
+    async def prepare(self) -> None:
+        """Ask the servers for their tools, and parse the first generation's request: it may be refused."""
+        items = [*self._said.earlier.items, *self._said.items]
+        listed = {item.get("server_label") for item in items if item.get("type") == "mcp_list_tools"}
+        for i, choice in self._choices.items():
+            tools, error = await self._tools_of(choice)
+            self._namespaces[i] = choice.as_namespace(tools)
+            self.calls |= {model_name(choice.label, tool.bare): (choice, tool) for tool in tools}
+            if choice.label not in listed:
+                self._lists.append(_list_item(choice.label, tools, error))
+        self._approvals = self._answered(items)
+        self._first = await self._parsed(first=True)
+
+    async def told(self) -> AsyncGenerator[bytes, None]:
+        """The stream; an error is told in it."""
+        try:
+            async with aclosing(self.events()) as events:
+                async for piece in events:
+                    yield piece
+        except RequestError as error:
+            yield self._reply(self._first).failed(error)
+        except Exception as error:  # the reply has begun: the error can only be told in it
+            log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            yield self._reply(self._first).failed(ServerFault("internal error"))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream's events. Raises RequestError."""
+        job = self._first
+        reply = self._reply(job)
+        self.id, self.created = reply.id, reply.created
+        yield reply.opening()
+        for item in self._lists:
+            yield reply.listed(item)
+        async for piece in self._run_approved(reply):
+            yield piece
+        while True:
+            if self._n_calls:
+                job = await self._parsed(first=False)
+                reply = self._reply(job)
+            async with aclosing(generated(self._request, self._context, job, reply)) as events:
+                async for piece in events:
+                    yield piece
+            goes_on = True
+            for item, called in reply.items():
+                self.output.append(item)
+                if called is None:
+                    goes_on = goes_on and item.type not in ("function_call", "custom_tool_call", "mcp_approval_request")
+                    continue
+                yield await self._run(reply, item, called, len(self.output) - 1)
+            self._count(reply)
+            cut = reply.results[0].finished.stop_type == "limit"
+            if cut or not goes_on or not reply.has_calls:
+                break
+        yield self._end(reply, cut=cut)
+
+    async def _run_approved(self, reply: _Reply) -> AsyncIterator[bytes]:
+        """The calls that the input approves, or does not."""
+        for asked, approve in self._approvals:
+            name = model_name(asked["server_label"], asked["name"])
+            item = OutputItem(
+                id=f"mcp_{secrets.token_urlsafe(24)}",
+                type="mcp_call",
+                status="in_progress",
+                server_label=asked["server_label"],
+                name=asked["name"],
+                arguments=asked["arguments"],
+                approval_request_id=asked["id"],
+            )
+            self.output.append(item)
+            at = len(self.output) - 1
+            yield reply.began(item, at)
+            known = self.calls.get(name)
+            yield await self._run(reply, item, known[1] if known else None, at, refused=not approve)
+
+    async def _run(
+        self, reply: _Reply, item: OutputItem, tool: Tool | None, at: int, *, refused: bool = False
+    ) -> bytes:
+        """Run a call, put its result into its item, and tell of it."""
+        self._n_calls += 1
+        error = ""
+        if refused or tool is None:
+            error = REFUSED if refused else "there is no such tool any more"
+        elif self._n_calls > self._most:
+            error = f"not run: this response may have {self._most} calls"
+        else:
+            try:
+                arguments = json.loads(str(item.arguments) or "{}")
+            except ValueError:
+                arguments = None
+            if isinstance(arguments, dict):
+                answer = await self._toolbox.call(tool, arguments, client_of(self._request))
+                error, item.output = answer.get("error", ""), None if "error" in answer else told(answer)
+            else:
+                error = "the arguments are not a JSON object"
+        item.status, item.error = "completed", None
+        if error:
+            item.status, item.output = "failed", None
+            item.error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
+        return reply.ended(item, at)
+
+    async def _tools_of(self, choice: McpChoice) -> tuple[list[Tool], str]:
+        """(the tools that the request allows, why there are none)."""
+        try:
+            tools = await self._toolbox.servers[choice.label].tools()
+        except ToolError as error:
+            return [], str(error)
+        return [tool for tool in tools if choice.allowed.takes(tool)], ""
+
+    def _answered(self, items: list[Item]) -> list[tuple[Item, bool]]:
+        """The calls that the input's approvals are about, each with the answer."""
+        asked = {item.get("id"): item for item in items if item.get("type") == "mcp_approval_request"}
+        done = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
+        found = []
+        for i, item in enumerate(self._said.items):
+            if item.get("type") != "mcp_approval_response":
+                continue
+            id, approve = (
+                as_text(f"input[{i}].approval_request_id", item.get("approval_request_id")),
+                item.get("approve"),
+            )
+            if id not in asked or id in done:
+                bad_request(f"input[{i}].approval_request_id", f"no approval {id[:64]!r} is asked for")
+            if not isinstance(approve, bool):
+                bad_request(f"input[{i}].approve", "must be a boolean")
+            for key in ("server_label", "name", "arguments"):
+                as_text(f"input[{i}].{key} of its request", asked[id].get(key))
+            done.add(id)
+            found.append((asked[id], approve))
+        return found
+
+    async def _parsed(self, *, first: bool) -> Job:
+        """The next generation's request: what was said, and the output so far."""
+        body = dict(self._body)
+        body["tools"] = [self._namespaces.get(i, tool) for i, tool in enumerate(self._response.tools or ())]
+        body["input"] = [*self._said.items, *to_builtins(self.output)]
+        body["tool_choice"] = self._choice(first)
+        body.pop("max_tool_calls", None)
+        if self._response.max_output_tokens is not None:
+            body["max_output_tokens"] = max(1, self._response.max_output_tokens - self._used)
+        parser, template = self._context.parser_for(self._request), self._context.served.template
+        response = read(ResponsesBody, body)
+
+        def parse() -> Job:
+            return chat_body(response, body, self._said.earlier.items).read(
+                lambda chat: parse_chat(chat, parser, template)
+            )
+
+        try:
+            return await compute(parse, client_of(self._request))
+        except Unfetched:
+            raise InvalidRequest("images at addresses are not there together with tools of the type mcp") from None
+
+    def _choice(self, first: bool) -> Any:
+        if self._n_calls >= self._most:
+            return "none"
+        choice = self._body.get("tool_choice")
+        if not first:
+            return "none" if choice == "none" else "auto"
+        if isinstance(choice, dict) and choice.get("type") == "mcp":
+            if choice.get("name") is None:
+                return "required"
+            return {"type": "function", "name": model_name(str(choice.get("server_label")), str(choice["name"]))}
+        return choice
+
+    def _reply(self, job: Job) -> _Reply:
+        return _Reply(job, self)
+
+    def made(self, job: Job) -> tuple[Any, ...]:
+        """Arguments of a reply."""
+        return job, self._context.served, self._context.config, self._asked, None
+
+    def _count(self, reply: _Reply) -> None:
+        usage = reply.usage()
+        self._used += usage.completion_tokens
+        details = usage.prompt_tokens_details
+        now = (
+            usage.prompt_tokens,
+            details.cached_tokens,
+            usage.completion_tokens,
+            reply.n_reasoning,
+            usage.total_tokens,
+        )
+        self._usages = [a + b for a, b in zip(self._usages, now, strict=True)]
+
+    def _end(self, reply: _Reply, *, cut: bool) -> bytes:
+        n_prompt, n_cached, n_written, n_reasoning, n_total = self._usages
+        self.final = reply.response(
+            "incomplete" if cut else "completed",
+            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            output=self.output,
+            usage=ResponseUsage(
+                input_tokens=n_prompt,
+                input_tokens_details=PromptTokensDetails(n_cached, n_prompt - n_cached),
+                output_tokens=n_written,
+                output_tokens_details=OutputTokensDetails(n_reasoning),
+                total_tokens=n_total,
+            ),
+        )
+        if self._keep is not None:
+            self._keep(to_builtins(self.final))
+        return reply.report(self.final)
+
+
+class _Reply(ResponsesReply):
+    """One generation of the loop: its items and events are among those of the whole response."""
+
+    def __init__(self, job: Job, loop: _Loop) -> None:
+        super().__init__(*loop.made(job))
+        self._loop = loop
+        self.n_before = len(loop.output)
+        if loop.id:
+            self.id, self.created = loop.id, loop.created
+
+    @property
+    def n_reasoning(self) -> int:
+        return self._answers.n_reasoning
+
+    @property
+    def has_calls(self) -> bool:
+        """True if the model called a tool that the server runs."""
+        return any(self._mcp(block) is not None for block in self._blocks.blocks)
+
+    def opening(self) -> bytes:
+        """The events before all others."""
+        response = self._response("in_progress")
+        return self._report("response.created", response) + self._report("response.in_progress", response)
+
+    def response(self, status: Any, **more: Any) -> Response:
+        """The whole response."""
+        return self._response(status, **more)
+
+    def report(self, response: Response) -> bytes:
+        """The last event."""
+        return self._report(f"response.{response.status}", response)
+
+    def listed(self, item: OutputItem) -> bytes:
+        """The events of a server's list of tools, which is put into the output."""
+        output = self._loop.output
+        output.append(item)
+        self.n_before = len(output)
+        at: dict[str, Any] = {"output_index": len(output) - 1}
+        begun = OutputItem(id=item.id, type=item.type, server_label=item.server_label, tools=[])
+        kind = "response.mcp_list_tools."
+        ended = "failed" if isinstance(item.error, str) else "completed"
+        return (
+            self._event(ItemEvent, "response.output_item.added", **at, item=begun)
+            + self._event(McpEvent, f"{kind}in_progress", **at, item_id=item.id)
+            + self._event(McpEvent, f"{kind}{ended}", **at, item_id=item.id)
+            + self._event(ItemEvent, "response.output_item.done", **at, item=item)
+        )
+
+    def began(self, item: OutputItem, at: int) -> bytes:
+        """The events of a call that begins."""
+        added = self._event(ItemEvent, "response.output_item.added", output_index=at, item=item)
+        return added + self._event(McpEvent, "response.mcp_call.in_progress", output_index=at, item_id=item.id)
+
+    def ended(self, item: OutputItem, at: int) -> bytes:
+        """The events of a call that has a result."""
+        state = self._event(McpEvent, f"response.mcp_call.{item.status}", output_index=at, item_id=item.id)
+        return state + self._event(ItemEvent, "response.output_item.done", output_index=at, item=item)
+
+    def items(self) -> list[tuple[OutputItem, Tool | None]]:
+        """The output items, each with the tool that is to be run for it."""
+        found: list[tuple[OutputItem, Tool | None]] = []
+        for block in self._blocks.blocks:
+            known = self._mcp(block)
+            item = self._item(block, "incomplete" if block.cut else "completed")
+            found.append((item, known[1] if known and item.type == "mcp_call" and not block.cut else None))
+        return found
+
+    def finish(self, result: Result, finished: Finished) -> bytes:
+        result.finished = finished
+        steps = self._add(result, finished.text)
+        steps += self._blocks.finish(cut=finished.stop_type == "limit")
+        return self._told(steps)
+
+    def _start(self, result: Result) -> bytes:
+        return b""
+
+    def _event(self, event: type[ResponseEvent], kind: str, **fields: Any) -> bytes:
+        return sse(event(type=kind, sequence_number=next(self._loop.numbers), **fields), kind)
+
+    def _mcp(self, block: Block) -> tuple[McpChoice, Tool] | None:
+        return self._loop.calls.get(block.name) if block.kind == CALL and not block.custom else None
+
+    def _item(self, block: Block, status: Status) -> OutputItem:
+        item = super()._item(block, status)
+        known = self._mcp(block)
+        if known is None:
+            return item
+        choice, tool = known
+        id, arguments = self._item_ids[block.index], "" if status == "in_progress" else block.text
+        called: dict[str, Any] = {"server_label": choice.label, "name": tool.bare, "arguments": arguments}
+        if choice.asks(tool):
+            return OutputItem(id=f"mcpr_{id}", type="mcp_approval_request", **called)
+        return OutputItem(id=f"mcp_{id}", type="mcp_call", status=status, **called)
+
+    def _step(self, step: str, block: Block, text: str) -> bytes:
+        if self._mcp(block) is None:
+            return super()._step(step, block, text)
+        at = self.n_before + block.index
+        item = self._item(block, "in_progress" if step == BEGIN else "completed")
+        if item.type == "mcp_approval_request":
+            if step != END:
+                return b""
+            added = self._event(ItemEvent, "response.output_item.added", output_index=at, item=item)
+            return added + self._event(ItemEvent, "response.output_item.done", output_index=at, item=item)
+        if step == BEGIN:
+            return self.began(item, at)
+        of: dict[str, Any] = {"output_index": at, "item_id": item.id}
+        if step == MORE:
+            return self._event(DeltaEvent, "response.mcp_call_arguments.delta", **of, delta=text)
+        return self._event(WholeEvent, "response.mcp_call_arguments.done", **of, arguments=block.text)
+
+
+def _allowed_toolbox(request: web.Request, context: Context) -> Toolbox:
+    """The tools, for a client that may have them called. Forbidden: it may not."""
+    toolbox = toolbox_of(request)
+    if context.config.admin_api_key and not request[CLIENT].is_admin:
+        raise Forbidden("tools that the server runs need the admin key")
+    return toolbox
+
+
+def _list_item(label: str, tools: list[Tool], error: str) -> OutputItem:
+    listed = [
+        {"name": tool.bare, "description": tool.description, "input_schema": tool.parameters, "annotations": tool.hints}
+        for tool in tools
+    ]
+    item = OutputItem(id=f"mcpl_{secrets.token_urlsafe(24)}", type="mcp_list_tools", server_label=label, tools=listed)
+    item.error = error or None
+    return item
