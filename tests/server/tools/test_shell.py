@@ -22,11 +22,13 @@ async def run(folder: Path, command: str, runtime: Runtime | None = None, **more
 
 
 def alive() -> list[str]:
-    """Processes that still have the mark of a call."""
+    """Processes that still have the mark of a call, and are of this test."""
+    own = {f"TMPDIR={os.environ['TMPDIR']}".encode()}
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if f"{MARK}=".encode() in (entry / "environ").read_bytes():
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if own <= set(variables) and any(variable.startswith(f"{MARK}=".encode()) for variable in variables):
                 found.append((entry / "cmdline").read_bytes().decode())
         except OSError:
             continue
