@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from logitless.backends.errors import DeviceError
+from logitless.backends.registry import open_backends
 from logitless.backends.rpc.indices import NOT_LENT, SAME, Bounds, Ranges, Region, bounds_of, holds, parts_of
 from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
 from logitless.backends.self_test import self_test_kinds
@@ -27,6 +28,7 @@ from logitless.graph.testing.conformance import register_all
 if TYPE_CHECKING:
     import ssl
 
+HOST_SHARE = 0.9  # of the host's memory, where the device has none of its own
 log = logging.getLogger("logitless.rpc")
 MAX_CLIENTS = 16
 MAX_GREETINGS = 64  # connections that have not said hello; the oldest makes room for the next
@@ -92,6 +94,24 @@ class Door:
         with self._lock:
             if (handle := self._greeting.pop(connection, None)) is not None:
                 handle.close()
+
+
+def lent_device(name: str, threads: int, host_nbytes: int) -> tuple[Callable[[], Backend], Budget]:
+    """A function that opens a device for a client, and the memory of all clients. DeviceError: it is missing.
+
+    `threads`: of the CPU, 0 for every core. `host_nbytes`: the host's memory, of which a device
+    without memory of its own lends a share."""
+
+    def open_backend() -> Backend:
+        first, *others = open_backends((name,), threads)
+        for other in others:
+            other.close()
+        return first
+
+    backend = open_backend()
+    budget = Budget(int(backend.memory_bytes or HOST_SHARE * host_nbytes))
+    backend.close()
+    return open_backend, budget
 
 
 def listen(sock: socket.socket, open_backend: Callable[[], Backend], budget: Budget, door: Door | None = None) -> None:

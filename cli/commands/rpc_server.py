@@ -14,7 +14,6 @@ from logitless.engine.loading.values import address, device_list, whole
 
 log = logging.getLogger("logitless.rpc")
 _DOOR = frozenset({"api_key", "api_key_file", "ssl_key_file", "ssl_cert_file"})  # the HTTP server's flags
-HOST_SHARE = 0.9  # of the host's memory, where the device has none of its own
 
 RPC_SERVER = (
     Group(
@@ -38,27 +37,17 @@ RPC_SERVER = (
 
 
 def run(options: SimpleNamespace) -> int:
-    from logitless.backends.registry import open_backends
-    from logitless.backends.rpc.server import Budget, Door, listen
+    from logitless.backends.rpc.server import Door, lent_device, listen
     from logitless.engine.loading.memory import total_memory
-    from logitless.graph.backend import Backend
     from logitless.server.auth import Keys
 
     name = options.device
     if "," in name or name.startswith("rpc:"):
         raise CliError(f"--device {name}: one device of this machine")
 
-    def open_backend() -> Backend:
-        first, *others = open_backends((name,), max(options.threads, 0))
-        for other in others:
-            other.close()
-        return first
-
     keys = Keys(options.api_key, api_key_file(options.api_key_file))
     door = Door(lambda key: not keys or keys.match(key), tls.context(options))
-    backend = open_backend()
-    budget = Budget(int(backend.memory_bytes or HOST_SHARE * total_memory()))
-    backend.close()
+    open_backend, budget = lent_device(name, max(options.threads, 0), total_memory())
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log.setLevel(logging.INFO)
@@ -68,6 +57,6 @@ def run(options: SimpleNamespace) -> int:
         reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
         raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
     with sock:
-        log.info("listening on %s:%d, lending %s", options.host, sock.getsockname()[1], backend.name)
+        log.info("listening on %s:%d, lending %s", options.host, sock.getsockname()[1], name)
         listen(sock, open_backend, budget, door)
     return 0

@@ -20,6 +20,10 @@ from logitless.ray.replica import Replica
 from logitless.server.asgi import ASGIApp, Message
 
 _ROUTER = "logitless.ray.prefix_router.PrefixRouter"
+# Serve's own work shares the event loop of ours: a thread of its own costs two switches a message.
+_ENVIRONMENT = {
+    "env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+}
 _DRAIN_SECONDS = 600.0  # that a replica which leaves has for its streams
 
 
@@ -30,7 +34,7 @@ def application(fleet: FleetConfig) -> serve.Application:
         name="ingress",
         num_replicas=fleet.ingresses,
         max_ongoing_requests=1 << 14,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": _ENVIRONMENT},
     )
     app: serve.Application = front.bind(fleet, models)
     return app
@@ -49,12 +53,20 @@ def _deployment(model: ModelConfig, fleet: FleetConfig) -> serve.Application:
                 downscale_delay_s=scales.downscale_delay,
             )
         }
+    if (servers := model.rpc_servers) is not None:
+        own = _bundle(model.num_cpus or 0.001, model.num_gpus)
+        options["placement_group_bundles"] = [own] + [_bundle(servers.num_cpus, servers.num_gpus)] * servers.n
+        options["placement_group_strategy"] = servers.strategy
     app: serve.Application = (
         serve.deployment(Replica)
         .options(
             name=model.id,
             max_ongoing_requests=model.limit,
-            ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
+            ray_actor_options={
+                "num_cpus": model.num_cpus,
+                "num_gpus": model.num_gpus,
+                "runtime_env": _ENVIRONMENT,
+            },
             graceful_shutdown_timeout_s=_DRAIN_SECONDS,
             graceful_shutdown_wait_loop_s=0.5,
             health_check_period_s=5,
@@ -68,6 +80,11 @@ def _deployment(model: ModelConfig, fleet: FleetConfig) -> serve.Application:
         .bind(model, fleet.data_dir)
     )
     return app
+
+
+def _bundle(num_cpus: float, num_gpus: float) -> dict[str, float]:
+    """Resources of a process in a placement group."""
+    return {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
 
 
 class _Front:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,6 +29,23 @@ class Autoscaling(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ValueError("target must be above 0, and the delays at least 0")
 
 
+class RpcServers(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """rpc-servers of each replica, for a model that is larger than a machine: Ray starts them with the
+    replica, as one placement group."""
+
+    n: int = 1
+    device: str = "cpu"  # that each lends
+    num_cpus: float = 1  # that each reserves, and its threads
+    num_gpus: float = 0
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "SPREAD"  # STRICT_SPREAD: a node for each
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError("n must be at least 1")
+        if self.num_cpus <= 0 or self.num_gpus < 0:
+            raise ValueError("num_cpus must be above 0, and num_gpus at least 0")
+
+
 class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A model and the replicas that serve it. `options` are those of `LLM`: `parallel`, `lora`, …"""
 
@@ -38,6 +55,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     options: dict[str, Any] = {}
     num_cpus: float = 1  # cores that a replica reserves; also its threads unless `options` sets them
     num_gpus: float = 0
+    rpc_servers: RpcServers | None = None
     max_ongoing_requests: int | None = None  # at a replica, others wait outside; default: twice the slots
 
     def __post_init__(self) -> None:
@@ -47,6 +65,8 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ValueError("max_ongoing_requests must be at least 1")
         if self.num_cpus < 0 or self.num_gpus < 0:
             raise ValueError("num_cpus and num_gpus must be at least 0")
+        if self.rpc_servers is not None and "rpc" in self.options:
+            raise ValueError("rpc_servers and the option rpc are two sources of devices: give one of them")
 
     @property
     def id(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -21,24 +22,39 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """Serve calls it with the deployment's `request_router_kwargs`."""
         self._slack = slack
         self._index = PrefixIndex()
-        self._running: dict[ReplicaID, int] = {}  # requests of this process at each replica
+        self._places: dict[str, ReplicaID] = {}  # of this process's requests: the replica that has each, or will
+        self._choosing: dict[str, PendingRequest] = {}  # those that no replica has yet
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The candidates, the best first."""
+        for request in [each for each in self._choosing.values() if each.future.cancelled()]:
+            self._forget(request.metadata.internal_request_id)
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
-        route = self._route(pending_request)
-        loads = {id: self._load(id) for id in by_id}
-        return [[by_id[id]] for id in self._index.ranked(loads, route, slack=self._slack)]
+        name = "" if pending_request is None else pending_request.metadata.internal_request_id
+        self._places.pop(name, None)  # chosen again
+        own = Counter(self._places.values())
+        # requests of other processes are those of which the replica told lately
+        loads = {id: max(own[id], self.replica_queue_len_cache.get(id) or 0) for id in by_id}
+        ranked = self._index.ranked(loads, self._route(pending_request), slack=self._slack)
+        if ranked and pending_request is not None:  # a burst is chosen for before any of it is sent
+            self._places[name], self._choosing[name] = ranked[0], pending_request
+        return [[by_id[id]] for id in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Note where the request's prefix is."""
-        self._running[replica_id] = self._running.get(replica_id, 0) + 1
+        name = pending_request.metadata.internal_request_id
+        self._choosing.pop(name, None)
+        self._places[name] = replica_id
         self._index.add(self._route(pending_request), replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._running[replica_id] = max(0, self._running.get(replica_id, 0) - 1)
+        self._forget(internal_request_id)
+
+    def _forget(self, request: str) -> None:
+        self._places.pop(request, None)
+        self._choosing.pop(request, None)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget the prefixes of replicas that have left."""
@@ -51,11 +67,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def _keep(self) -> None:
         self._index.keep(self.curr_replicas)
-        self._running = {id: n for id, n in self._running.items() if id in self.curr_replicas}
-
-    def _load(self, id: ReplicaID) -> float:
-        """Requests at a replica: those of this process, or of all as far as the replica told lately."""
-        return max(self._running.get(id, 0), self.replica_queue_len_cache.get(id) or 0)
 
     @staticmethod
     def _route(pending: PendingRequest | None) -> Route:

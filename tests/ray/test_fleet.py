@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIError, OpenAI
+
+from tests.helpers.ray_fleet import actors, fleet, until
 
 PORT = 18_460
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 8
@@ -35,35 +34,13 @@ def client(request: pytest.FixtureRequest, shared_data: Path, tmp_path_factory: 
         "num_cpus": 0.5,
         "options": {"parallel": 4, "ctx_size": 8192, "threads": 1},
     }
-    (folder / "fleet.yaml").write_text(json.dumps({"models": [model], "data_dir": str(folder / "jobs")}))
-    command = [sys.executable, "-m", "logitless", "ray", "deploy", str(folder / "fleet.yaml"), "--address", "local"]
-    with (folder / "log").open("wb") as log:
-        fleet = subprocess.Popen([*command, "--port", str(PORT)], stdout=log, stderr=log)
-    try:
-        until(lambda: b"is served below" in (folder / "log").read_bytes() or fleet.poll() is not None)
-        assert fleet.poll() is None, (folder / "log").read_text()
-        with OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none", max_retries=0) as client:
-            yield client
-    finally:
-        fleet.send_signal(signal.SIGINT)
-        fleet.wait(60)
-
-
-def until(holds: Any) -> None:
-    """Wait until something outside of this process holds."""
-    tick = threading.Event()
-    while not holds():
-        tick.wait(0.1)
+    with fleet({"models": [model], "data_dir": str(folder / "jobs")}, folder, PORT) as client:
+        yield client
 
 
 def replicas() -> list[int]:
     """Process ids of the model's replicas."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if b"ServeReplica:logitless:stories260K" in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+    return actors(b"ServeReplica:logitless:stories260K")
 
 
 def streamed(client: OpenAI, prompt: str, n: int, **fields: Any) -> str:

@@ -15,7 +15,7 @@ from logitless import OptionError
 from logitless.ray.config import ModelConfig, read_config
 from logitless.ray.ingress import Ingress, ReplicaEnded
 from logitless.ray.prefixes import Route
-from logitless.ray.replica import Replica
+from logitless.ray.replica import Replica, joined
 from logitless.server.asgi import Message
 from tests.helpers.asgi_hosts import hosted
 from tests.helpers.otlp import collecting
@@ -67,7 +67,7 @@ async def fleet(
     finally:
         for each in models.values():
             for replica in each.replicas:
-                replica.check_health()
+                await replica.check_health()
                 await replica.close()
 
 
@@ -186,3 +186,15 @@ async def test_a_client_that_leaves_frees_the_replica() -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(OptionError, match="api_kays"):
         Ingress(read_config({"models": [{}], "server": {"api_kays": ["x"]}}), {})
+
+
+def test_consecutive_parts_of_a_body_are_one_message() -> None:
+    start = {"type": "http.response.start", "status": 200}
+    parts: list[Message] = [
+        {"type": "http.response.body", "body": b"a", "more_body": True},
+        {"type": "http.response.body", "body": b"b", "more_body": True},
+        {"type": "http.response.body"},
+    ]
+    assert joined([start, *parts[:2]]) == [start, {**parts[0], "body": b"ab"}]
+    assert joined(parts) == [{"type": "http.response.body", "body": b"ab"}]
+    assert joined([]) == []

@@ -165,6 +165,9 @@ def test_sessions_are_spread_and_find_their_cache_again() -> None:
         ({"models": [{"replicas": {"min": 3, "max": 2}}]}, ["models[0].replicas", "min <= max"]),
         ({"models": [{"model": "a/m.gguf"}, {"model": "b/m.gguf"}]}, ["two models are called 'm'"]),
         ({"models": [{}], "data_dir": 7}, ["data_dir"]),
+        ({"models": [{"rpc_servers": {"n": 0}}]}, ["models[0].rpc_servers", "n must be at least 1"]),
+        ({"models": [{"rpc_servers": {"strategy": "FAR"}}]}, ["models[0].rpc_servers.strategy", "FAR"]),
+        ({"models": [{"rpc_servers": {}, "options": {"rpc": ["h:1"]}}]}, ["models[0]", "rpc_servers and"]),
     ],
 )
 def test_wrong_configurations_name_the_field(config: dict[str, Any], words: list[str]) -> None:
