@@ -54,7 +54,7 @@ class Servers:
         ]
 
     async def addresses(self) -> list[str]:
-        """Where they listen. Raises Error if one has ended, or does not answer."""
+        """Addresses where they listen. Raises Error if one has ended, or does not answer."""
         try:
             async with asyncio.timeout(_SECONDS):
                 return list(await asyncio.gather(*(actor.address.remote() for actor in self._actors)))
