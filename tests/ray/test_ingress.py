@@ -157,8 +157,8 @@ async def test_a_replica_that_ends_costs_only_what_it_had_begun() -> None:
         async with http.post(f"{url}/v1/chat/completions", json=chat()) as reply:
             assert reply.status == 502
             assert "ask again" in (await reply.json())["error"]["message"]
-        demo.ends_after = [3]
-        async with http.post(f"{url}/v1/chat/completions", json=chat(stream=True, max_tokens=100)) as reply:
+        demo.ends_after = [1]
+        async with http.post(f"{url}/v1/chat/completions", json=chat(stream=True, max_tokens=9)) as reply:
             assert reply.status == 200
             last = [line async for line in reply.content if line.strip()][-1]
         assert json.loads(last[6:])["error"]["code"] == 502
