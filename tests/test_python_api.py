@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import fields
 from pathlib import Path
@@ -38,6 +38,7 @@ from logitless.engine.loading.options import ModelOptions
 from logitless.options import Options
 from logitless.source import _SOURCES
 from logitless.trainer import Control, Event, Finished, Step
+from logitless.training.reporting import trackers
 from tests.helpers.paths import ROOT
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -309,6 +310,48 @@ def test_http_beside_python(llm: LLM) -> None:
 # -- training
 
 
+class Recorder:
+    """A tracker that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.ends: list[bool] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def finish(self, *, succeeded: bool) -> None:
+        self.ends.append(succeeded)
+
+
+def test_trainer_shapes_its_adapter_and_reports_to_trackers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # is not installed
+    logged = Recorder()
+    monkeypatch.setitem(trackers._OPEN, "tensorboard", lambda of, run: logged)
+    rows = [{"prompt": "Who is there?", "completion": " Nay, answer me."}] * 8
+    adapter: dict[str, Any] = {"lora_r": 2, "lora_alpha": 4.0, "lora_target_modules": ["q_proj"], "lora_rslora": True}
+    with Trainer(
+        None, rows, ctx_size=32, batch_size=4, iterations=2, **adapter, lora_plus_ratio=4.0, neftune_noise_alpha=5.0,
+        report_to=["tensorboard", "mlflow"], report_dir=tmp_path,
+    ) as trainer:  # fmt: skip
+        trainer.fit()
+        trainer.save_peft(tmp_path / "peft")
+        trainer.save(tmp_path / "a.gguf")
+    assert (logged.steps, logged.ends) == ([1, 2], [True])
+    assert "mlflow: is not there, and the run goes on without it" in caplog.text
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["r"] == 2
+    assert all(name.endswith("self_attn.q_proj") for name in config["target_modules"])
+    with (
+        Trainer(None, rows, ctx_size=32, iterations=1, full=True) as trainer,
+        pytest.raises(TrainingError, match="peft"),
+    ):
+        trainer.save_peft(tmp_path / "full")
+
+
 def test_trainer_reports_changes_gradients_and_saves(tmp_path: Path) -> None:
     rows = [{"prompt": "Who is there?", "completion": " Nay, answer me."}] * 16
     events: list[Event] = []
@@ -380,6 +423,10 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
         ({"weight_decay": 5}, "not 5 (weight_decay)"),
         ({"seed": -1}, "seed: -1 must not be negative"),
         ({"warmup": -1}, "warmup: -1 must not be negative"),
+        ({"lora_target_modules": ["x"]}, "lora_target_modules: the model has no matrix 'x' to adapt"),
+        ({"lora_rslora": True}, "lora_rslora: needs a lora_alpha"),
+        ({"lora_plus_ratio": 0}, "lora_plus_ratio: 0 is not between 0.001 and 1000"),
+        ({"report_to": ["comet"]}, "report_to: 'comet' is not one of wandb, mlflow, tensorboard"),
     ],
 )
 def test_wrong_settings_of_a_training_name_the_option(options: dict[str, Any], line: str) -> None:
