@@ -87,7 +87,7 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
             validation,
             grpo=grpo,
             policy=Rollouts(scheduler, engine, trainable.model, "train"),
-            grade=grading(grader, model.tokenizer),
+            grade=grading(grader, model.tokenizer, model.template),
             reference=reference_steps(session, engine.model, settings, served, "train") if grpo.beta > 0 else None,
             served=served,
             stopping=Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf),

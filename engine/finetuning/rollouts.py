@@ -20,6 +20,7 @@ from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed,
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sequence import Sequence as Generation
 from logitless.models.adapters.stacked_lora import Choice
+from logitless.models.chat.tool_calls import Message, Parser, Style, ToolCall
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grade, Grader, Sample, graded
@@ -29,6 +30,7 @@ from logitless.training.step import Slice, Slices
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
+    from logitless.models.chat.template import ChatTemplate
     from logitless.models.model import Model
     from logitless.training.data.tokenize_rows import I32
 
@@ -113,15 +115,42 @@ class Rollouts:
         )
 
 
-def grading(grader: Grader, tokenizer: Tokenizer, n_threads: int = N_THREADS) -> GradeAll:
-    """Grades answers by their texts. `n_threads`: gradings at once."""
+def grading(
+    grader: Grader, tokenizer: Tokenizer, template: ChatTemplate | None = None, n_threads: int = N_THREADS
+) -> GradeAll:
+    """Grades answers by their texts, and by the calls in them of their row's tools as the `template`
+    writes calls. `n_threads`: gradings at once."""
+    calls = template.calls if template is not None else None
+    markers = (
+        [tokenizer.encode(text, add_special=False, parse_special=True) for text in calls.preserved] if calls else []
+    )
+    preserved = frozenset(ids[0] for ids in markers if len(ids) == 1)
+
+    def sample(tokens: I32, item: Mapping[str, Any]) -> Sample:
+        names = frozenset(_tools_of(item)) if calls else frozenset()
+        decoder = StreamDecoder(tokenizer, preserved=preserved if names else frozenset())
+        text = "".join(decoder.push(int(id)) for id in tokens if not tokenizer.is_eog(int(id))) + decoder.flush()
+        if not names:
+            return Sample(text)
+        parser = Parser(Style(calls=calls, names=names))
+        message = Message().add([*parser.push(text), *parser.finish()])
+        return Sample(message.content, [_call_row(call) for call in message.calls])
 
     def grade(tokens: I32, item: Mapping[str, Any]) -> Grade:
-        decoder = StreamDecoder(tokenizer)
-        text = "".join(decoder.push(int(id)) for id in tokens if not tokenizer.is_eog(int(id))) + decoder.flush()
-        return graded(grader, Sample(text), item)
+        return graded(grader, sample(tokens, item), item)
 
     return lambda answers: _on_threads(grade, answers, n_threads)
+
+
+def _tools_of(item: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the tools of a row, whose prompt has been made with them."""
+    for tool in item.get("tools") or ():
+        yield str(tool.get("function", tool).get("name"))
+
+
+def _call_row(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _on_threads(

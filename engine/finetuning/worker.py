@@ -467,7 +467,7 @@ class FineTuningWorker:
             prepared.validation,
             grpo=grpo,
             policy=self._policy,
-            grade=grading(grader, self._tokenizer),
+            grade=grading(grader, self._tokenizer, self._template),
             reference=base,
             served=served,
             **named,

@@ -72,7 +72,8 @@ def _ask(service: AsyncEngine, config: ServerConfig, body: dict[str, Any]) -> tu
         reply = ChatReply(job, served, config)
         return asyncio.run_coroutine_threadsafe(answer(), service.loop).result()
     except TimeoutError:
-        raise GradeFault(f"the model took more than {SECONDS:g} seconds", "model_grader_server_error") from None
+        told = f"the model took more than {SECONDS:g} seconds"
+        raise GradeFault(told, "model_grader_server_error", timed_out=True) from None
     except (RequestError, RuntimeError) as error:
         raise GradeFault(str(error), "model_grader_server_error") from None
 

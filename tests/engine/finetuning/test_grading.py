@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from logitless import LLM, SamplingParams
 from logitless.engine.finetuning.rollouts import N_THREADS, grading
 from logitless.errors import TrainingError
 from logitless.models import tokenizer
+from logitless.models.chat.template import ChatTemplate
 from logitless.training.graders import remote
 from logitless.training.graders.grade import Grade, GradeFault, Sample, Surroundings
 from logitless.training.scratch import byte_vocabulary
@@ -34,6 +36,36 @@ class Slow:
         if self.hangs(item["number"]):
             raise GradeFault("it took too long", timed_out=True)
         return Grade(1.0)
+
+
+class Kept:
+    """A grader that keeps the samples that it gets."""
+
+    name, kind = "kept", "python"
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+        self.rows.append(sample.row)
+        return Grade(1.0)
+
+
+def test_graders_see_the_calls_of_a_rows_tools(shared_data: Path) -> None:
+    source = (shared_data / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text()
+    words = tokenizer.from_metadata({name: key.value for name, key in byte_vocabulary()[0].items()}, path="bytes")
+    template, kept = ChatTemplate(source, bos_token="", eos_token="<|im_end|>"), Kept()
+    text = 'So: <tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    tokens = np.array(words.encode(text, add_special=False), np.int32)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    grade = grading(kept, words, template, n_threads=1)
+    assert [g.reward for g in grade([(tokens, {"tools": tools}), (tokens, {})])] == [1, 1]
+    called, plain = kept.rows
+    (call,) = called["output_tools"]
+    assert called["output_text"].strip() == "So:"
+    assert (call["type"], call["function"]["name"]) == ("function", "add")
+    assert json.loads(call["function"]["arguments"]) == {"a": 2}
+    assert (plain["output_text"], plain["output_tools"]) == (text, [])
 
 
 @pytest.mark.parametrize(
