@@ -59,7 +59,7 @@ def test_streams_are_those_of_one_process(client: OpenAI) -> None:
 def test_conversations_find_their_prefix_again(client: OpenAI) -> None:
     def converse(i: int) -> tuple[int, int]:
         """Reusable and reused tokens of a conversation's later turns."""
-        text, before, reusable, reused = f"{i} {TALE * 3}", 0, 0, 0
+        text, before, reusable, reused = f"{i} {TALE * 20}", 0, 0, 0
         for turn in range(6):
             answer = client.completions.create(model="stories260K", prompt=text, max_tokens=12, temperature=0)
             timings: Any = answer.model_extra["timings"]  # type: ignore[index]
