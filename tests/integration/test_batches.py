@@ -95,3 +95,29 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     lines.write_text("[]")
     assert run(str(lines), "-o", str(out)) == (1, f"logitless: {lines}: line 1: is no JSON object")
     assert run("-o", str(out)) == (2, "logitless: batch: FILE and -o FILE are required")
+
+
+def test_embeddings_of_a_batch_are_those_of_requests(
+    serve: ServerFactory, connect: ClientFactory, tmp_path: Path
+) -> None:
+    server = serve(None, *FLAGS, "--embedding", "--data-dir", str(tmp_path))
+    api = connect(f"{server.url}/v1", "none")
+    inputs: list[Any] = ["ROMEO:", ["JULIET:", "NURSE:"], 5]
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/embeddings", "body": {"model": "demo", "input": given}}
+        for i, given in enumerate(inputs)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = api.files.create(file=("lines.jsonl", content), purpose="batch").id
+    made = api.batches.create(input_file_id=file, endpoint="/v1/embeddings", completion_window="24h")
+    while (done := api.batches.retrieve(made.id)).status in ("validating", "in_progress", "finalizing"):
+        pass
+    assert done.output_file_id
+    assert done.error_file_id
+    answers = [json.loads(row) for row in api.files.content(done.output_file_id).text.splitlines()]
+    told = {row["custom_id"]: [one["embedding"] for one in row["response"]["body"]["data"]] for row in answers}
+    for i in range(2):
+        expected = api.embeddings.create(model="demo", input=inputs[i], encoding_format="float").data
+        assert told[str(i)] == [one.embedding for one in expected]
+    (wrong,) = map(json.loads, api.files.content(done.error_file_id).text.splitlines())
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("2", 400)

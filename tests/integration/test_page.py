@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.browser import Browser, Tab
+from tests.server.ui.test_access import AXE, LOOK
 
 KEY = "tür-key"
 
@@ -147,6 +148,11 @@ async def test_preferences_and_rewards(page: Tab) -> None:
         await page.fill("[aria-label='Answer to judge']", answer)
         await page.run("$('judge').click()")
         await page.until(f"$('reward')?.textContent === '{reward}'")
+    await page.run(AXE + "; all('details').forEach(d => (d.open = true)); 0")
+    for width, scheme in ((390, "dark"), (1280, "light")):
+        await page.look(width, 800, scheme)
+        assert await page.run(LOOK) == []
+        assert await page.run("document.documentElement.scrollWidth <= innerWidth")
     await page.fill("#grader", "{")
     await page.until("$('start').disabled && $('judge').disabled")
 

@@ -39,11 +39,11 @@ function Data({file, take, found}) {
     ${!file && html`<details><summary class="note">What rows look like</summary><pre class="mono scroll" tabindex="0">${EXAMPLE}</pre>
       <p class="note">Or <code>{"prompt": …, "completion": …}</code>, or <code>{"text": …}</code>, one a line. Answers are learned, questions are not.
         Preferences are <code>{"prompt": …, "chosen": …, "rejected": …}</code>; for rewards, prompts with any fields for the grader.</p></details>`}
-    ${found && html`<ul class="checks" role="status" id="checks">
+    ${found && html`<div role="status" id="checks"><ul class="checks">
       ${mostErrors(found.errors).map(text => html`<li class="bad">${text}</li>`)}
       ${found.notes.map(text => html`<li>${text}</li>`)}
       ${!found.errors.length && html`<li class="good">Nothing is wrong with this file.</li>`}
-    </ul>`}
+    </ul></div>`}
   </section>`;
 }
 
