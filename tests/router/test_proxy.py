@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from logitless.router.proxy import ask, pass_back, stream_over
+from logitless.router.proxy import OUTLIVES, ask, pass_back, stream_over
 from logitless.server.auth import Keys
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
 from logitless.server.config import ServerConfig
@@ -72,6 +72,7 @@ async def test_a_stream_is_over_when_the_child_says_so(last: Any, monkeypatch: p
     runner, port = await started(behind)
     child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
     request = make_mocked_request("POST", "/v1/completions", {"X-Conversation-Id": "c"})
+    request[OUTLIVES] = "c"
     async with aiohttp.ClientSession() as session:
         await stream_over(session, request, child)
         await runner.cleanup()

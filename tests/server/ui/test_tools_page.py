@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.chat_fakes import says
+from tests.server.ui.test_access import AXE, violations
 
 ASKS = ".call .asks"
 
@@ -75,3 +76,17 @@ async def test_other_tools_still_need_their_own_permission(page: Any, tmp_path: 
     assert (tmp_path / "b.txt").read_text() == "new"
     await page.ask("And a call of no tool", call("elsewhere", path="a.txt"))
     await page.until("one('.call textarea') || all('.answer').at(-1).textContent.includes('elsewhere')")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_nothing_is_violated(page: Any, width: int) -> None:
+    """By axe-core's rules; on a phone no button leaves the screen."""
+    await page.tab.look(width, 800, "dark")
+    await page.run(AXE + "; 0")
+    await page.ask("Read", call("read_file", path="a.txt"))
+    await page.until(f"one('{ASKS}')")
+    assert await violations(page) == []
+    assert await page.run(f"all('{ASKS} button').every(b => b.getBoundingClientRect().right < innerWidth)")
+    await page.click("#settings")
+    await page.until("one('[name=tool-read_file]')")
+    assert await violations(page) == []
