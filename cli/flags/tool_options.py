@@ -43,6 +43,14 @@ TOOLS = Group(
             "FILE",
             env="LLAMA_ARG_MCP_SERVERS_CONFIG",
         ),
+        Flag(
+            "--web-search",
+            "the MCP tool, SERVER_TOOL, that /v1/responses has as web_search; it takes a query",
+            text,
+            "",
+            "TOOL",
+            env="LOGITLESS_WEB_SEARCH",
+        ),
         Flag("--mcp-servers-json", "the same as JSON", text, "", "JSON", env="LLAMA_ARG_MCP_SERVERS_JSON"),
     ),
 )

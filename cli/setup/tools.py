@@ -27,6 +27,9 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
         for flag in ("tools_folder", "tools_runtime"):
             if getattr(options, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} is of --tools, which is not given")
+    search: str = options.web_search
+    if search and not any(search.startswith(f"{server.name}_") for server in servers):
+        raise UsageError(f"--web-search {search}: must be SERVER_TOOL of a server of --mcp-servers-config")
     if built_in or servers:
         _check_strangers(options)
     return settings.ToolSettings(
@@ -34,6 +37,7 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
         folder=_folder(options) if built_in else ".",
         runtime=_runtime(options, built_in),
         servers=servers,
+        web_search=search,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 from msgspec import to_builtins
 
-from logitless.engine.errors import Forbidden, InvalidRequest, RequestError, ServerFault
+from logitless.engine.errors import Forbidden, InvalidRequest, RequestError, ServerFault, Unavailable
 from logitless.engine.requests import Finished
 from logitless.server.api.blocks import BEGIN, CALL, END, MORE, Block
 from logitless.server.api.context import Context, client_of, json_response, sse
@@ -40,7 +40,16 @@ from logitless.server.protocol.answers.responses import (
 )
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.mcp_tools import McpChoice, is_mcp, mcp_choice, model_name
+from logitless.server.protocol.dialects.mcp_tools import (
+    SEARCH,
+    WEB_SEARCH,
+    McpChoice,
+    is_mcp,
+    is_search,
+    mcp_choice,
+    model_name,
+    search_function,
+)
 from logitless.server.protocol.dialects.responses import ResponsesBody, chat_body
 from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, read
 from logitless.server.protocol.media.sources import Unfetched
@@ -102,6 +111,9 @@ class _Loop:
         if len(set(labels)) < len(labels):
             bad_request("tools", "name the same MCP server twice")
         self.calls: dict[str, tuple[McpChoice, Tool]] = {}  # by the model's names
+        self._searches = [i for i, tool in enumerate(response.tools or ()) if is_search(tool)]
+        if len(self._searches) > 1 or (self._searches and not context.config.tools.web_search):
+            bad_request("tools", "have a web_search twice, or this server has none (--web-search)")
         self._namespaces: dict[int, dict[str, Any]] = {}
         self._lists: list[OutputItem] = []
         self.output: list[OutputItem] = []
@@ -120,6 +132,13 @@ class _Loop:
             self.calls |= {model_name(choice.label, tool.bare): (choice, tool) for tool in tools}
             if choice.label not in listed:
                 self._lists.append(_list_item(choice.label, tools, error))
+        for i in self._searches:
+            name = self._context.config.tools.web_search
+            found = await self._toolbox.find(name)
+            if found is None:
+                raise Unavailable(f"the search is not there now: the tool {name!r}")
+            self._namespaces[i] = search_function(f"tools[{i}]", (self._response.tools or ())[i], found)
+            self.calls[WEB_SEARCH] = SEARCH, found
         self._approvals = self._answered(items)
         self._first = await self._parsed(first=True)
 
@@ -196,7 +215,7 @@ class _Loop:
             error = f"not run: this response may have {self._most} calls"
         else:
             try:
-                arguments = json.loads(str(item.arguments) or "{}")
+                arguments = json.loads(reply.arguments(item))
             except ValueError:
                 arguments = None
             if isinstance(arguments, dict):
@@ -204,7 +223,11 @@ class _Loop:
                 error, item.output = answer.get("error", ""), None if "error" in answer else told(answer)
             else:
                 error = "the arguments are not a JSON object"
-        item.status, item.error = "completed", None
+        item.status = "failed" if error else "completed"
+        if item.type == "web_search_call":
+            item.output = error or item.output
+            return reply.ended(item, at)
+        item.error = None
         if error:
             item.status, item.output = "failed", None
             item.error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
@@ -268,6 +291,8 @@ class _Loop:
         choice = self._body.get("tool_choice")
         if not first:
             return "none" if choice == "none" else "auto"
+        if is_search(choice):
+            return {"type": "function", "name": WEB_SEARCH}
         if isinstance(choice, dict) and choice.get("type") == "mcp":
             if choice.get("name") is None:
                 return "required"
@@ -320,6 +345,7 @@ class _Reply(ResponsesReply):
         super().__init__(*loop.made(job))
         self._loop = loop
         self.n_before = len(loop.output)
+        self._arguments: dict[str, str] = {}  # of calls, by the ids of their items
         if loop.id:
             self.id, self.created = loop.id, loop.created
 
@@ -363,12 +389,17 @@ class _Reply(ResponsesReply):
 
     def began(self, item: OutputItem, at: int) -> bytes:
         """The events of a call that begins."""
+        kinds = ["mcp_call.in_progress"]
+        if item.type == "web_search_call":
+            kinds = ["web_search_call.in_progress", "web_search_call.searching"]
         added = self._event(ItemEvent, "response.output_item.added", output_index=at, item=item)
-        return added + self._event(McpEvent, "response.mcp_call.in_progress", output_index=at, item_id=item.id)
+        states = [self._event(McpEvent, f"response.{kind}", output_index=at, item_id=item.id) for kind in kinds]
+        return b"".join([added, *states])
 
     def ended(self, item: OutputItem, at: int) -> bytes:
         """The events of a call that has a result."""
-        state = self._event(McpEvent, f"response.mcp_call.{item.status}", output_index=at, item_id=item.id)
+        kind = "web_search_call.completed" if item.type == "web_search_call" else f"mcp_call.{item.status}"
+        state = self._event(McpEvent, f"response.{kind}", output_index=at, item_id=item.id)
         return state + self._event(ItemEvent, "response.output_item.done", output_index=at, item=item)
 
     def items(self) -> list[tuple[OutputItem, Tool | None]]:
@@ -377,8 +408,14 @@ class _Reply(ResponsesReply):
         for block in self._blocks.blocks:
             known = self._mcp(block)
             item = self._item(block, "incomplete" if block.cut else "completed")
-            found.append((item, known[1] if known and item.type == "mcp_call" and not block.cut else None))
+            runs = item.type in ("mcp_call", "web_search_call") and not block.cut
+            found.append((item, known[1] if known and runs else None))
+            self._arguments[item.id] = block.text
         return found
+
+    def arguments(self, item: OutputItem) -> str:
+        """The arguments of a call, as JSON."""
+        return self._arguments.get(item.id) or (item.arguments if isinstance(item.arguments, str) else "") or "{}"
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
@@ -402,6 +439,10 @@ class _Reply(ResponsesReply):
             return item
         choice, tool = known
         id, arguments = self._item_ids[block.index], "" if status == "in_progress" else block.text
+        if choice.searches:
+            query = "" if status == "in_progress" else _query(block.text)
+            action = {"type": "search", "query": query, "queries": [query]}
+            return OutputItem(id=f"ws_{id}", type="web_search_call", status=status, action=action)
         called: dict[str, Any] = {"server_label": choice.label, "name": tool.bare, "arguments": arguments}
         if choice.asks(tool):
             return OutputItem(id=f"mcpr_{id}", type="mcp_approval_request", **called)
@@ -419,6 +460,8 @@ class _Reply(ResponsesReply):
             return added + self._event(ItemEvent, "response.output_item.done", output_index=at, item=item)
         if step == BEGIN:
             return self.began(item, at)
+        if item.type == "web_search_call":
+            return b""
         of: dict[str, Any] = {"output_index": at, "item_id": item.id}
         if step == MORE:
             return self._event(DeltaEvent, "response.mcp_call_arguments.delta", **of, delta=text)
@@ -431,6 +474,15 @@ def _allowed_toolbox(request: web.Request, context: Context) -> Toolbox:
     if context.config.admin_api_key and not request[CLIENT].is_admin:
         raise Forbidden("tools that the server runs need the admin key")
     return toolbox
+
+
+def _query(arguments: str) -> str:
+    """The query of a search."""
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        return ""
+    return str(given.get("query", "")) if isinstance(given, dict) else ""
 
 
 def _list_item(label: str, tools: list[Tool], error: str) -> OutputItem:

@@ -42,6 +42,7 @@ class ToolSettings:
     folder: str = "."  # of file tools and commands
     runtime: str = ""  # the container of commands; "": none
     servers: tuple[McpSettings, ...] = ()
+    web_search: str = ""  # the MCP tool that OpenAI's web_search is; "": none
 
     def __bool__(self) -> bool:
         return bool(self.built_in or self.servers)

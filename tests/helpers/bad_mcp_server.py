@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__)
-TOOLS = ("add", "hang", "die", "flood", "pid", "many")
+TOOLS = ("search", "add", "hang", "die", "flood", "pid", "many")
 FLOODS = {
     "messages": b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}\n' * 100,
     "garbage": b"no message\n" * 1000,
@@ -33,7 +33,11 @@ def call(id: int, name: str, arguments: dict[str, Any]) -> None:
     if name == "die":
         print("the last words", file=sys.stderr, flush=True)
         os._exit(3)
-    text = {"add": str(arguments.get("a", 0) + arguments.get("b", 0)), "pid": str(os.getpid())}.get(name, "")
+    text = {
+        "search": f"Nothing is known of {arguments.get('query')}.",
+        "add": str(arguments.get("a", 0) + arguments.get("b", 0)),
+        "pid": str(os.getpid()),
+    }.get(name, "")
     send({"id": id, "result": {"content": [{"type": "text", "text": text}]}})
     if name == "flood":
         threading.Thread(target=flood, args=(FLOODS[arguments["kind"]],), daemon=True).start()

@@ -28,7 +28,8 @@ def test_flags_of_a_server(serve: ServerFactory, tmp_path: Path) -> None:
     server = serve(None, "--demo", *flags, "--mcp-servers-config", str(tmp_path / "servers.json"))
     assert server.get("/props")["endpoint_tools"] is True
     names = [entry["tool"] for entry in server.get("/tools")]
-    assert names[:3] == ["read_file", "get_info", "near_add"]
+    assert names[:2] == ["read_file", "get_info"]
+    assert "near_add" in names
     assert call(server, "read_file", path="a.txt") == {"plain_text_response": "hello\n"}
     assert call(server, "near_add", a=1, b=2) == {"plain_text_response": "3"}
     pid = int(call(server, "near_pid")["plain_text_response"])

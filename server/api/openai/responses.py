@@ -53,7 +53,7 @@ from logitless.server.protocol.answers.responses import (
 )
 from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
 from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.mcp_tools import is_mcp
+from logitless.server.protocol.dialects.mcp_tools import is_mcp, is_search
 from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, conversation_id, homes
 from logitless.server.protocol.fields import bad_request, read
 
@@ -67,7 +67,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
 
     def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Said]:
         response = read(ResponsesBody, body)
-        if context.config.tools.servers and any(map(is_mcp, response.tools or ())):
+        runs = context.config.tools
+        if runs.servers and any(is_mcp(tool) or (runs.web_search and is_search(tool)) for tool in response.tools or ()):
             raise ServerToolsAsked(response, body)
         if response.background and (not response.store or request[CLIENT].batch):
             bad_request("background", "is not there in a batch, nor with store: false")

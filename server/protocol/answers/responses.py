@@ -41,6 +41,7 @@ class OutputItem(Struct, kw_only=True):
         "mcp_list_tools",
         "mcp_call",
         "mcp_approval_request",
+        "web_search_call",
     ]
     call_id: Annotated[Opt[str], doc("of a call, to be named by its output")] = UNSET
     name: Annotated[Opt[str], doc("the function or the custom tool")] = UNSET
@@ -50,9 +51,10 @@ class OutputItem(Struct, kw_only=True):
     role: Annotated[Opt[Literal["assistant"]], doc("of a message")] = UNSET
     summary: Annotated[Opt[list[Any]], doc("of a thought; empty")] = UNSET
     content: Annotated[Opt[list[ContentPart]], doc("of a message or a thought")] = UNSET
+    action: Annotated[Opt[dict[str, Any]], doc("of a search: {type: search, query}")] = UNSET
     server_label: Annotated[Opt[str], doc("the MCP server")] = UNSET
     tools: Annotated[Opt[list[dict[str, Any]]], doc("of an MCP server")] = UNSET
-    output: Annotated[Opt[str | None], doc("of an MCP tool")] = UNSET
+    output: Annotated[Opt[str | None], doc("of an MCP tool or a search")] = UNSET
     error: Annotated[Opt[str | dict[str, Any] | None], doc("of an MCP server or tool")] = UNSET
     approval_request_id: Annotated[Opt[str | None], doc("the approval that the call had")] = UNSET
 
@@ -228,7 +230,7 @@ class WholeEvent(ResponseEvent, kw_only=True):
 
 
 class McpEvent(ResponseEvent, kw_only=True):
-    """A call of an MCP tool, or the list of a server's tools, begins or ends."""
+    """A call of an MCP tool, a search, or the list of a server's tools, begins or ends."""
 
     type: Literal[
         "response.mcp_call.in_progress",
@@ -237,6 +239,9 @@ class McpEvent(ResponseEvent, kw_only=True):
         "response.mcp_list_tools.in_progress",
         "response.mcp_list_tools.completed",
         "response.mcp_list_tools.failed",
+        "response.web_search_call.in_progress",
+        "response.web_search_call.searching",
+        "response.web_search_call.completed",
     ]
     output_index: int
     item_id: str

@@ -11,6 +11,7 @@ from logitless.server.protocol.dialects.responses import full_name
 from logitless.server.protocol.fields import as_text, bad_request
 from logitless.server.tools.tool import Tool
 
+WEB_SEARCH = "web_search"  # the model's name of the search
 _KNOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
 
 
@@ -35,6 +36,7 @@ class McpChoice:
     allowed: Filter
     always: Filter | None  # the tools that need approval
     never: Filter | None  # the tools that do not
+    searches: bool = False  # it is OpenAI's web_search
 
     def asks(self, tool: Tool) -> bool:
         """True where a call needs approval: OpenAI's default."""
@@ -64,6 +66,26 @@ def safe(name: str) -> str:
 def model_name(label: str, name: str) -> str:
     """The name by which the model calls a server's tool."""
     return full_name(label, safe(name))
+
+
+SEARCH = McpChoice("", Filter(), None, Filter(), searches=True)
+_SEARCHES = frozenset({"web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11"})
+_HINTS = ("type", "search_context_size")  # of a search
+
+
+def is_search(tool: object) -> bool:
+    """True for an entry that is OpenAI's search."""
+    return isinstance(tool, dict) and tool.get("type") in _SEARCHES
+
+
+def search_function(place: str, given: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+    """OpenAI's search as a function, which the model can call."""
+    for name, value in given.items():
+        if name not in _HINTS and value is not None:
+            bad_request(f"{place}.{name}", "is not there: the search takes a query")
+    query = {"type": "string", "description": "what to search for"}
+    parameters = {"type": "object", "properties": {"query": query}, "required": ["query"]}
+    return {"type": "function", "name": WEB_SEARCH, "description": tool.description, "parameters": parameters}
 
 
 def is_mcp(tool: object) -> bool:

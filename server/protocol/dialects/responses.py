@@ -158,6 +158,8 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
             names[f"messages[{len(messages) - 1}].content"] = f"input[{i}].output"
         elif kind == "mcp_call":
             _add_done(f"input[{i}]", messages, item)
+        elif kind == "web_search_call":
+            _add_search(messages, item)
         elif kind in _UNSEEN:
             continue
         elif kind == "reasoning":
@@ -180,6 +182,17 @@ def _add_done(where: str, messages: list[dict[str, Any]], item: Mapping[str, Any
     output, error = item.get("output"), item.get("error")
     text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False) if error else ""
     messages.append({"role": "tool", "tool_call_id": id, "content": text})
+
+
+def _add_search(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    """A search with what it found, where the item has that: of this server."""
+    action, output = item.get("action"), item.get("output")
+    if isinstance(action, dict) and isinstance(output, str):
+        arguments = json.dumps({"query": str(action.get("query"))}, ensure_ascii=False)
+        id = str(item.get("id"))
+        call = {"id": id, "type": "function", "function": {"name": "web_search", "arguments": arguments}}
+        _assistant(messages).setdefault("tool_calls", []).append(call)
+        messages.append({"role": "tool", "tool_call_id": id, "content": output})
 
 
 def _call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from tests.helpers.chat_fakes import HERMES_LIKE, chatting, named_events
 from tests.helpers.http_fakes import Running
 from tests.server.api.test_strict_types import parsed
 
-SERVERS = ToolSettings(servers=(McpSettings("sums", (sys.executable, "-S", str(HERE)), seconds=20.0),))
+SUMS = McpSettings("sums", (sys.executable, "-S", str(HERE)), seconds=20.0)
+SERVERS = ToolSettings(servers=(SUMS,), web_search="sums_search")
 MCP: dict[str, Any] = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
 ADD: Any = {"type": "function", "name": "own", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
@@ -62,7 +63,7 @@ async def test_calls_until_an_answer(server: Running):
     response = parsed(Response, reply)
     assert response.output_text == "Adding.It is 7."
     listed, _, first, second, _ = response.output
-    assert (listed.server_label, listed.tools[0].name) == ("sums", "add")
+    assert (listed.server_label, listed.tools[1].name) == ("sums", "add")
     assert (first.name, first.output, first.status, first.error) == ("add", "3", "completed", None)
     assert (second.arguments, second.output) == ('{"a": 3, "b": 4}', "7")
     assert prompts(server)[-1].endswith("[tool]7[assistant]")
@@ -210,3 +211,25 @@ async def test_who_may_have_them_called():
         by_turns(server, "x")
         assert (await server.post("/v1/responses", body, headers=key))[0] == 403
         assert (await server.post("/v1/responses", body, headers=admin))[0] == 200
+
+
+async def test_web_search(server: Running):
+    search = {"type": "web_search", "search_context_size": "low"}
+    by_turns(server, call("web_search", query="Ophir"), "It is lost.")
+    asked = {"input": "Where is Ophir?", "tools": [search], "tool_choice": {"type": "web_search_preview"}}
+    data = await named_events(server, "/v1/responses", asked)
+    for event in data:
+        parsed(ResponseStreamEvent, event)
+    kinds_told = [event["type"] for event in data]
+    for kind in ("in_progress", "searching", "completed"):
+        assert kinds_told.count(f"response.web_search_call.{kind}") == 1
+    reply = parsed(Response, data[-1]["response"])
+    found, message = reply.output
+    assert (found.type, found.status, found.action.query) == ("web_search_call", "completed", "Ophir")
+    assert message.content[0].text == "It is lost."
+    assert prompts(server)[-1].endswith("[tool]Nothing is known of Ophir.[assistant]")
+    by_turns(server, "Yes.")
+    await server.post("/v1/responses", {"input": "Sure?", "previous_response_id": reply.id, "tools": [search]})
+    assert "[tool]Nothing is known of Ophir." in prompts(server)[-1]
+    for tools in ([search, search], [{**search, "filters": {"allowed_domains": ["a"]}}]):
+        assert (await server.post("/v1/responses", {"input": "x", "tools": tools}))[0] == 400

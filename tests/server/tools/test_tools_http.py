@@ -109,6 +109,7 @@ CONFIG = '{"mcpServers": {"a": {"command": "x"}}}'
         (("--mcp-servers-config", "{folder}/none"), "No such file"),
         (("--mcp-servers-config", "{folder}/bad.json"), "bad.json: is not JSON"),
         (("--mcp-servers-config", "{folder}/good.json", "--mcp-servers-json", CONFIG), "two servers 'a'"),
+        (("--mcp-servers-json", CONFIG, "--web-search", "b_search"), "--web-search b_search: must be SERVER_TOOL"),
         (("--agent",), ""),
     ],
 )
