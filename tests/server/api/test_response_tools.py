@@ -83,8 +83,7 @@ async def test_calls_until_an_answer(server: Running):
 async def test_the_stream_tells_the_same(server: Running):
     by_turns(server, "Adding." + call("sums__add", a=1, b=2), "It is 3.")
     data = await named_events(server, "/v1/responses", {"input": "1 + 2?", "tools": [MCP]})
-    for event in data:
-        parsed(ResponseStreamEvent, event)
+    assert len(parsed(list[ResponseStreamEvent], data)) == len(data)
     assert [event["sequence_number"] for event in data] == list(range(len(data)))
     told = [event["type"].removeprefix("response.") for event in data]
     for kind in ("mcp_list_tools.completed", "mcp_call.in_progress", "mcp_call_arguments.done", "mcp_call.completed"):
@@ -218,8 +217,7 @@ async def test_web_search(server: Running):
     by_turns(server, call("web_search", query="Ophir"), "It is lost.")
     asked = {"input": "Where is Ophir?", "tools": [search], "tool_choice": {"type": "web_search_preview"}}
     data = await named_events(server, "/v1/responses", asked)
-    for event in data:
-        parsed(ResponseStreamEvent, event)
+    assert len(parsed(list[ResponseStreamEvent], data)) == len(data)
     kinds_told = [event["type"] for event in data]
     for kind in ("in_progress", "searching", "completed"):
         assert kinds_told.count(f"response.web_search_call.{kind}") == 1

@@ -140,16 +140,15 @@ async def test_a_server_that_floods_is_ended(kind: str) -> None:
     [
         (McpSettings("gone", ("no-such-command",)), "there is no 'no-such-command'"),
         (McpSettings("ends", ("sh", "-c", "echo wrong flag >&2; exit 2")), "wrong flag"),
-        (McpSettings("mute", ("sleep", "99")), "did not greet within 0.5 seconds"),
+        (McpSettings("mute", ("sleep", "99")), "did not greet within 0.3 seconds"),
         (McpSettings("far", url="http://127.0.0.1:1/mcp"), "connection"),
     ],
 )
 async def test_servers_that_cannot_be_had(
     settings: McpSettings, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mcp_server_module, "START_SECONDS", 0.5)
+    monkeypatch.setattr(mcp_server_module, "START_SECONDS", 0.3)
     async with boxed(settings) as toolbox:
-        assert await toolbox.tools() == {}
         with pytest.raises(mcp_server_module.ToolError) as caught:
             await toolbox.servers[settings.name].tools()
     assert reason in str(caught.value).lower()
