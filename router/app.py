@@ -123,6 +123,8 @@ class Router:
             tools.add_tools(app, config, self._keys)
         app.router.add_get(prefix + "/tools", tools.tools)
         app.router.add_post(prefix + "/tools", tools.call)
+        for method in ("GET", "POST", "DELETE"):
+            app.router.add_route(method, prefix + "/cors-proxy", tools.proxy)
         guarded = bool(config.admin_api_key)
         OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded).add_to(app, prefix)
         for method, path in endpoints():  # routes added above take precedence

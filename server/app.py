@@ -103,6 +103,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("POST", "/tools", "tools.call"),
     ("GET", "/cors-proxy", "tools.proxy"),
     ("POST", "/cors-proxy", "tools.proxy"),
+    ("DELETE", "/cors-proxy", "tools.proxy"),
     ("GET", "/tokenizer_info", "llamacpp.text.tokenizer_info"),
     ("GET", "/api/tags", "ollama.models.tags"),
     ("GET", "/api/ps", "ollama.models.ps"),

@@ -42,7 +42,12 @@ _OWN = frozenset(  # flags of the router that children do not inherit
         *("help", "help_all", "version"),
     )
 )
-_TOOLS = frozenset({"tools", "tools_folder", "tools_runtime", "mcp_servers_config", "mcp_servers_json", "web_search"})
+_TOOLS = frozenset(
+    (
+        *("tools", "tools_folder", "tools_runtime", "mcp_servers_config", "mcp_servers_json"),
+        *("web_search", "ui_mcp_proxy"),
+    )
+)
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
 _REFUSED = (*_SOURCES, "alias", "path")
 

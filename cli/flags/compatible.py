@@ -132,12 +132,6 @@ COMPATIBLE = Group(
         ),
         *(_later(f"--{name}", why="-hf names its repository") for name in _PRESETS),
         _later("-mmdev --mmproj-device", "MTMD_BACKEND_DEVICE", value="NAME", why="the encoder runs on --device"),
-        _later(
-            "--ui-mcp-proxy --webui-mcp-proxy",
-            "LLAMA_ARG_UI_MCP_PROXY",
-            off="--no-ui-mcp-proxy --no-webui-mcp-proxy",
-            why="the server connects to MCP servers by itself: --mcp-servers-config",
-        ),
         _later("-ag --agent", "LLAMA_ARG_AGENT", off="-no-ag --no-agent", why="--tools all is that"),
     ),
 )

@@ -44,6 +44,13 @@ TOOLS = Group(
             env="LLAMA_ARG_MCP_SERVERS_CONFIG",
         ),
         Flag(
+            "--ui-mcp-proxy --webui-mcp-proxy",
+            "let pages reach the MCP servers that have an address, and nothing else, through /cors-proxy",
+            default=False,
+            env="LLAMA_ARG_UI_MCP_PROXY",
+            off="--no-ui-mcp-proxy --no-webui-mcp-proxy",
+        ),
+        Flag(
             "--web-search",
             "the MCP tool, SERVER_TOOL, that /v1/responses has as web_search; it takes a query",
             text,

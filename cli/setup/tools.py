@@ -30,6 +30,8 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
     search: str = options.web_search
     if search and not any(search.startswith(f"{server.name}_") for server in servers):
         raise UsageError(f"--web-search {search}: must be SERVER_TOOL of a server of --mcp-servers-config")
+    if options.ui_mcp_proxy and not any(server.url for server in servers):
+        raise UsageError("--ui-mcp-proxy reaches servers of --mcp-servers-config that have a url, and there is none")
     if built_in or servers:
         _check_strangers(options)
     return settings.ToolSettings(
@@ -37,6 +39,7 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
         folder=_folder(options) if built_in else ".",
         runtime=_runtime(options, built_in),
         servers=servers,
+        proxy=options.ui_mcp_proxy,
         web_search=search,
     )
 

@@ -15,8 +15,10 @@ from logitless.server.api.context import client_of, json_response
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
+from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 from logitless.server.origins import is_local
+from logitless.server.outgoing.mcp_proxy import pass_through
 from logitless.server.protocol.answers.llamacpp import ToolEntry, ToolPermissions
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.tools.tool import Tool
@@ -24,6 +26,7 @@ from logitless.server.tools.toolbox import Toolbox
 
 TOOLBOX: web.AppKey[Toolbox] = web.AppKey("toolbox", Toolbox)
 _KEYS: web.AppKey[Keys] = web.AppKey("keys of tools", Keys)
+_PROXY: web.AppKey[ServerConfig] = web.AppKey("settings of the proxy", ServerConfig)
 _FLAGS = "--tools, --mcp-servers-config"
 
 
@@ -38,7 +41,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 def add_tools(app: web.Application, config: ServerConfig, keys: Keys) -> None:
     """Give an application its tools, from its start to its end. A router's servers connect to MCP servers once
     somebody asks."""
-    app[TOOLBOX], app[_KEYS] = Toolbox(config.tools), keys
+    app[TOOLBOX], app[_KEYS], app[_PROXY] = Toolbox(config.tools), keys, config
     app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=not config.behind_router))
 
 
@@ -64,10 +67,22 @@ async def call(request: web.Request) -> web.Response:
     return json_response(await toolbox.call(tool, asked.params, client_of(request)))
 
 
-async def proxy(request: web.Request) -> web.Response:
-    """llama-server's proxy for pages, as it answers where it has not been turned on: the server connects to MCP
-    servers by itself."""
-    raise Forbidden("this server fetches nothing for pages; it calls MCP servers by itself (--mcp-servers-config)")
+async def proxy(request: web.Request) -> web.StreamResponse:
+    """llama-server's proxy for pages, to the addresses of the configured MCP servers and nowhere else."""
+    settings, toolbox = request.app.get(_PROXY), request.app.get(TOOLBOX)
+    if settings is None or toolbox is None or not settings.tools.proxy:
+        raise Forbidden("this server fetches nothing for pages (--ui-mcp-proxy)")
+    toolbox_of(request)
+    if settings.admin_api_key and not request[CLIENT].is_admin:
+        raise Forbidden("this needs the admin key")
+    url = request.query.get("url", "")
+    server = next((each.settings for each in toolbox.servers.values() if url and each.settings.url == url), None)
+    if server is None:
+        raise Forbidden(f"the address {url[:200]!r} is none of a configured MCP server")
+    if request.method == "DELETE":  # the end of a session
+        return web.Response()
+    async with request.app[BODIES].read(request, client_of(request)) as body:
+        return await pass_through(request, server, body)
 
 
 def toolbox_of(request: web.Request) -> Toolbox:

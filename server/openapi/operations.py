@@ -94,6 +94,7 @@ _BATCHES, _MESSAGE_BATCHES = "/v1/batches", "/v1/messages/batches"
 _ORDER: dict[str, Any] = {"order": Literal["asc", "desc"]}
 _PAGE: dict[str, Any] = {"limit": Annotated[int, Meta(ge=1, le=10_000)], "after": str}
 _FROM: dict[str, Any] = {"from": Annotated[int, Meta(ge=0)]}
+_URL: dict[str, Any] = {"url": str}
 _CONVERSATION: dict[str, Any] = {"conv_id": str}
 _ACTION: dict[str, Any] = {"action": Literal["save", "restore", "erase", "fork"]}
 _SAID = [{"role": "user", "content": "Hello"}]
@@ -122,8 +123,24 @@ OPERATIONS: tuple[Operation, ...] = (
     _post("/props", "server", "Change properties (needs --props)", (), llamacpp.Done, example={}),
     _get("/metrics", "server", "Prometheus metrics (needs --metrics)", answer=str, media="text/plain"),
     _get("/openapi.json", "server", "This document", answer=models.ApiDocument),
-    _get("/cors-proxy", "server", "Refused: nothing is fetched for clients", refused=True),
-    _post("/cors-proxy", "server", "Refused: nothing is fetched for clients", refused=True),
+    _get(
+        "/cors-proxy",
+        "server",
+        "A configured MCP server's answer (needs --ui-mcp-proxy)",
+        answer=bytes,
+        media="application/octet-stream",
+        query=_URL,
+    ),
+    _post(
+        "/cors-proxy",
+        "server",
+        "The same of a body (needs --ui-mcp-proxy)",
+        (),
+        bytes,
+        media="application/octet-stream",
+        query=_URL,
+    ),
+    _delete("/cors-proxy", "server", "End of a session: nothing is sent on", query=_URL, empty=200),
     _get(
         "/tools", "server", "Tools that the server runs (needs --tools or MCP servers)", answer=list[llamacpp.ToolEntry]
     ),

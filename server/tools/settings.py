@@ -42,6 +42,7 @@ class ToolSettings:
     folder: str = "."  # of file tools and commands
     runtime: str = ""  # the container of commands; "": none
     servers: tuple[McpSettings, ...] = ()
+    proxy: bool = False  # whether pages may reach the servers' addresses through /cors-proxy
     web_search: str = ""  # the MCP tool that OpenAI's web_search is; "": none
 
     def __bool__(self) -> bool:
