@@ -60,8 +60,9 @@ def _digest(module: str) -> str:
 
 
 def _symbol(name: str) -> str:
-    """Exported symbol of a kernel: `matmul:q8_0` → `logitless_matmul_q8_0`."""
-    return "logitless_" + "".join(c if c.isalnum() else "_" for c in name)
+    """Exported symbol of a kernel: `matmul:q8_0` → `logitless_matmul.q8_0`. No two kernels have the
+    same: `x:f32` is not `x_f32`."""
+    return "logitless_" + "".join(c if c.isalnum() or c == "_" else "." for c in name)
 
 
 def compile_kernel(name: str) -> bytes:

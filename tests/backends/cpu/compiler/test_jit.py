@@ -58,6 +58,10 @@ def no_compiler(name: str) -> bytes:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about a register of x86-64")
+def test_kernels_of_similar_names_have_symbols_of_their_own() -> None:
+    assert kernel_source._symbol("x:f32") != kernel_source._symbol("x_f32")
+
+
 def test_machine_code_reserves_rbp() -> None:
     """The prologue sets up the frame pointer: push rbp; mov rbp, rsp.
 
