@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from logitless.cli.commands import selftest
+from logitless.cli.commands.machine import selftest
 from logitless.cli.commands.planning.dry_run import DryRunEngine
 from logitless.cli.main import main
 from logitless.engine.batch import StepResult, UBatch
