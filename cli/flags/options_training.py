@@ -226,6 +226,7 @@ _FINETUNE = (
             Flag("--n-samples", "answers to a prompt", whole(2, 512), 8),
             Flag("--n-updates", "optimizer steps on the same answers", whole(1, 64), 1),
             Flag("--max-completion-tokens", "tokens of an answer at most (default: 256, if there is room)", whole(1)),
+            Flag("--max-tool-turns", "turns of an answer whose tool calls the endpoint answers", whole(0, 64), 0),
             Flag("--clip-range", "bound of ratios around 1", number(1e-3, 1), 0.2, "X"),
             Flag("--loss-type", "grpo or dr_grpo", choice("grpo", "dr_grpo"), "grpo", "NAME"),
             Flag("--eval-samples", "answers to a prompt that validates", whole(1, 512), 1),

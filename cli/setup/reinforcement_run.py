@@ -26,7 +26,8 @@ N_SLOTS = 8  # answers that are sampled at once
 def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, resumed: Checkpoint | None) -> int:
     """Train, and write `output` as training_run.run does. TrainingError: the data or the grader."""
     from logitless.engine.finetuning.reinforcement_job import room_of
-    from logitless.engine.finetuning.rollouts import Rollouts, grading
+    from logitless.engine.finetuning.rollouts import Rollouts
+    from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
     from logitless.engine.loading.open_model import open_model
     from logitless.engine.loading.options import ModelOptions
     from logitless.training.adapters.lora import lora as define_lora
@@ -51,6 +52,8 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
     model = open_model(path, ModelOptions(device=o.device, threads=o.threads, parallel=N_SLOTS), generates=True)
     prompts = prompts_of(rows_of(o.file, o.file), model.tokenizer, model.template, o.file)
     grpo = grpo_of(o)
+    reader = AnswerReader(model.tokenizer, model.template)
+    ask_tools = tools_of(grader, grpo.max_tool_turns, reader)
     n_ctx = model.hparams.n_ctx_train
     grpo = replace(grpo, max_tokens=o.max_completion_tokens or min(256, n_ctx - 1 - int(prompts.sizes.max())))
     o.ctx_size = room_of(int(prompts.sizes.max()), grpo.max_tokens, n_ctx)
@@ -87,7 +90,8 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
             validation,
             grpo=grpo,
             policy=Rollouts(scheduler, engine, trainable.model, "train"),
-            grade=grading(grader, model.tokenizer, model.template),
+            grade=grading(grader, reader),
+            ask_tools=ask_tools,
             reference=reference_steps(session, engine.model, settings, served, "train") if grpo.beta > 0 else None,
             served=served,
             stopping=Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf),
@@ -129,6 +133,7 @@ def grpo_of(o: SimpleNamespace) -> GRPO:
     return GRPO(
         n_samples=o.n_samples,
         n_updates=o.n_updates,
+        max_tool_turns=o.max_tool_turns,
         beta=o.beta or 0.0,
         clip=o.clip_range,
         loss_type=o.loss_type,

@@ -15,7 +15,8 @@ _SEPARATORS = ("separate_with_eos", "separate_with_bos")
 _OPTIONS = ("lora_r", "lora_alpha", "lora_target_modules", "lora_rslora", "lora_dora", "lora_init")
 _ADAPTER = (*_OPTIONS, "lora_plus_ratio")
 _GRADERS = ("grader", "allow_graders", "grader_url", "grader_api_key")
-_REWARDED = (*_GRADERS, "n_samples", "n_updates", "max_completion_tokens", "clip_range", "loss_type", "eval_samples")
+_ANSWERS = ("n_samples", "max_completion_tokens", "max_tool_turns", "eval_samples")
+_REWARDED = (*_GRADERS, *_ANSWERS, "n_updates", "clip_range", "loss_type")
 _TEXTS = ("stride", "sample_start")
 _WITHOUT_TRAINING = frozenset(  # what --only-write-lora uses, or compares with the checkpoint's
     [

@@ -63,6 +63,7 @@ REINFORCED: dict[str, Any] = {  # hyperparameters that only this method has
     "n_samples": "auto",
     "n_updates": 1,
     "max_completion_tokens": "auto",
+    "max_tool_turns": 0,
     "beta": 0.0,
     "clip_range": 0.2,
     "loss_type": "grpo",

@@ -76,6 +76,7 @@ def grpo_of(h: Hyperparameters) -> GRPO:
         n_samples=own["n_samples"],
         n_updates=own["n_updates"],
         max_tokens=own["max_completion_tokens"],
+        max_tool_turns=own["max_tool_turns"],
         beta=own["beta"],
         clip=own["clip_range"],
         loss_type=own["loss_type"],

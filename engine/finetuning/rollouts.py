@@ -7,11 +7,10 @@ for users. Answers to one prompt share its prefix."""
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,21 +19,16 @@ from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed,
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sequence import Sequence as Generation
 from logitless.models.adapters.stacked_lora import Choice
-from logitless.models.chat.tool_calls import Message, Parser, Style, ToolCall
-from logitless.models.tokenizer import StreamDecoder, Tokenizer
 from logitless.training.errors import TrainingError
-from logitless.training.graders.grade import Grade, Grader, Sample, graded
-from logitless.training.policy.reinforcement import Answer, GradeAll
+from logitless.training.policy.reinforcement import Answer
 from logitless.training.step import Slice, Slices
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
-    from logitless.models.chat.template import ChatTemplate
     from logitless.models.model import Model
     from logitless.training.data.tokenize_rows import I32
 
-N_THREADS = 8  # gradings at once
 NOTHING_TO_DO = Slice(math.inf)  # users have all slots
 
 
@@ -51,11 +45,12 @@ class Rollouts:
         self._weight_sets.recall(self.handle)
 
     def sample(
-        self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: int, version: int
+        self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: Sequence[int], version: int
     ) -> Slices[list[Answer]]:
         """An answer to each prompt, in slices. TrainingError: one cannot be sampled."""
         requests = [
-            self._request(prompt, seed, max_tokens, version) for prompt, seed in zip(prompts, seeds, strict=True)
+            self._request(prompt, seed, most, version)
+            for prompt, seed, most in zip(prompts, seeds, max_tokens, strict=True)
         ]
         waiting, running = deque(range(len(requests))), dict[Generation, int]()
         tokens: list[list[tuple[int, float]]] = [[] for _ in requests]
@@ -113,78 +108,3 @@ class Rollouts:
             priority=BATCH_PRIORITY + 1,
             background=True,
         )
-
-
-def grading(
-    grader: Grader, tokenizer: Tokenizer, template: ChatTemplate | None = None, n_threads: int = N_THREADS
-) -> GradeAll:
-    """Grades answers by their texts, and by the calls in them of their row's tools as the `template`
-    writes calls. `n_threads`: gradings at once."""
-    calls = template.calls if template is not None else None
-    markers = (
-        [tokenizer.encode(text, add_special=False, parse_special=True) for text in calls.preserved] if calls else []
-    )
-    preserved = frozenset(ids[0] for ids in markers if len(ids) == 1)
-
-    def sample(tokens: I32, item: Mapping[str, Any]) -> Sample:
-        names = frozenset(_tools_of(item)) if calls else frozenset()
-        decoder = StreamDecoder(tokenizer, preserved=preserved if names else frozenset())
-        text = "".join(decoder.push(int(id)) for id in tokens if not tokenizer.is_eog(int(id))) + decoder.flush()
-        if not names:
-            return Sample(text)
-        parser = Parser(Style(calls=calls, names=names))
-        message = Message().add([*parser.push(text), *parser.finish()])
-        return Sample(message.content, [_call_row(call) for call in message.calls])
-
-    def grade(tokens: I32, item: Mapping[str, Any]) -> Grade:
-        return graded(grader, sample(tokens, item), item)
-
-    return lambda answers: _on_threads(grade, answers, n_threads)
-
-
-def _tools_of(item: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the tools of a row, whose prompt has been made with them."""
-    for tool in item.get("tools") or ():
-        yield str(tool.get("function", tool).get("name"))
-
-
-def _call_row(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _on_threads(
-    grade: Callable[[I32, Mapping[str, Any]], Grade], answers: Sequence[tuple[I32, Mapping[str, Any]]], n: int
-) -> list[Grade]:
-    """The grades, by daemon threads: the process may end meanwhile. After `n` gradings one after
-    another whose time ran out, the grader is not asked again: the other answers have their fault."""
-    found: list[Any] = [None] * len(answers)
-    left: Iterator[tuple[int, tuple[I32, Mapping[str, Any]]]] = iter(enumerate(answers))
-    lock = threading.Lock()
-    n_timed_out, last = 0, Grade(0.0)
-
-    def work() -> None:
-        nonlocal n_timed_out, last
-        while True:
-            with lock:
-                i, answer = next(left, (-1, None))
-                hangs = n_timed_out >= n
-            if answer is None:
-                return
-            try:
-                found[i] = last if hangs else grade(*answer)
-            except Exception as error:
-                found[i] = error
-                continue
-            with lock:
-                last = found[i]
-                n_timed_out = n_timed_out + 1 if last.timed_out else 0
-
-    threads = [threading.Thread(target=work, name="grader", daemon=True) for _ in range(min(n, len(answers)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if error := next((one for one in found if isinstance(one, Exception)), None):
-        raise error
-    return found

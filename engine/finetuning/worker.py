@@ -444,7 +444,8 @@ class FineTuningWorker:
 
     def _reinforcement(self, job: Row, prepared: Prepared, trainable: Trainable, named: dict[str, Any]) -> Trainer:
         """The trainer of a job that learns from rewards."""
-        from logitless.engine.finetuning.rollouts import Rollouts, grading
+        from logitless.engine.finetuning.rollouts import Rollouts
+        from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
         from logitless.training.graders.grade import Surroundings
         from logitless.training.graders.parse import parse_grader
         from logitless.training.policy.reinforcement import ReinforcementTrainer, reference_steps
@@ -454,6 +455,8 @@ class FineTuningWorker:
         assert grpo is not None
         assert self._scheduler is not None
         grader = parse_grader(grader_row(job), self._around() if self._around is not None else Surroundings())
+        reader = AnswerReader(self._tokenizer, self._template)
+        ask_tools = tools_of(grader, grpo.max_tool_turns, reader)
         served = None
         if is_served(engine.hparams):
             types, prefix = (engine.options.type_k, engine.options.type_v), named["prefix"]
@@ -467,7 +470,8 @@ class FineTuningWorker:
             prepared.validation,
             grpo=grpo,
             policy=self._policy,
-            grade=grading(grader, self._tokenizer, self._template),
+            grade=grading(grader, reader),
+            ask_tools=ask_tools,
             reference=base,
             served=served,
             **named,

@@ -20,7 +20,7 @@ from logitless.server.protocol.fields import article, bad_request, read
 from logitless.training.adapters.options import HYPERPARAMETERS, STARTS, lora_options
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
-from logitless.training.graders.parse import parse_grader
+from logitless.training.graders.parse import endpoint_of, parse_grader
 from logitless.training.methods.grpo import LOSSES
 from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
 from logitless.training.reporting.trackers import KINDS, TENSORBOARD, WANDB
@@ -88,6 +88,9 @@ class ReinforcementHyperparametersBody(AdapterBody, frozen=True, kw_only=True):
     n_samples: Annotated[int, _count("answers to a prompt; without it, compute_multiplier says", 512, 2)]
     n_updates: Annotated[int, _count("optimizer steps on the same answers", 64)]
     max_completion_tokens: Annotated[int, _count("tokens of an answer at most", 1 << 16)]
+    max_tool_turns: Annotated[
+        int, _count("turns of an answer whose tool calls the grader's endpoint answers (0)", 64, low=0)
+    ]
     eval_interval: Annotated[int, _count("steps between two validations")]
     eval_samples: Annotated[int, _count("answers to a prompt that validates", 512)]
     reasoning_effort: Annotated[str, Param("where the chat template has it", choices=_EFFORTS)]
@@ -207,11 +210,14 @@ def new_job(
         bad_request(f"method.{other}", f"is not of the type {kind}")
     given: MethodBody | ReinforcementBody | None = getattr(asked.method, kind)
     grader = given.grader if isinstance(given, ReinforcementBody) else None
+    judge: Grader | None = None
     if kind == REINFORCEMENT:
         if grader is None:
             bad_request("method.reinforcement.grader", "is required: it gives the rewards")
-        grader_of(grader, around or Surroundings(), "method.reinforcement.grader")
+        judge = grader_of(grader, around or Surroundings(), "method.reinforcement.grader")
     h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start, weights)
+    if h.get("max_tool_turns") and judge is not None and endpoint_of(judge) is None:
+        bad_request("hyperparameters.max_tool_turns", "needs a grader of type endpoint, which answers the tools")
     if h["validation_split"] and asked.validation_file:
         bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
     if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):

@@ -20,9 +20,17 @@ from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.prompts import Prompts
 from logitless.training.data.sampler import ExampleSampler
+from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grade
 from logitless.training.methods.grpo import GRPO, of_answers
-from logitless.training.policy.reinforcement import Answer, Batch, ReinforcementTrainer, reference_steps
+from logitless.training.policy.reinforcement import (
+    Answer,
+    AskTools,
+    Batch,
+    ReinforcementTrainer,
+    ToolTurn,
+    reference_steps,
+)
 from logitless.training.policy.served_forward import ServedForward
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
@@ -87,6 +95,8 @@ def test_batches_are_kept_to_the_bit() -> None:
     answers = tuple(
         Answer(rng.integers(0, 99, n).astype(np.int32), -rng.exponential(size=n).astype(np.float32)) for n in (3, 1, 4)
     )
+    results = np.array([7, 8], np.int32)
+    answers = (*answers[:2], answers[2].continued(results, answers[0]))
     prompts = tuple(np.arange(n, dtype=np.int32) for n in (2, 5, 1))
     batch = Batch(prompts, answers, np.array([[0.1, np.nan, 3]]), tuple(a.log_probs * 2 for a in answers), 1)
     back = Batch.of_arrays(batch.arrays())
@@ -99,6 +109,8 @@ def test_batches_are_kept_to_the_bit() -> None:
     for a, b, r in zip(answers, back.answers, back.reference, strict=True):
         assert a.log_probs.tobytes() == b.log_probs.tobytes()
         assert r.tobytes() == (a.log_probs * 2).tobytes()
+        assert a.is_sampled.tolist() == b.is_sampled.tolist()
+    assert back.answers[2].is_sampled.tolist() == [True] * 4 + [False] * 2 + [True] * 3
 
 
 # -- the trainer and the sampler
@@ -124,7 +136,11 @@ class Run:
         return ServedForward.define(self.runner.session, self.runner.hparams, n, LENGTH, self.types, prefix)
 
     def trainer(
-        self, prompts: list[list[int]], reward: Callable[[Any, Any], float], **grpo: Any
+        self,
+        prompts: list[list[int]],
+        reward: Callable[[Any, Any], float],
+        ask_tools: AskTools | None = None,
+        **grpo: Any,
     ) -> ReinforcementTrainer:
         ids = tuple(np.array(p, np.int32) for p in prompts)
         order = ExampleSampler(Prompts(ids, ({},) * len(ids)), np.arange(len(ids), dtype=np.int32), "prompts")
@@ -141,6 +157,7 @@ class Run:
             grpo=GRPO(n_samples=4, max_tokens=12, **grpo),
             policy=self.policy,
             grade=lambda answers: [Grade(reward(*answer)) for answer in answers],
+            ask_tools=ask_tools,
             reference=base,
             prefix="run",
             served=served,
@@ -165,7 +182,7 @@ def run(model: Path) -> Iterator[Run]:
 
 def answers_of(run: Run, n: int, n_tokens: int) -> tuple[list[Any], list[Answer]]:
     prompts = [np.array([1, 70 + i % 7, 100, 40 + i % 3][: 2 + i % 3], np.int32) for i in range(n)]
-    return prompts, outcome(run.policy.sample(prompts, list(range(n)), n_tokens, 0))
+    return prompts, outcome(run.policy.sample(prompts, list(range(n)), [n_tokens] * n, 0))
 
 
 def assert_same_log_probs(run: Run, n: int) -> None:
@@ -195,6 +212,47 @@ def test_samplers_log_probabilities_are_the_trainers(
     run = Run(model, device)
     assert_same_log_probs(run, 10_000 if request.config.getoption("--long") else 480 if device == "cpu" else 192)
     run.close()
+
+
+def test_turns_behind_tools_are_sampled_and_learned_alone(run: Run) -> None:
+    """A tool is called by every answer of less than 10 tokens: its two tokens have no log-probability and no gradient,
+    and what is sampled behind them has the trainer's log-probabilities to the bit."""
+    results, graded = np.array([50, 51], np.int32), []
+
+    def ask_tools(answers: Any) -> list[ToolTurn]:
+        return [ToolTurn(results if len(tokens) < 10 else None) for tokens, _ in answers]
+
+    def reward(tokens: Any, _: Any) -> float:
+        graded.append(tokens)
+        return float(tokens.sum() % 7)
+
+    def short(prompts: Any, seeds: Any, most: Any, version: int) -> Any:
+        return sample(prompts, seeds, [min(n, 4) for n in most], version)
+
+    trainer, sample = run.trainer([[1, 70], [1, 71]], reward, ask_tools, max_tool_turns=2), run.policy.sample
+    run.policy.sample = short  # type: ignore[method-assign]
+    _all(trainer._next_batch())
+    batch = trainer.batch
+    assert batch is not None
+    for answer, tokens in zip(batch.answers, graded, strict=True):
+        assert answer.tokens[4:6].tolist() == results.tolist()
+        assert answer.is_sampled.tolist() == [True] * 4 + [False] * 2 + [True] * 4  # of 12
+        assert tokens.tolist() == answer.tokens[answer.is_sampled].tolist()
+    own = _all(trainer._log_probs(trainer.steps, batch.prompts, batch.answers))
+    for answer, log_probs in zip(batch.answers, own, strict=True):
+        assert answer.log_probs.tobytes() == log_probs.tobytes()
+    _, windows = _all(trainer._measured_batch(batch))
+    learned = sum(int((window.weights != 0).sum()) for window in windows)
+    assert learned == sum(8 for reward in trainer.grpo.advantages(batch.rewards).reshape(-1) if reward)
+
+
+def test_calls_that_never_have_results_end_the_run(run: Run) -> None:
+    def ask_tools(answers: Any) -> list[ToolTurn]:
+        return [ToolTurn(problem="the endpoint answers 500") for _ in answers]
+
+    trainer = run.trainer([[1, 70], [1, 71]], lambda *_: 0.0, ask_tools, max_tool_turns=1)
+    with pytest.raises(TrainingError, match=r"^8 calls of tools have no results: the endpoint answers 500$"):
+        _all(trainer._next_batch())
 
 
 def test_the_trainers_own_forward_pass_rounds_otherwise(run: Run) -> None:

@@ -93,6 +93,12 @@ class Multi:
         return Grade(self.formula(parts), parts, tokens)
 
 
+def endpoint_of(grader: Grader) -> Endpoint | None:
+    """The endpoint among a grader's parts, which may answer tools, too; None: it has none."""
+    parts = [*grader.graders.values()] if isinstance(grader, Multi) else [grader]
+    return next((part for part in parts if isinstance(part, Endpoint)), None)
+
+
 def parse_grader(spec: Any, around: Surroundings | None = None, where: str = "grader") -> Grader:
     """The grader of a JSON object. GraderError names the field that is wrong, or the flag that is
     missing."""

@@ -86,7 +86,8 @@ def _message(message: Any, where: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The reward that an HTTP server gives: POST {"sample", "item"}, answered with {"score": number}."""
+    """The reward that an HTTP server gives: POST {"sample", "item"}, answered with {"score": number}.
+    It may answer the tools of a row, too (`max_tool_turns`)."""
 
     name: str
     url: str
@@ -109,6 +110,18 @@ class Endpoint:
         if not _is_number(score):
             raise GradeFault(f'{self.url} did not answer {{"score": NUMBER}}')
         return Grade(float(score))  # type: ignore[arg-type]
+
+    def call_tool(self, call: Mapping[str, Any], item: Mapping[str, Any]) -> str:
+        """The result of a tool that an answer calls: POST {"type": "function_call", "call_id", "name",
+        "arguments", "item"}, answered with {"output": text or JSON}."""
+        function = call["function"]
+        body = {"type": "function_call", "call_id": call["id"], "item": item}
+        body |= {"name": function["name"], "arguments": function["arguments"]}
+        answer = post(self.url, body, self.headers, self.SECONDS)
+        output = answer.get("output") if isinstance(answer, Mapping) else None
+        if output is None:
+            raise GradeFault(f'{self.url} did not answer {{"output": TEXT}} to a call of {function["name"]}')
+        return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
 
 
 def post(url: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float = SECONDS) -> Any:

@@ -39,6 +39,7 @@ class GRPO:
     n_samples: int = 8  # answers to a prompt
     n_updates: int = 1  # optimizer steps on the same answers
     max_tokens: int = 128  # of an answer
+    max_tool_turns: int = 0  # turns of an answer whose calls of tools get results
     beta: float = 0.0
     clip: float = 0.2
     loss_type: str = "grpo"

@@ -44,28 +44,55 @@ from logitless.training.trainer import (
 )
 
 F32 = npt.NDArray[np.float32]
-# answers with the items that they answer → their grades, in order
-GradeAll = Callable[[Sequence[tuple[I32, Mapping[str, Any]]]], list[Grade]]
+Answered = Sequence[tuple[I32, Mapping[str, Any]]]  # sampled tokens of answers, with the items that they answer
+GradeAll = Callable[[Answered], list[Grade]]  # their grades, in order
 _OF_BATCH, _OF_VALIDATION = 5, 6  # of seeds
 SLICES = 16  # of sampling, after which the run may be paused or cancelled
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A sampled answer: its tokens, with the one that ends it, and their log-probabilities."""
+    """A sampled answer: its tokens, with the one that ends it, and the log-probabilities of those
+    that were sampled. `given` (n,): True for the tokens of tools' results; None: there are none."""
 
     tokens: I32
     log_probs: F32
+    given: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def is_sampled(self) -> npt.NDArray[np.bool_]:
+        """(n,) True for the tokens that the model sampled."""
+        return np.ones(len(self.tokens), bool) if self.given is None else ~self.given
+
+    def continued(self, results: I32, turn: Answer) -> Answer:
+        """The answer with tools' results, and a turn that goes on from them."""
+        tokens = np.concatenate([self.tokens, results, turn.tokens]).astype(np.int32)
+        given = np.concatenate([~self.is_sampled, np.ones(len(results), bool), ~turn.is_sampled])
+        return Answer(tokens, np.concatenate([self.log_probs, turn.log_probs]), given)
+
+
+@dataclass(frozen=True)
+class ToolTurn:
+    """Results of the tools that an answer calls at its end. `tokens`: the results as the chat
+    template writes them, up to the next turn's begin; None: no tool is called, or `problem` says why
+    there are none. `timed_out`: it is that time ran out."""
+
+    tokens: I32 | None = None
+    problem: str = ""
+    timed_out: bool = False
+
+
+AskTools = Callable[[Answered], list[ToolTurn]]  # of each answer, in order
 
 
 class Policy(Protocol):
     """Samples from the weights that are being trained, as they are."""
 
     def sample(
-        self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: int, version: int
+        self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: Sequence[int], version: int
     ) -> Slices[list[Answer]]:
-        """An answer to each prompt, each by its own seed, in slices. `version`: changes with the
-        weights."""
+        """An answer to each prompt, each by its own seed and of at most so many tokens, in slices.
+        `version`: changes with the weights."""
         ...
 
 
@@ -87,6 +114,7 @@ class Batch:
             "prompt_tokens": np.concatenate(self.prompts).astype(np.int32),
             "answer_lengths": np.array([len(a.tokens) for a in self.answers], np.int32),
             "answer_tokens": np.concatenate([a.tokens for a in self.answers]).astype(np.int32),
+            "answer_sampled": np.concatenate([a.is_sampled for a in self.answers]).astype(np.int32),
             "log_probs": np.concatenate([a.log_probs for a in self.answers]).astype(np.float64),
             "rewards": self.rewards.reshape(-1),
         }
@@ -98,17 +126,18 @@ class Batch:
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Batch:
         n_prompts, n, n_done = arrays["shape"].tolist()
 
-        def parts(name: str, lengths: str, kind: Any) -> list[npt.NDArray[Any]]:
-            return np.split(arrays[name].astype(kind), np.cumsum(arrays[lengths])[:-1])
+        def parts(name: str, lengths: npt.NDArray[Any], kind: Any) -> list[npt.NDArray[Any]]:
+            return np.split(arrays[name].astype(kind), np.cumsum(lengths)[:-1])
 
-        tokens, told = (
-            parts("answer_tokens", "answer_lengths", np.int32),
-            parts("log_probs", "answer_lengths", np.float32),
-        )
-        reference = parts("reference", "answer_lengths", np.float32) if "reference" in arrays else None
+        lengths = arrays["answer_lengths"]
+        sampled = parts("answer_sampled", lengths, bool)
+        n_sampled = np.array([part.sum() for part in sampled])
+        tokens, log_probs = parts("answer_tokens", lengths, np.int32), parts("log_probs", n_sampled, np.float32)
+        given = [None if part.all() else ~part for part in sampled]
+        reference = parts("reference", n_sampled, np.float32) if "reference" in arrays else None
         return cls(
-            tuple(parts("prompt_tokens", "prompt_lengths", np.int32)),
-            tuple(map(Answer, tokens, told)),
+            tuple(parts("prompt_tokens", arrays["prompt_lengths"], np.int32)),
+            tuple(map(Answer, tokens, log_probs, given)),
             arrays["rewards"].reshape(n_prompts, n),
             None if reference is None else tuple(reference),
             n_done,
@@ -124,12 +153,15 @@ class ReinforcementTrainer(Trainer):
         grpo: GRPO,
         policy: Policy,
         grade: GradeAll,
+        ask_tools: AskTools | None = None,
         reference: Steps | None = None,
         **named: Any,
     ) -> None:
-        """As a Trainer. `reference`: graphs of the weights that a `beta` above 0 holds on to."""
+        """As a Trainer. `ask_tools`: answers the calls of up to `grpo.max_tool_turns` turns of an
+        answer. `reference`: graphs of the weights that a `beta` above 0 holds on to."""
         super().__init__(*args, **named)
         self.grpo, self.policy, self.grade, self._reference_steps = grpo, policy, grade, reference
+        self._ask_tools = ask_tools
         self.batch: Batch | None = None
         self._order_before: dict[str, Any] | None = None
         self.steps.accumulates()
@@ -197,7 +229,7 @@ class ReinforcementTrainer(Trainer):
         indices = self.order.draw(self.settings.n_logical)
         seeds = [_seed(self.order.seed, _OF_BATCH, first + i, k) for i in range(len(indices)) for k in range(n)]
         prompts, items = self._repeated(indices, n)
-        answers = yield from self._sampled(prompts, seeds)
+        answers = yield from self._answers(prompts, items, seeds)
         rewards = yield from self._graded(answers, items)
         reference = None
         if self.grpo.beta > 0:
@@ -213,12 +245,50 @@ class ReinforcementTrainer(Trainer):
         self._order_before = None
         yield Settled(keep=True)
 
+    def _answers(
+        self, prompts: Sequence[I32], items: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, settles: bool = True
+    ) -> Generator[Event, None, list[Answer]]:
+        """Answers with the turns that follow tools' results. See `_sampled`."""
+        most = self.grpo.max_tokens
+        answers = yield from self._sampled(prompts, seeds, [most] * len(prompts), settles=settles)
+        for turn in range(1, 1 + (self.grpo.max_tool_turns if self._ask_tools is not None else 0)):
+            results = yield from self._tool_results(answers, items)
+            results = {i: ids for i, ids in results.items() if len(answers[i].tokens) + len(ids) < most}
+            if not results:
+                break
+            begun = [np.concatenate([prompts[i], answers[i].tokens, ids]) for i, ids in results.items()]
+            room = [most - len(answers[i].tokens) - len(ids) for i, ids in results.items()]
+            of_turn = [_seed(seeds[i], turn) for i in results]
+            turns = yield from self._sampled(begun, of_turn, room, settles=settles)
+            for (i, ids), answer in zip(results.items(), turns, strict=True):
+                answers[i] = answers[i].continued(ids, answer)
+        return answers
+
+    def _tool_results(
+        self, answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]
+    ) -> Generator[Event, None, dict[int, I32]]:
+        """Results of the tools that answers call at their ends, by the answers' indices.
+        TrainingError: there are none for any call."""
+        asked, ask = _answered(answers, items), self._ask_tools
+        assert ask is not None
+        work = Outside(lambda: ask(asked))
+        yield work
+        turns: list[ToolTurn] = work.outcome()
+        problems = [turn.problem for turn in turns if turn.problem]
+        results = {i: turn.tokens for i, turn in enumerate(turns) if turn.tokens is not None}
+        if problems:
+            told = f"{len(problems)} calls of tools have no results: {problems[0][:300]}"
+            if not results:
+                raise TrainingError(told)
+            yield Told(f"{told}; their answers end there", "warn")
+        return results
+
     def _sampled(
-        self, prompts: Sequence[I32], seeds: Sequence[int], *, settles: bool = True
+        self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: Sequence[int], *, settles: bool
     ) -> Generator[Event, None, list[Answer]]:
         """Answers by the weights of the moment. `settles`: the run may be left between two slices,
         because it samples the same ones again."""
-        sampling = self.policy.sample(prompts, seeds, self.grpo.max_tokens, self.counters.iterations)
+        sampling = self.policy.sample(prompts, seeds, max_tokens, self.counters.iterations)
         n = 0
         try:
             while True:
@@ -238,8 +308,8 @@ class ReinforcementTrainer(Trainer):
 
     def _graded(self, answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]) -> Generator[Event, None, F64]:
         """Rewards (R,); NaN for an answer that could not be graded. TrainingError: none could."""
-        given = [(a.tokens, item) for a, item in zip(answers, items, strict=True)]
-        work = Outside(lambda: self.grade(given))
+        answered = _answered(answers, items)
+        work = Outside(lambda: self.grade(answered))
         yield work
         grades: list[Grade] = work.outcome()
         problems = [grade.problem for grade in grades if grade.problem]
@@ -252,7 +322,7 @@ class ReinforcementTrainer(Trainer):
 
     def _groups_of(self, prompts: Sequence[I32], answers: Sequence[Answer]) -> Groups:
         def example(prompt: I32, answer: Answer) -> tuple[Example, ...]:
-            learn = np.arange(len(prompt) + len(answer.tokens)) >= len(prompt)
+            learn = np.concatenate([np.zeros(len(prompt), bool), answer.is_sampled])
             return (Example(np.concatenate([prompt, answer.tokens]).astype(np.int32), learn),)
 
         return Groups(map(example, prompts, answers), self.settings.n_ctx, name="answers", alignment=ALIGNMENT)
@@ -288,7 +358,7 @@ class ReinforcementTrainer(Trainer):
         reference = None if batch.reference is None else of_answers(batch.reference)[0]
         advantages = self.grpo.advantages(batch.rewards).reshape(-1)
         found = self.grpo.measure(new, old, reference, row, advantages)
-        slopes = np.split(found.slopes, np.cumsum([len(a.tokens) for a in batch.answers])[:-1])
+        slopes = np.split(found.slopes, np.cumsum([len(a.log_probs) for a in batch.answers])[:-1])
         # answers without a gradient take no part; one at least, as there is a step
         learned = [i for i, slope in enumerate(slopes) if slope.any()] or [0]
         windows = self._windows([batch.prompts[i] for i in learned], [batch.answers[i] for i in learned])
@@ -318,7 +388,7 @@ class ReinforcementTrainer(Trainer):
         seeds = [
             _seed(self.order.seed, _OF_VALIDATION, i, k) for i in range(len(self.validation_indices)) for k in range(n)
         ]
-        answers = yield from self._sampled(prompts, seeds, settles=False)
+        answers = yield from self._answers(prompts, items, seeds, settles=False)
         rewards = yield from self._graded(answers, items)
         metrics = rewards_told(rewards.reshape(-1, n))
         result = Result()
@@ -351,6 +421,10 @@ def n_steps_of(order: ExampleSampler, s: Settings, grpo: GRPO) -> int:
     """Optimizer steps of a whole run."""
     by_epochs = order.n_batches(s.n_epochs, s.n_logical) * grpo.n_updates if s.n_epochs > 0 else 0
     return min(n for n in (by_epochs, s.max_steps) if n > 0)
+
+
+def _answered(answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]) -> Answered:
+    return [(a.tokens[a.is_sampled], item) for a, item in zip(answers, items, strict=True)]
 
 
 def _seed(*of: int) -> int:

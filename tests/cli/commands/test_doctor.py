@@ -14,7 +14,7 @@ from logitless.cli.main import main
 
 REPO_ROOT = Path(__file__).resolve().parents[3]
 # set by our own processes and tests, never by a user
-INTERNAL = {"LOGITLESS_BEHIND_ROUTER", "LOGITLESS_FUZZ", "LOGITLESS_SLOW", "LOGITLESS_TEST_HTTP_HOST"}
+INTERNAL = {"LOGITLESS_BEHIND_ROUTER", "LOGITLESS_FUZZ", "LOGITLESS_SLOW", "LOGITLESS_TEST_HTTP_HOST", "LOGITLESS_TOOL"}
 
 
 def findings(subject: str) -> list[doctor.Finding]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from logitless import LLM, SamplingParams
-from logitless.engine.finetuning.rollouts import N_THREADS, grading
+from logitless.engine.finetuning.sampled_answers import N_THREADS, AnswerReader, grading
 from logitless.errors import TrainingError
 from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
@@ -58,7 +58,7 @@ def test_graders_see_the_calls_of_a_rows_tools(shared_data: Path) -> None:
     text = 'So: <tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     tokens = np.array(words.encode(text, add_special=False), np.int32)
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    grade = grading(kept, words, template, n_threads=1)
+    grade = grading(kept, AnswerReader(words, template), n_threads=1)
     assert [g.reward for g in grade([(tokens, {"tools": tools}), (tokens, {})])] == [1, 1]
     called, plain = kept.rows
     (call,) = called["output_tools"]
@@ -76,7 +76,7 @@ def test_graders_see_the_calls_of_a_rows_tools(shared_data: Path) -> None:
 def test_a_grader_that_hangs_is_not_asked_for_every_answer(hangs: Any, asked: int, n_faults: int) -> None:
     words = tokenizer.from_metadata({name: key.value for name, key in byte_vocabulary()[0].items()}, path="bytes")
     grader = Slow(hangs)
-    grades = grading(grader, words)(ANSWERS)
+    grades = grading(grader, AnswerReader(words, None))(ANSWERS)
     assert grader.asked <= asked
     assert sum(grade.problem == "it took too long" for grade in grades) == n_faults
     assert sum(grade.reward for grade in grades) == 60 - n_faults
