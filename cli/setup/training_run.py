@@ -174,10 +174,11 @@ def run(
     check_outputs(o, output)
     check_workers(o)
     began = time.monotonic()
-    with GGUFFile.open(model) as gguf, open_session(o) as session, ExitStack() as stack:
+    with GGUFFile.open(model) as gguf, ExitStack() as stack:
         h = generating_hparams(gguf, model)
         reader = reader_of(o, gguf, model, Path(output).parent)
         set_context(o, h, reader)
+        session = stack.enter_context(open_session(o))
         trainer_settings, data = prepare(o, reader)
         for line in data.losses:
             print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,10 +60,11 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     from logitless.training.reporting import plot, progress
     from logitless.training.trainer import steps_of
 
-    with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
+    with GGUFFile.open(path) as gguf, ExitStack() as stack:
         h = generating_hparams(gguf, path)
         reader = training_run.reader_of(o, gguf, path)
         training_run.set_context(o, h, reader)
+        session = stack.enter_context(training_run.open_session(o))
         settings, data = training_run.prepare(o, reader) if o.file else (training_run.settings(o), None)
         trainable = finetune.trainable(session, gguf, h, None if full else finetune.adapter_options(o), o)
         steps = steps_of(trainable, settings, images=None if reader.images is None else reader.images.images)
