@@ -121,6 +121,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="PYTHON",
         help="record trl's losses and gradients anew, by a Python that has it (tests/training/test_trl.py)",
     )
+    parser.addoption(
+        "--clients",
+        metavar="PYTHON",
+        action="append",
+        default=[],
+        help="an interpreter that has a client of tests/integration/test_clients.py; may be given again",
+    )
     parser.addoption("--ray", action="store_true", help="test a fleet on Ray (tests/ray/test_fleet.py)")
     parser.addoption(
         "--require-devices",
