@@ -148,6 +148,7 @@ class FakeScheduler:
     running: list[FakeSequence] = field(default_factory=list)
     cancelled: list[FakeSequence] = field(default_factory=list)
     n_cancelled: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    n_begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # steps, with a gate
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     requests: list[CompletionRequest] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
@@ -201,6 +202,7 @@ class FakeScheduler:
 
     def step(self) -> list[tuple[FakeSequence, Event]]:
         if self.gate is not None:
+            self.n_begun.release()
             self.gate.acquire()
         if any(b"step-boom" in self.tokenizer.pieces(s.request.prompt) for s in self.running):
             raise RuntimeError("the device is on fire\nTraceback (most recent call last)")

@@ -105,12 +105,13 @@ async def test_an_abandoned_submit_is_cancelled():
     gate = threading.Semaphore(0)
     scheduler = FakeScheduler(gate=gate)
     service = await started(scheduler)
-    first = await service.submit([REQUEST])  # holds the engine in its step
+    first = await service.submit([REQUEST])
+    await asyncio.to_thread(scheduler.n_begun.acquire)  # the engine is in its step
     second = asyncio.create_task(service.submit([REQUEST]))
     await asyncio.wait([second], timeout=0.01)
     second.cancel()
     await asyncio.wait([second])
-    await while_stepping(gate, asyncio.to_thread(scheduler.n_cancelled.acquire, timeout=5))
+    assert await while_stepping(gate, asyncio.to_thread(scheduler.n_cancelled.acquire, timeout=60))
     first.close()
     await while_stepping(gate, service.stop())
     assert scheduler.idle
@@ -221,7 +222,7 @@ async def test_a_client_that_does_not_read_is_dropped():
         with socket.create_connection((host, int(port))) as client:
             body = b'{"prompt":"x","stream":true}'
             client.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            await while_stepping(gate, asyncio.to_thread(scheduler.n_cancelled.acquire, timeout=10))
+            assert await while_stepping(gate, asyncio.to_thread(scheduler.n_cancelled.acquire, timeout=60))
         assert len(scheduler.cancelled) == 1
 
 

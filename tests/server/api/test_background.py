@@ -107,7 +107,7 @@ async def test_cancelling_frees_its_slot():
                 await refused(made.id)
         for _ in range(2):
             assert (await api.cancel(made.id)).status == "cancelled"
-        await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=5))
+        assert await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=60))
         assert len(server.scheduler.cancelled) == 1
         assert (await api.retrieve(made.id)).status == "cancelled"
         assert [event.type async for event in follower][-1] != "response.completed"
@@ -116,7 +116,7 @@ async def test_cancelling_frees_its_slot():
             await api.cancel(plain.id)
         made = await while_stepping(gate, api.create(**ASKED))
         await api.delete(made.id)
-        await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=5))
+        assert await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=60))
         with pytest.raises(openai.NotFoundError):
             await api.retrieve(made.id)
 

@@ -66,7 +66,7 @@ async def test_without_the_header_leaving_frees_the_slot():
         async with server.http.post(server.url + "/completion", json=BODY) as reply:
             await while_stepping(gate, reply.content.readany())
             reply.close()
-        await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=5))
+        assert await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=60))
         assert len(server.scheduler.cancelled) == 1
 
 
@@ -88,7 +88,7 @@ async def test_ending_a_stream_frees_its_slot(by: str):
                 text = await while_stepping(gate, reply.text())
             assert '"content":"x"' in text
             assert (await read(server, AT)).decode() == text
-        await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=5))
+        assert await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=60))
         assert len(server.scheduler.cancelled) == 1
         assert not (await follower.read()).endswith(b"[DONE]\n\n")
 
@@ -174,7 +174,7 @@ async def test_a_stream_that_nobody_wants_ends(monkeypatch: pytest.MonkeyPatch):
     gate = threading.Semaphore(0)
     async with running(scheduler=FakeScheduler(1, gate)) as server:
         await leave_after(server, gate, 100)
-        await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=5))
+        assert await while_stepping(gate, asyncio.to_thread(server.scheduler.n_cancelled.acquire, timeout=60))
         assert len(server.scheduler.cancelled) == 1
 
 
