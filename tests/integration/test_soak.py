@@ -1,4 +1,4 @@
-"""Soak of half a minute (scripts/soak runs half an hour): random clients and one kill -9."""
+"""Soak of twelve seconds (scripts/soak runs half an hour): random clients and one kill -9."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.helpers import soak
 def test_soak() -> None:
     if not soak.MODEL.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
-    run, figures = soak.soak(seconds=30, n_clients=16, n_kills=1, seed=1, pause=0.5)
+    run, figures = soak.soak(seconds=12, n_clients=16, n_kills=1, seed=1, pause=0.5)
     assert not run.wrong, (run.wrong, figures)
     assert run.counts["texts compared"] > 20
     assert run.counts["kills"] == 1
