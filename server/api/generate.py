@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated
 
@@ -128,18 +128,25 @@ async def _prepared(
     return requests, user_of(request, job)
 
 
+@contextmanager
+def _running(request: web.Request, context: Context, stream: Stream, reply: Reply) -> Iterator[None]:
+    """Registration of a reply's stream, by which `control` finds it."""
+    context.running[reply.id] = client_key(request), stream
+    try:
+        yield
+    finally:
+        del context.running[reply.id]
+
+
 async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
     """Have the job done and give its results to the reply."""
     requests, user = await _prepared(request, context, job, reply)
     async with context.service.begin(requests, user) as stream:
-        context.running[reply.id] = client_key(request), stream
-        try:
+        with _running(request, context, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)
                 for index, event in events:
                     reply.add(index, event)
-        finally:
-            del context.running[reply.id]
 
 
 async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
@@ -151,16 +158,13 @@ async def generated(request: web.Request, context: Context, job: Job, reply: Rep
     """The server-sent events of one generation among several of a reply; a failure is raised."""
     requests, user = await _prepared(request, context, job, reply)
     async with context.service.begin(requests, user) as stream:
-        context.running[reply.id] = client_key(request), stream
-        try:
+        with _running(request, context, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)
                 for index, event in events:
                     if isinstance(event, Failed):
                         raise failure(event)
                     yield _event_data(reply, index, event)
-        finally:
-            del context.running[reply.id]
 
 
 async def begin_session(
@@ -190,25 +194,23 @@ async def begin_session(
 
 async def _told(request: web.Request, context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a stream."""
-    context.running[reply.id] = client_key(request), stream
     record = request[RECORD]
-    try:
-        while events := await stream.batch():
-            record.take(events)
-            data = b"".join([_event_data(reply, index, event) for index, event in events])
-            failed = next((event for _, event in events if isinstance(event, Failed)), None)
-            if failed is not None:
-                data += reply.failed(failure(failed))
-            if data:
-                yield data
-            if failed is not None:
-                return
-        yield reply.ending()
-    except Exception as error:  # the reply has begun: the error can only be told in it
-        log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
-        yield reply.failed(ServerFault("internal error"))
-    finally:
-        del context.running[reply.id]
+    with _running(request, context, stream, reply):
+        try:
+            while events := await stream.batch():
+                record.take(events)
+                data = b"".join([_event_data(reply, index, event) for index, event in events])
+                failed = next((event for _, event in events if isinstance(event, Failed)), None)
+                if failed is not None:
+                    data += reply.failed(failure(failed))
+                if data:
+                    yield data
+                if failed is not None:
+                    return
+            yield reply.ending()
+        except Exception as error:  # the reply has begun: the error can only be told in it
+            log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            yield reply.failed(ServerFault("internal error"))
 
 
 async def send(
