@@ -190,7 +190,7 @@ class AsyncEngine:
         return stream
 
     def begin(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
-        """The same without waiting for the engine thread: the stream raises the error of a refusal."""
+        """Queue a client's requests without waiting for the engine thread: a refusal is raised by the stream."""
         self._check_open()
         return self._open(requests, client, None)
 

@@ -159,7 +159,7 @@ class BlockEvents:
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The same events, with those of consecutive blocks of one prefix in one, as vLLM sends them."""
+    """Events with consecutive blocks of one prefix merged into one, as vLLM sends them."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None

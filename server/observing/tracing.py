@@ -160,7 +160,7 @@ class RequestTrace:
         return carrier
 
     def timing(self, work: Callable[[], T]) -> Callable[[], T]:
-        """The same work, whose parts are noted."""
+        """`work` with spans of its parts."""
 
         def timed() -> T:
             token = _PARTS.set(self._parts)
