@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from threading import Lock
 
-from logitless.server.api.openai.stored_responses import NOTHING, Earlier, Item
+from logitless.server.api.openai.stored_responses import NOTHING, Earlier, Item, Store
 from logitless.server.protocol.fields import bad_request
 
 MAX_BYTES = 64 << 20  # of all of them, as JSON
@@ -29,14 +27,11 @@ class Conversation:
     nbytes: int = _HEAD
 
 
-class StoredConversations:
-    """All of a server; the least recently used go first. A key sees its own only."""
+class StoredConversations(Store[Conversation]):
+    """Conversations of a server."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._all: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self._max_bytes = max_bytes
-        self._nbytes = 0
-        self._lock = Lock()  # large requests are parsed, and large replies written, beside the event loop
+        super().__init__(max_bytes, MAX_CONVERSATIONS)
 
     def create(self, key: str, metadata: Mapping[str, str], items: Iterable[Item]) -> Conversation:
         """A new conversation that begins with these items."""
@@ -47,11 +42,6 @@ class StoredConversations:
             self._name(made, metadata)
             self._add(made, items)
         return made
-
-    def find(self, key: str, id: str) -> Conversation | None:
-        """The conversation with this id."""
-        with self._lock:
-            return self._find(key, id)
 
     def name(self, key: str, id: str, metadata: Mapping[str, str]) -> Conversation | None:
         """Replace the metadata; None: there is no such conversation."""
@@ -79,15 +69,8 @@ class StoredConversations:
             gone = None if found is None else found.items.pop(item, None)
             if found is None or gone is None:
                 return None
-            self._grow(found, -_size(gone))
+            self._resize(found, -_size(gone))
             return found
-
-    def forget(self, key: str, id: str) -> bool:
-        """Drop it; False: there is none."""
-        with self._lock:
-            found = self._all.pop((key, id), None)
-            self._nbytes -= 0 if found is None else found.nbytes
-            return found is not None
 
     def before(self, key: str, id: str) -> Earlier:
         """The items of the conversation that a request names, or 400."""
@@ -99,14 +82,8 @@ class StoredConversations:
                 bad_request("conversation", f"there is no conversation {id[:64]!r}: it was deleted, or is forgotten")
             return Earlier(tuple(found.items.values()), found.nbytes)
 
-    def _find(self, key: str, id: str) -> Conversation | None:
-        found = self._all.get((key, id))
-        if found is not None:
-            self._all.move_to_end((key, id))
-        return found
-
     def _name(self, found: Conversation, metadata: Mapping[str, str]) -> None:
-        self._grow(found, _size(dict(metadata)) - _size(dict(found.metadata)))
+        self._resize(found, _size(dict(metadata)) - _size(dict(found.metadata)))
         found.metadata = metadata
 
     def _add(self, found: Conversation, items: Iterable[Item]) -> list[Item]:
@@ -118,14 +95,12 @@ class StoredConversations:
                 shown["id"] = f"{kind[:16]}_{secrets.token_urlsafe(24)}"
             found.items[shown["id"]] = shown
             added.append(shown)
-        self._grow(found, sum(map(_size, added)))
+        self._resize(found, sum(map(_size, added)))
         return added
 
-    def _grow(self, found: Conversation, nbytes: int) -> None:
+    def _resize(self, found: Conversation, nbytes: int) -> None:
         found.nbytes += nbytes
-        self._nbytes += nbytes
-        while self._all and (self._nbytes > self._max_bytes or len(self._all) > MAX_CONVERSATIONS):
-            self._nbytes -= self._all.popitem(last=False)[1].nbytes
+        self._grow(nbytes)
 
 
 def _size(item: Item) -> int:

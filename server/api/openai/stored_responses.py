@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from logitless.server.protocol.fields import as_text, bad_request
 
@@ -40,14 +40,55 @@ class Kept:
     nbytes: int
 
 
-class StoredResponses:
-    """All of a server; the least recently used go first. A key sees its own only."""
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._all: OrderedDict[tuple[str, str], Kept] = OrderedDict()
-        self._max_bytes = max_bytes
+
+T = TypeVar("T", bound=_Sized)
+
+
+class Store(Generic[T]):
+    """Entries of a server by API key and id, in memory; the least recently used are dropped first. A
+    key sees its own only."""
+
+    def __init__(self, max_bytes: int, max_entries: int, *, least: int = 0) -> None:
+        """`least`: entries that stay, however large they are."""
+        self._all: OrderedDict[tuple[str, str], T] = OrderedDict()
+        self._max_bytes, self._max_entries, self._least = max_bytes, max_entries, least
         self._nbytes = 0
         self._lock = Lock()  # large requests are parsed, and large replies written, beside the event loop
+
+    def find(self, key: str, id: str) -> T | None:
+        """The entry with this id."""
+        with self._lock:
+            return self._find(key, id)
+
+    def forget(self, key: str, id: str) -> bool:
+        """Drop an entry; False: there is none."""
+        with self._lock:
+            found = self._all.pop((key, id), None)
+            self._nbytes -= 0 if found is None else found.nbytes
+            return found is not None
+
+    def _find(self, key: str, id: str) -> T | None:
+        found = self._all.get((key, id))
+        if found is not None:
+            self._all.move_to_end((key, id))
+        return found
+
+    def _grow(self, nbytes: int) -> None:
+        """Count the bytes of an entry, and drop others for which there is no room."""
+        self._nbytes += nbytes
+        while len(self._all) > self._least and (self._nbytes > self._max_bytes or len(self._all) > self._max_entries):
+            self._nbytes -= self._all.popitem(last=False)[1].nbytes
+
+
+class StoredResponses(Store[Kept]):
+    """Responses of a server. The latest one stays, however large it is."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__(max_bytes, MAX_RESPONSES, least=1)
 
     def keep(self, key: str, response: Mapping[str, Any], given: object, earlier: Earlier) -> None:
         """Remember a response to the request's `input`, after what came earlier in the
@@ -74,17 +115,7 @@ class StoredResponses:
 
     def _put(self, place: tuple[str, str], kept: Kept) -> None:
         self._all[place] = kept
-        self._nbytes += kept.nbytes
-        while len(self._all) > 1 and (self._nbytes > self._max_bytes or len(self._all) > MAX_RESPONSES):
-            self._nbytes -= self._all.popitem(last=False)[1].nbytes
-
-    def find(self, key: str, id: str) -> Kept | None:
-        """The response with this id."""
-        with self._lock:
-            found = self._all.get((key, id))
-            if found is not None:
-                self._all.move_to_end((key, id))
-            return found
+        self._grow(kept.nbytes)
 
     def item(self, key: str, id: str) -> Item | None:
         """The item with this id, of the input or the output of a response; the latest first."""
@@ -107,13 +138,6 @@ class StoredResponses:
         if found is None:
             bad_request(f"input[{i}].id", f"there is no item {id[:64]!r}: it was not stored, or is forgotten")
         return found
-
-    def forget(self, key: str, id: str) -> bool:
-        """Drop it; False: there is none."""
-        with self._lock:
-            found = self._all.pop((key, id), None)
-            self._nbytes -= 0 if found is None else found.nbytes
-            return found is not None
 
     def before(self, key: str, id: str) -> Earlier:
         """The conversation that `previous_response_id` names, or 400."""
