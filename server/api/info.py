@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from logitless.engine.errors import NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
 from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
+from logitless.server.api.llamacpp.text import special_text
 from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO
@@ -102,9 +103,6 @@ async def props(request: web.Request) -> web.Response:
     served, config, tokenizer = context.served, context.config, context.served.tokenizer
     whole = request[CLIENT].is_admin or not config.behind_router
 
-    def text(id: int | None) -> str:
-        return "" if id is None else tokenizer.piece(id).decode("utf-8", "replace")
-
     default = CompletionRequest(
         (), config.defaults, n_predict=config.n_predict, stop=config.reverse_prompts, n_keep=config.n_keep
     )
@@ -126,8 +124,8 @@ async def props(request: web.Request) -> web.Response:
             webui=bool(config.ui),
             chat_template=served.template.source if served.template else "",
             chat_template_caps=dict(served.template.caps) if served.template else {},
-            bos_token=text(tokenizer.bos_id),
-            eos_token=text(tokenizer.eos_id),
+            bos_token=special_text(tokenizer, tokenizer.bos_id) or "",
+            eos_token=special_text(tokenizer, tokenizer.eos_id) or "",
             build_info=BUILD_INFO,
             is_sleeping=context.service.asleep,
         )

@@ -124,22 +124,23 @@ def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: 
     return TokenizedPrompt(len(ids), served.info.n_ctx, ids, texts)
 
 
+def special_text(tokenizer: Tokenizer, id: int | None) -> str | None:
+    """Text of a special token; None: the vocabulary has none."""
+    return None if id is None else tokenizer.piece(id).decode("utf-8", "replace")
+
+
 async def tokenizer_info(request: web.Request) -> web.Response:
     """GET /tokenizer_info, as vLLM has it."""
     served = request.app[CONTEXT].served
     tokenizer = served.tokenizer
-
-    def text(id: int | None) -> str | None:
-        return None if id is None else tokenizer.piece(id).decode("utf-8", "replace")
-
     return json_response(
         TokenizerInfo(
             tokenizer_class=type(tokenizer).__name__,
             vocab_size=tokenizer.n_vocab,
             model_max_length=served.info.n_ctx,
-            bos_token=text(tokenizer.bos_id),
-            eos_token=text(tokenizer.eos_id),
-            pad_token=text(tokenizer.pad_id),
+            bos_token=special_text(tokenizer, tokenizer.bos_id),
+            eos_token=special_text(tokenizer, tokenizer.eos_id),
+            pad_token=special_text(tokenizer, tokenizer.pad_id),
             add_bos_token=tokenizer.add_bos,
             add_eos_token=tokenizer.add_eos,
             chat_template=served.template.source if served.template else None,
