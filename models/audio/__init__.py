@@ -1,0 +1,1 @@
+"""Audio: sound files decoded to waveforms."""
