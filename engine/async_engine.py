@@ -23,8 +23,8 @@ from logitless.engine.stats import Latencies
 from logitless.engine.stream import Stream
 from logitless.engine.time_sharing import Background, TimeSlicer
 from logitless.models.chat.template import ChatTemplate
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.tokenizer import Tokenizer
-from logitless.models.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.worker import FineTuningWorker
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
     from logitless.engine.sequence import Sequence as Generation
-    from logitless.models.vision.vision_input import VisionInput
+    from logitless.models.media.media_input import MediaInput
 
 
 log = logging.getLogger("logitless.service")
@@ -58,7 +58,7 @@ class LoadedModel:
     train_share: float = 0.5  # share of the device's time for training while requests run
     embedder: Embedder | None = None
     sleep: Sleep | None = None
-    vision: VisionInput | None = None
+    media: MediaInput | None = None
     kv_events: KVEventPublisher | None = None
 
     def embed(
@@ -66,7 +66,7 @@ class LoadedModel:
         texts: Sequence[Sequence[int]],
         pooling: str,
         lora: Lora | None = None,
-        images: PromptImages | None = None,
+        images: PromptMedia | None = None,
     ) -> list[F32] | None:
         """Embed one of the embedder's groups of texts, and count it. On the engine thread. None: of
         the images of the only text some wait for their encoding, which is to be asked for again."""

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.engine.speculation.settings import SpeculationParams
-from logitless.models.vision.prompt_images import PromptImages
+from logitless.models.media.prompt_media import PromptMedia
 
 Lora = tuple[tuple[int, float], ...]
 StopType = Literal["eos", "limit", "word"]
@@ -50,7 +50,7 @@ class CompletionRequest:
     # special tokens that are shown even if `special` is False
     preserved: frozenset[int] = frozenset()
     background: bool = False  # of training: computed in the time that users leave (Scheduler.step_background)
-    images: PromptImages | None = None  # tiles in the prompt, whose tokens there are negative
+    media: PromptMedia | None = None  # tiles in the prompt, whose tokens there are negative
 
     @property
     def gives_way(self) -> bool:
@@ -60,7 +60,7 @@ class CompletionRequest:
     @property
     def text_ids(self) -> tuple[int, ...]:
         """The prompt without the rows of its images."""
-        return self.prompt if self.images is None else tuple(id for id in self.prompt if id >= 0)
+        return self.prompt if self.media is None else tuple(id for id in self.prompt if id >= 0)
 
     @property
     def shows_end(self) -> bool:

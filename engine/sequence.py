@@ -116,7 +116,7 @@ class Sequence:
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose keys and values are in the cache
         self.n_cached = 0  # tokens of the prompt that came from the prefix cache
-        self.n_encoded = MOST_TOKENS if request.images is None else 0  # leading tokens before the first missing image
+        self.n_encoded = MOST_TOKENS if request.media is None else 0  # leading tokens before the first missing image
         self.sampler: Sampler  # from when it has a slot: a sampler takes time and memory
         self.stop_filter = stop_filter
         self.slot: Slot | None = None
@@ -158,7 +158,7 @@ class Sequence:
 
     def chunk(self, n: int) -> int:
         """Tokens of a prefill chunk of about n: some images are computed whole."""
-        return n if self.request.images is None else self.request.images.chunk(self.n_computed, n)
+        return n if self.request.media is None else self.request.media.chunk(self.n_computed, n)
 
     @property
     def n_generated(self) -> int:

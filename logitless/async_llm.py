@@ -385,7 +385,7 @@ class AsyncLLM:
     def _requests(self, served: LoadedModel) -> RequestParser:
         if self._parser is None:
             self._parser = RequestParser(
-                served.tokenizer, self.config, served.info.n_ctx, served.adapters, served.vision
+                served.tokenizer, self.config, served.info.n_ctx, served.adapters, served.media
             )
         return self._parser
 

@@ -48,7 +48,7 @@ class Out:
 
 
 @dataclass(frozen=True)
-class ImageRows:
+class MediaRows:
     """Rows of images among a batch's tokens: embeddings that the vision encoder left on the
     device, with their positions."""
 
@@ -64,7 +64,7 @@ class ImageRows:
     out_positions: Tensor | None = None  # those of the `out` rows
 
     @classmethod
-    def feeds(cls, pools: Sequence[Tensor], n_tokens: int, n_out: int | None, *, mrope: bool) -> ImageRows:
+    def feeds(cls, pools: Sequence[Tensor], n_tokens: int, n_out: int | None, *, mrope: bool) -> MediaRows:
         ids, seen = feed("image.ids", (n_tokens,), "i32"), feed("image.seen", (2, n_tokens), "i32")
         out_seen = positions = out_positions = None
         if n_out is not None:
@@ -76,7 +76,7 @@ class ImageRows:
         return cls(pools, ids, is_text, seen, out_seen, positions, out_positions)
 
     @classmethod
-    def inputs(cls, rows: Sequence[Tensor], *, mrope: bool) -> ImageRows:
+    def inputs(cls, rows: Sequence[Tensor], *, mrope: bool) -> MediaRows:
         """Rows (T, n_embd) that are inputs themselves, zero for tokens of text."""
         n = rows[0].shape[0]
         positions = feed("image.positions", (4, n), "i32") if mrope else None
@@ -109,7 +109,7 @@ class Rows(Protocol):
     @property
     def out(self) -> Out | None: ...
     @property
-    def images(self) -> ImageRows | None: ...
+    def images(self) -> MediaRows | None: ...
 
 
 def rope_positions(rows: Rows, *, of_out: bool = False) -> Tensor:
@@ -182,7 +182,7 @@ class Batch:
     begin: Tensor
     end: Tensor  # (T,) i32: state row to write afterwards, or -1
     out: Out | None
-    images: ImageRows | None = None
+    images: MediaRows | None = None
 
     @classmethod
     def feeds(
@@ -197,7 +197,7 @@ class Batch:
         out = None
         if n_out is not None:
             out = Out(*(feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot")))
-        rows = None if not images else ImageRows.feeds(images, n_tokens, n_out, mrope=mrope)
+        rows = None if not images else MediaRows.feeds(images, n_tokens, n_out, mrope=mrope)
         return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
 
     def seen(self, params: AttentionParams, *, of_out: bool) -> tuple[Tensor, Tensor]:
@@ -357,14 +357,14 @@ class Sequences:
     pos: Tensor  # (T,) i32
     start: Tensor  # (T,) i32: first row that a row sees; of packed texts, the start of its own
     out: None = None
-    images: ImageRows | None = None
+    images: MediaRows | None = None
     bounds: Tensor | None = None  # (2, T) i32: `start`, and the last row that a row sees; None: itself
 
     @classmethod
     def feeds(cls, n_sequences: int, length: int, images: Sequence[Tensor] = (), *, mrope: bool = False) -> Sequences:
         """Inputs of sequences; `images`, `mrope`: as of a batch."""
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
-        rows = ImageRows.feeds(images, n_sequences * length, None, mrope=mrope) if images else None
+        rows = MediaRows.feeds(images, n_sequences * length, None, mrope=mrope) if images else None
         return cls(length, tokens, pos, start, images=rows)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:

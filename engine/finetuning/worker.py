@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.gguf.file import GGUFFile
+    from logitless.models.media.media_input import MediaInput
     from logitless.models.tokenizer import Tokenizer
     from logitless.models.vision.encoder import VisionEncoder
-    from logitless.models.vision.vision_input import VisionInput
     from logitless.training.data.run_images import RunImages
     from logitless.training.graders.grade import Surroundings
     from logitless.training.reporting.trackers import Trackers
@@ -94,10 +94,10 @@ class FineTuningWorker:
         names: Collection[str] | None = None,
         scheduler: Scheduler | None = None,
         around: Callable[[], Surroundings] | None = None,
-        vision: VisionInput | None = None,
+        media: MediaInput | None = None,
     ) -> None:
         """`base`: name of the base model. `scheduler`: samples the answers of reinforcement;
-        `around`: what its graders may use. `vision`: the model's reader of images.
+        `around`: what its graders may use. `media`: the model's reader of images.
 
         `on_change`: called when events or states have changed. `names`: model names whose jobs this
         server runs, if other servers share the store; None: all.
@@ -108,7 +108,7 @@ class FineTuningWorker:
         self._names = names
         self._scheduler, self._around = scheduler, around
         self._policy: Rollouts | None = None  # of a job that samples
-        self._tokenizer, self._template, self._vision = tokenizer, template, vision
+        self._tokenizer, self._template, self._media = tokenizer, template, media
         self.on_change = on_change
         self.wake: Callable[[], None] = lambda: None  # wakes the engine thread
         self.stats = TrainingStats()  # written by the engine thread
@@ -217,15 +217,15 @@ class FineTuningWorker:
         from logitless.training.data.run_images import RunImages
         from logitless.training.errors import TrainingError
 
-        if self._vision is None:
+        if self._media is None:
             raise TrainingError("an image needs a projector that reads it: this server was started without --mmproj")
 
         def encoder(_: Session) -> VisionEncoder:
-            assert self.engine.vision is not None
-            return self.engine.vision.encoder
+            assert self.engine.media is not None
+            return self.engine.media.encoder
 
         n_embd = self.engine.hparams.n_embd
-        return RunImages(self._vision, n_embd, encoder, shared=True, folder=self.store.folder)
+        return RunImages(self._media, n_embd, encoder, shared=True, folder=self.store.folder)
 
     def check(self, path: Path, filename: str, goes_on: Callable[[], None] = lambda: None) -> None:
         """Check a training file. Raises TrainingError that names the wrong line; `goes_on` is called

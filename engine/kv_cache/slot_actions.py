@@ -14,7 +14,7 @@ from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.slot_files import SlotState
 from logitless.engine.sequence import Slot
 from logitless.models.adapters.stacked_lora import BASE, Choice
-from logitless.models.vision.prompt_images import FIRST_ID
+from logitless.models.media.prompt_media import FIRST_ID
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
@@ -55,7 +55,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
     n_tokens = len(state.tokens)
     if n_tokens > slot.n_ctx:
         raise InvalidRequest(f"the state has {n_tokens} tokens, slot {id} has room for {slot.n_ctx}")
-    least = FIRST_ID if scheduler.engine.vision is not None else -1  # rows of images have ids up to it
+    least = FIRST_ID if scheduler.engine.media is not None else -1  # rows of images have ids up to it
     if not all(token <= least < -1 or 0 <= token < scheduler.vocab.n_vocab for token in state.tokens):
         raise InvalidRequest("the state has a token that is not in the vocabulary")
     choice = adapters.choice_of(state.adapters) if adapters is not None else BASE

@@ -41,10 +41,10 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import FILE_TYPES
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides, Value
+from logitless.models.media.media_input import MediaInput
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.params import read_params
-from logitless.models.vision.vision_input import VisionInput
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
@@ -175,7 +175,7 @@ class OpenModel:
         if self.options.sleep_idle_seconds > 0:
             parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
             sleep = Sleep(self.options.sleep_idle_seconds, parts)
-        tuning, vision = None, vision_input(engine, self.tokenizer)
+        tuning, media = None, media_input(engine, self.tokenizer)
         if store is not None:
             from logitless.engine.finetuning.worker import FineTuningWorker
 
@@ -189,7 +189,7 @@ class OpenModel:
                 names=names,
                 scheduler=scheduler,
                 around=around,
-                vision=vision,
+                media=media,
             )
         events = self._kv_events(scheduler, adapters, name or self.path.stem, port)
         return LoadedModel(
@@ -202,7 +202,7 @@ class OpenModel:
             tuning,
             embedder=engine.embedder,
             sleep=sleep,
-            vision=vision,
+            media=media,
             kv_events=events,
         )
 
@@ -235,11 +235,11 @@ def _check_kv_events(options: ModelOptions) -> None:
         raise OptionConflict("--kv-events-endpoint: needs pyzmq: pip install 'logitless[kv-events]'")
 
 
-def vision_input(engine: ModelRunner, words: Tokenizer) -> VisionInput | None:
+def media_input(engine: ModelRunner, words: Tokenizer) -> MediaInput | None:
     """The reader of prompts with images; None without a projector."""
-    if engine.vision is None:
+    if engine.media is None:
         return None
-    return VisionInput(engine.vision.params, words, mrope=bool(engine.hparams.mrope))
+    return MediaInput(engine.media.params, words, mrope=bool(engine.hparams.mrope))
 
 
 def demo_model() -> Path:

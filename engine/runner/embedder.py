@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.batch import bucket
-from logitless.engine.vision.image_encoder import ImageEncoder
+from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.adapters.stacked_lora import BASE, Choice
 from logitless.models.batch import Sequences, Texts
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.model import AdaptedModel
-from logitless.models.vision.prompt_images import PromptImages
 
 F32 = npt.NDArray[np.float32]
 Tokens = Sequence[int]
@@ -40,7 +40,7 @@ class Embedder:
         n_ubatch: int,
         n_ctx: int,
         template: str = "",
-        vision: Callable[[], ImageEncoder | None] = lambda: None,
+        vision: Callable[[], MediaEncoder | None] = lambda: None,
     ) -> None:
         """`template`: the model's rerank template for query and document; "": concatenate them.
         `vision`: the model's image encoder, None: it reads no images."""
@@ -84,7 +84,7 @@ class Embedder:
                 indices = indices[n:]
 
     def embed(
-        self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE, images: PromptImages | None = None
+        self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE, images: PromptMedia | None = None
     ) -> list[F32]:
         """Embed one group of texts, by these weights and adapters. `images`: those of the only text,
         which have been encoded.
@@ -138,8 +138,8 @@ class Embedder:
         assert vision is not None
         return vision.pools
 
-    def _image_feeds(self, images: PromptImages, n: int, length: int) -> dict[str, npt.NDArray[Any]]:
-        """Inputs of ImageRows for n tokens, padded to `length`."""
+    def _image_feeds(self, images: PromptMedia, n: int, length: int) -> dict[str, npt.NDArray[Any]]:
+        """Inputs of MediaRows for n tokens, padded to `length`."""
         vision = self._vision()
         assert vision is not None
         rows, is_text = np.zeros(length, np.int32), np.ones(length, np.float32)

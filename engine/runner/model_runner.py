@@ -26,6 +26,7 @@ from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepRes
 from logitless.engine.kv_cache.block_pool import pool_size, window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, Shape, shape_of, usual
 from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
@@ -36,7 +37,6 @@ from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
-from logitless.engine.vision.image_encoder import ImageEncoder
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
@@ -50,9 +50,9 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
+from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.vision.params import VisionParams, params_for
-from logitless.models.vision.prompt_images import Tile
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights
@@ -149,7 +149,7 @@ class ModelRunner:
         template = self.gguf.metadata.get("tokenizer.chat_template.rerank", "")
         if not isinstance(template, str):
             raise ModelFileError(path, f"key 'tokenizer.chat_template.rerank' is {template}, which is not a text")
-        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template, lambda: self.vision)
+        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template, lambda: self.media)
 
     @property
     def is_first(self) -> bool:
@@ -190,11 +190,11 @@ class ModelRunner:
         self.cells = KVMover(self.session, self.model, self.memory)
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
         rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
-        self.vision = None
+        self.media = None
         if self._projector is not None:
             n_rows = min(self.n_ctx, MOST_IMAGE_ROWS)
-            self.vision = ImageEncoder(self.session, *self._projector, h.n_embd, n_rows)
-        images = self.vision.pools if self.vision is not None else ()
+            self.media = MediaEncoder(self.session, *self._projector, h.n_embd, n_rows)
+        images = self.media.pools if self.media is not None else ()
         self._graph = StepGraph(self.memory, sampler_state, rows, images)
         able = h.causal and self.is_first and self.hidden is None and self.states is None
         able = able and all(backend.preemptible for backend in backends)
@@ -285,7 +285,7 @@ class ModelRunner:
                 options.placement.devices(options.devices, names, self.session.backends),
                 self.hparams.n_layer,
                 self._fits,
-                encoder_on_cpu=options.projector_on_cpu and self.vision is not None,
+                encoder_on_cpu=options.projector_on_cpu and self.media is not None,
             )
 
     def _fits(self, places: Places | None) -> bool:
@@ -390,8 +390,8 @@ class ModelRunner:
     def _everything(self) -> list[list[Tensor]]:
         """Graphs that together contain every op of a step, of an MTP draft and of images."""
         graphs = [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
-        if self.vision is not None:
-            graphs += [self.vision.largest(), self.build(Shape(self.options.n_ubatch, 64, images=True))]
+        if self.media is not None:
+            graphs += [self.media.largest(), self.build(Shape(self.options.n_ubatch, 64, images=True))]
         return graphs
 
     @property
@@ -402,7 +402,7 @@ class ModelRunner:
 
     @property
     def _image_graphs(self) -> list[Callable[[], list[Tensor]]]:
-        return [self.vision.largest] if self.vision is not None else []
+        return [self.media.largest] if self.media is not None else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Shapes of the warm-up set, with up to `most` decoding sequences."""
@@ -446,10 +446,10 @@ class ModelRunner:
             raise StepFailed(str(error) or type(error).__name__) from error
 
     def encode_images(self, tiles: Sequence[Tile]) -> Iterator[float]:
-        """Encode tiles of one size (see ImageEncoder.encode). Errors: as of `step`."""
-        assert self.vision is not None
+        """Encode tiles of one size (see MediaEncoder.encode). Errors: as of `step`."""
+        assert self.media is not None
         try:
-            yield from self.vision.encode(tiles)
+            yield from self.media.encode(tiles)
         except DeviceLost as error:
             self._fall_back(error)
             raise DeviceFailed(str(error)) from error

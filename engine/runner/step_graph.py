@@ -26,7 +26,7 @@ class StepGraph:
     sampler_state: Tensor  # (slots, N_STATE) f32
     # last hidden states for the MTP head (models/architectures/mtp.py)
     hidden: Tensor | None = None
-    images: Sequence[Tensor] = ()  # rows of images (engine/vision/image_encoder.py)
+    images: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
 
     def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from logitless.engine.batch import BLOCK_SIZE, StepFailed, UBatch
+from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sequence import Sequence
-from logitless.engine.vision.image_encoder import ImageEncoder
 
 Plan = list[tuple[Sequence, int]]  # tokens that each sequence computes in this step
 
@@ -37,7 +37,7 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     return group, others
 
 
-def build_batch(group: Plan, hidden: HiddenRows | None = None, vision: ImageEncoder | None = None) -> UBatch:
+def build_batch(group: Plan, hidden: HiddenRows | None = None, vision: MediaEncoder | None = None) -> UBatch:
     """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are
     allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
@@ -93,12 +93,12 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, vision: ImageEnco
 
 def _needs_images(seq: Sequence, n: int) -> bool:
     """True if the sequence's next n tokens have rows of images, or M-RoPE positions behind some."""
-    images = seq.request.images
+    images = seq.request.media
     return images is not None and (images.mrope or bool(images.within(seq.n_computed, seq.n_computed + n)))
 
 
-def _add_images(batch: UBatch, vision: ImageEncoder, seq: Sequence, n: int) -> None:
-    start, images = seq.n_computed, seq.request.images
+def _add_images(batch: UBatch, vision: MediaEncoder, seq: Sequence, n: int) -> None:
+    start, images = seq.n_computed, seq.request.media
     if images is None:
         batch.image_rows += [0] * n
         batch.seen += range(start, start + n)

@@ -113,7 +113,7 @@ class InterleavedPrefill:
 
     def _may_take(self, seq: Sequence) -> bool:
         """True for prompts; a stream with a few tokens to compute that were not sampled is none."""
-        if seq.request.images is not None:  # its steps have other inputs
+        if seq.request.media is not None:  # its steps have other inputs
             return False
         if seq.not_preemptible or not seq.throttled or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False

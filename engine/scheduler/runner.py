@@ -10,9 +10,9 @@ from logitless.engine.kv_cache.context_shift import Moves
 from logitless.engine.kv_cache.host_cache import Store
 from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.hidden_rows import HiddenRows
-from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.models.vision.prompt_images import Tile
+from logitless.models.media.prompt_media import Tile
 
 
 class Runner(Protocol):
@@ -35,8 +35,8 @@ class Runner(Protocol):
         """Rows of last hidden states, if the model drafts by MTP."""
 
     @property
-    def vision(self) -> ImageEncoder | None:
-        """The vision encoder, if a projector is loaded."""
+    def media(self) -> MediaEncoder | None:
+        """The encoders of images and sounds, if a projector is loaded."""
 
     def encode_images(self, tiles: Sequence[Tile], /) -> Iterator[float]:
         """Encode tiles of one size that have room, in parts that steps may come between.

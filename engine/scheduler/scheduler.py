@@ -23,8 +23,8 @@ from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.scheduler.admission import Admission
 from logitless.engine.scheduler.batch_builder import Plan, build_batch, split
-from logitless.engine.scheduler.image_encoding import ImageEncoding
 from logitless.engine.scheduler.interleaved_prefill import InterleavedPrefill
+from logitless.engine.scheduler.media_encoding import MediaEncoding
 from logitless.engine.scheduler.postprocess import OutputProcessor, Stop, failure, finished
 from logitless.engine.scheduler.prefill_budget import PrefillBudget
 from logitless.engine.scheduler.runner import Runner
@@ -36,8 +36,8 @@ from logitless.engine.sequence import Sampler, Sequence, Slot
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.stats import SchedulerStats
 from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.media.prompt_media import PromptMedia, Tile
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
-from logitless.models.vision.prompt_images import PromptImages, Tile
 
 Events = list[tuple[Sequence, Event]]
 
@@ -118,7 +118,7 @@ class Scheduler:
         self._planner = StepPlanner(
             self.cache, self._running, self.prefill_budget, lambda: self.speculator, self.n_ubatch
         )
-        self._images = ImageEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
+        self._images = MediaEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
         self._late: Events = []  # events between two steps
         self._of_background: Events = []  # events of training's sequences, not asked for yet
@@ -152,8 +152,8 @@ class Scheduler:
         n_ctx = self.slots[request.id_slot].n_ctx  # the same for all
         if n_prompt >= n_ctx:
             raise exceeds_context(n_prompt, n_ctx)
-        if request.images is not None:
-            self._check_images(request, request.images)
+        if request.media is not None:
+            self._check_images(request, request.media)
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
@@ -176,9 +176,9 @@ class Scheduler:
         self.count()
         return seq
 
-    def _check_images(self, request: CompletionRequest, images: PromptImages) -> None:
+    def _check_images(self, request: CompletionRequest, images: PromptMedia) -> None:
         """Raise the RequestError for images that can never be computed."""
-        vision = self.engine.vision
+        vision = self.engine.media
         if vision is None:
             raise InvalidRequest("this model reads no images: it was started without --mmproj")
         if request.prompt_logprobs is not None:
@@ -253,7 +253,7 @@ class Scheduler:
         return events
 
     def encode(self, tiles: list[Tile]) -> bool:
-        """Encode images of an embedding (see ImageEncoding.encode). StepFailed, DeviceFailed: the device
+        """Encode images of an embedding (see MediaEncoding.encode). StepFailed, DeviceFailed: the device
         cannot."""
         try:
             return self._images.encode(tiles)
@@ -269,7 +269,7 @@ class Scheduler:
         """Make the sampler and the drafters of a sequence that gets a slot."""
         seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
         seq.sampler.begin(seq.request.text_ids)
-        if seq.request.images is None and not seq.request.background:
+        if seq.request.media is None and not seq.request.background:
             seq.drafts = self.speculator.begin(seq)
 
     def _run(self, plan: Plan, events: Events, *, interleaved: bool) -> Plan:
@@ -280,7 +280,7 @@ class Scheduler:
         try:
             if self.cache.auxiliary is not None:
                 self.cache.auxiliary.prepare(group)
-            batch = build_batch(group, self.engine.hidden, self.engine.vision)
+            batch = build_batch(group, self.engine.hidden, self.engine.media)
             result = self.engine.step(batch)
         except DeviceFailed as error:
             self._device_failed(error, events)

@@ -107,13 +107,13 @@ class Context:
         """The parser of requests for the loaded model."""
         if self._parser is None:
             self._parser = RequestParser(
-                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters, self.served.vision
+                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters, self.served.media
             )
         return self._parser
 
     def parser_for(self, request: web.Request) -> RequestParser:
         """The same for one request, which may name the images that its client may have."""
-        if self.served.vision is None:  # there are no images
+        if self.served.media is None:  # there are no images
             return self.parser
         tuning, client = self.served.tuning, request[CLIENT]
 
@@ -162,7 +162,7 @@ class Context:
     def _slow(self) -> tuple[bytes, ...]:
         """Words of bodies that may take long to parse."""
         served = self.served
-        images = served.vision is not None
+        images = served.media is not None
         chats = images or (served.template is not None and served.template.is_sandboxed)
         return (*_GRAMMARS, *(_CHATS if chats else ()), *(_IMAGES if images else ()))
 

@@ -80,7 +80,7 @@ def _model(context: Context) -> ModelEntry:
         aliases=list(config.aliases or ([config.alias] if config.alias else [])),
         tags=list(config.tags),
         created=STARTED,
-        architecture=architecture(images=context.served.vision is not None),
+        architecture=architecture(images=context.served.media is not None),
         meta=ModelMeta(
             vocab_type=info.vocab_type,
             n_vocab=info.n_vocab,
@@ -114,7 +114,7 @@ async def props(request: web.Request) -> web.Response:
             model_alias=config.model,
             model_path=config.model_path if whole else PurePath(config.model_path).name,
             model_ftype=served.info.ftype,
-            modalities=Modalities(served.vision is not None),
+            modalities=Modalities(served.media is not None),
             media_marker=context.parser.media.marker,
             endpoint_slots=bool(config.slots),
             endpoint_props=bool(config.props),

@@ -15,9 +15,9 @@ from logitless.engine.errors import InvalidRequest, exceeds_context
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.models.chat.tool_calls import Style
+from logitless.models.media.media_input import MediaInput
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.tokenizer import Tokenizer
-from logitless.models.vision.prompt_images import PromptImages
-from logitless.models.vision.vision_input import VisionInput
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, limited, read
 from logitless.server.protocol.generation import Generation
@@ -98,7 +98,7 @@ class Prompt(NamedTuple):
     """Token ids of a prompt, and its images, whose rows have negative ids."""
 
     ids: tuple[int, ...]
-    images: PromptImages | None = None
+    images: PromptMedia | None = None
 
 
 class RequestParser:
@@ -112,14 +112,14 @@ class RequestParser:
         config: ServerConfig,
         n_ctx: int,
         adapters: Adapters | None = None,
-        vision: VisionInput | None = None,
+        media: MediaInput | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.adapters = adapters
         self.config = config
         self.n_ctx = n_ctx
         self.grammars = Grammars(tokenizer)
-        self.media = Media(vision, config.max_body)
+        self.media = Media(media, config.max_body)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
@@ -219,7 +219,7 @@ class RequestParser:
             check()
             ids = given if images is not None else self._truncated(given, asked)
             drafts = speculation.after(ids if images is None else (), self.tokenizer)
-            of_prompt = CompletionRequest(prompt=ids, images=images, speculation=drafts, **fields)
+            of_prompt = CompletionRequest(prompt=ids, media=images, speculation=drafts, **fields)
             requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
 

@@ -14,7 +14,7 @@ from logitless.engine.errors import InvalidRequest, NotSupported
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.models.vision.prompt_images import PromptImages
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.server.protocol.chat.messages import part_texts
 from logitless.server.protocol.completions import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.server.protocol.fields import article, bad_request, read
@@ -78,7 +78,7 @@ class EmbeddingJob:
     lora: Lora | None = None
     model: str = ""  # the finetune that was asked for by name
     dimensions: int | None = None  # leading numbers of each vector; None: all
-    images: Mapping[int, PromptImages] = field(default_factory=dict)  # by the indices of their texts
+    images: Mapping[int, PromptMedia] = field(default_factory=dict)  # by the indices of their texts
 
 
 @dataclass(frozen=True, slots=True)

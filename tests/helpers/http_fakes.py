@@ -320,7 +320,7 @@ async def running(
     tuning: Any = None,
     sleep: Any = None,
     adapters: Any = None,
-    vision: Any = None,
+    media: Any = None,
     http_host: str = "",
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -332,7 +332,7 @@ async def running(
     info = ModelInfo(n_ctx=n_ctx, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
     tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
     served = LoadedModel(
-        scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep, vision=vision
+        scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep, media=media
     )
     service.start(lambda: served)
     await service.loaded()

@@ -12,6 +12,7 @@ import numpy as np
 from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepResult, UBatch
 from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sampling.params import SamplingParams
@@ -19,8 +20,7 @@ from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
-from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.models.vision.prompt_images import Tile
+from logitless.models.media.prompt_media import Tile
 from tests.helpers.scheduler_checks import chain, check_all
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
@@ -169,7 +169,7 @@ class FakeEngine:
         self.lost = False  # the next step loses the device and its memory
         self.rerouted: Mapping[str, str] = {}
         self.hidden: HiddenRows | None = None
-        self.vision: ImageEncoder | None = None
+        self.media: MediaEncoder | None = None
         self.part_sizes: Mapping[int, float] = {}
         self.part_seconds = 1.0  # predicted seconds of each part
 
@@ -181,8 +181,8 @@ class FakeEngine:
             raise
 
     def encode_images(self, tiles: list[Tile]) -> Iterator[float]:
-        assert self.vision is not None
-        yield from self.vision.encode(tiles)
+        assert self.media is not None
+        yield from self.media.encode(tiles)
 
     def run_in_parts(self, batch: UBatch) -> Iterator[float]:
         try:

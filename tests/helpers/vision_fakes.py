@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.vision.images import decode_image
-from logitless.models.vision.prompt_images import PromptImages
 from tests.helpers.http_fakes import FakeTokenizer
 
 
@@ -26,12 +26,12 @@ class FakeVision:
 
     def prompt(
         self, texts: Sequence[str], images: Sequence[list[list[int]]], *, add_special: bool = True
-    ) -> tuple[tuple[int, ...], PromptImages]:
+    ) -> tuple[tuple[int, ...], PromptMedia]:
         ids: list[int] = []
         for i, text in enumerate(texts):
             ids += self._ids(text)
             ids += [id for piece in (images[i] if i < len(images) else []) for id in piece]
-        return tuple(ids), PromptImages(())
+        return tuple(ids), PromptMedia(())
 
     def _ids(self, text: str) -> list[int]:
         return FakeTokenizer().encode(text, add_special=False)

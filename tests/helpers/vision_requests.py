@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from logitless.engine.loading.open_model import vision_input
+from logitless.engine.loading.open_model import media_input
 from logitless.engine.requests import CompletionRequest, Failed, Token, TokenProb
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
@@ -24,7 +24,7 @@ class Runs:
         )
         self.runner.load()
         self.words = from_metadata(self.runner.gguf.metadata)
-        self.input = vision_input(self.runner, self.words)
+        self.input = media_input(self.runner, self.words)
         self.scheduler = Scheduler(
             self.runner, self.words, SchedulerConfig(n_slots=3, n_ctx=512, n_ubatch=n_ubatch, cache_ram=0)
         )
@@ -45,7 +45,7 @@ class Runs:
             return CompletionRequest(ids, sampling, n_predict=n, ignore_eos=True, **more)
         assert self.input is not None
         ids, of_prompt = self.input.prompt(text.split("<image>"), [self.input.image(image) for image in images])
-        return CompletionRequest(ids, sampling, n_predict=n, ignore_eos=True, images=of_prompt, **more)
+        return CompletionRequest(ids, sampling, n_predict=n, ignore_eos=True, media=of_prompt, **more)
 
     def run(self, *requests: CompletionRequest) -> list[list[TokenProb]]:
         """The tokens of requests that are submitted together, with log-probabilities."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from logitless.models.media.prompt_media import Span, Tile
 from logitless.models.vision.images import FileError, ImageError, data_of, path_of, read_below, read_file
-from logitless.models.vision.prompt_images import Span, Tile
 from logitless.training.data.dataset_rows import RowImage
 from logitless.training.data.run_images import RunImages, TokenImages
 from logitless.training.data.sources import HUB
@@ -62,7 +62,7 @@ class ImageReader:
     def _pieces(self, image: RowImage) -> Pieces:
         images = self._open_for(image)
         try:
-            return images.vision.image(self._data(image))
+            return images.input.image(self._data(image))
         except (FileError, ImageError) as error:
             raise TrainingError(f"{image.where}: the image {error}") from None
 
@@ -97,7 +97,7 @@ class ImageReader:
         for span in spans:
             first = self.images.add(span.tile)
             rows[span.start : span.end] = np.arange(first, first + span.tile.n_rows)
-        of_prompt = self.images.vision.images(spans)
+        of_prompt = self.images.input.images(spans)
         return TokenImages(
             rows,
             tuple((span.start, span.end) for span in spans),

@@ -19,14 +19,14 @@ import numpy.typing as npt
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.batch import ImageRows, Sequences
+from logitless.models.batch import MediaRows, Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.media.media_input import MediaInput
+from logitless.models.media.prompt_media import Tile
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.params import params_for
-from logitless.models.vision.prompt_images import Tile
-from logitless.models.vision.vision_input import VisionInput
 
 Array = npt.NDArray[Any]
 I32 = npt.NDArray[np.int32]
@@ -76,7 +76,7 @@ class RunImages:
 
     def __init__(
         self,
-        vision: VisionInput,
+        input: MediaInput,
         n_embd: int,
         define: Callable[[Session], VisionEncoder],
         *,
@@ -85,7 +85,7 @@ class RunImages:
     ) -> None:
         """`define`: the encoder on a session; `shared`: it is there for others, too, else its weights
         are deleted when all is encoded. `folder`: of the temporary files; None: the system's."""
-        self.vision = vision
+        self.input = input
         self._n_embd, self._define, self._shared = n_embd, define, shared
         self._pixels, self._rows = self._file(folder), self._file(folder)
         self._kept: dict[bytes, _Kept] = {}
@@ -105,7 +105,7 @@ class RunImages:
     @property
     def _depth(self) -> int:
         """Vectors of a row: of the embedding, and of each deepstack layer."""
-        return 1 + len(self.vision.params.deepstack)
+        return 1 + len(self.input.params.deepstack)
 
     def add(self, tile: Tile) -> int:
         """The first row of a tile, which is kept if it is new. OSError: the disk is full."""
@@ -160,8 +160,8 @@ class RunImages:
         """Inputs of sequences with images among their tokens."""
         n = rows.tokens.shape[0]
         pools = [feed(f"image.rows.{i}", (n, self._n_embd)) for i in range(self._depth)]
-        images = ImageRows.inputs(pools, mrope=self.vision.mrope)
-        bounds = None if self.vision.params.causal else feed("image.bounds", (2, n), "i32")
+        images = MediaRows.inputs(pools, mrope=self.input.mrope)
+        bounds = None if self.input.params.causal else feed("image.bounds", (2, n), "i32")
         return replace(rows, images=images, bounds=bounds)
 
     def feeds(self, windows: Sequence[Sequence[PlacedImages]], pos: Array, start: Array) -> dict[str, Array]:
@@ -218,7 +218,7 @@ def projector_images(
     wrong with the file."""
     gguf = GGUFFile.open(projector)
     params = params_for(text, h, gguf, tokens, SERVED_UBATCH)
-    vision = VisionInput(params, tokenizer, mrope=bool(h.mrope))
+    input = MediaInput(params, tokenizer, mrope=bool(h.mrope))
     return RunImages(
-        vision, h.n_embd, lambda session: VisionEncoder.define(session, gguf, params, h.n_embd), folder=folder
+        input, h.n_embd, lambda session: VisionEncoder.define(session, gguf, params, h.n_embd), folder=folder
     )

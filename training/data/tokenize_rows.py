@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.models.media.prompt_media import Span, Tile
 from logitless.models.tokenizer import Tokenizer
-from logitless.models.vision.prompt_images import Span, Tile
 from logitless.training.data.answer_spans import spans_of_answers
 from logitless.training.data.dataset_rows import IMAGE, Answer, DatasetRow, Messages, images_of
 from logitless.training.data.images import NO_PROJECTOR, ImageReader, Pieces

@@ -98,9 +98,9 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 def projector_of(engine: ModelRunner, names: Sequence[str]) -> dict[str, Any] | None:
     """The file that images are read with, its type, and the devices that run the encoder."""
-    if engine.vision is None:
+    if engine.media is None:
         return None
-    placement, _ = engine.session.measure(engine.vision.largest)
+    placement, _ = engine.session.measure(engine.media.largest)
     runs = {
         placement.backend_of[node]
         for node in placement.order
@@ -109,7 +109,7 @@ def projector_of(engine: ModelRunner, names: Sequence[str]) -> dict[str, Any] | 
     }
     return {
         "file": engine.options.mmproj,
-        "type": engine.vision.params.kind,
+        "type": engine.media.params.kind,
         "devices": [names[i] for i in sorted(runs)],
     }
 

@@ -135,7 +135,7 @@ class OllamaReply(Reply):
             "eval_count": done.n_predicted,
             "eval_duration": nanoseconds(timings.predicted_ms),
         }
-        if not self._chat and request.images is None:
+        if not self._chat and request.media is None:
             ended["context"] = [*request.prompt, *self._ids]
         return ended
 

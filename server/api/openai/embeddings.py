@@ -15,7 +15,7 @@ from logitless.engine.batch import StepFailed
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
-from logitless.models.vision.prompt_images import PromptImages
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.server.api.context import CONTEXT, Context, client_of, json_response
 from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.vectors import (
@@ -127,7 +127,7 @@ async def vectors_of(
     texts: Sequence[Sequence[int]],
     pooling: str,
     lora: Lora | None,
-    images: Mapping[int, PromptImages] = {},
+    images: Mapping[int, PromptMedia] = {},
 ) -> list[F32]:
     """A vector for each text. Every group of them is computed between two steps of the generations;
     `images`, by the texts that have some, are encoded between several."""

@@ -56,7 +56,7 @@ def _ask(service: AsyncEngine, config: ServerConfig, body: dict[str, Any]) -> tu
     served = service.served
     if served is None:
         raise GradeFault("the model is not loaded", "model_grader_server_error")
-    parser = RequestParser(served.tokenizer, config, served.info.n_ctx, served.adapters, served.vision)
+    parser = RequestParser(served.tokenizer, config, served.info.n_ctx, served.adapters, served.media)
 
     async def answer() -> tuple[str, int]:
         requests = [replace(request, priority=LATER) for request in job.requests]

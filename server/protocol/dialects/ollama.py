@@ -355,7 +355,7 @@ def _after(context: Sequence[int], job: Job, parser: RequestParser) -> Job:
     for i, id in enumerate(context):
         if not 0 <= id < n_vocab:
             bad_request("context", f"item {i}: token {str(id)[:20]} is outside the vocabulary of {n_vocab}")
-    if job.requests[0].images is not None:
+    if job.requests[0].media is not None:
         bad_request("context", "cannot be combined with images")
 
     def joined(request: CompletionRequest) -> CompletionRequest:
@@ -370,7 +370,7 @@ def _fitted(job: Job, options: Options, parser: RequestParser, truncate: bool) -
     leaves a quarter for the answer, or the tokens that the request asks for."""
     (request,), limit = job.requests, _limit(options, parser)
     n = len(request.prompt)
-    if n >= limit and truncate and request.images is None:
+    if n >= limit and truncate and request.media is None:
         room = request.n_predict if 0 < request.n_predict <= limit // 2 else max(1, limit // 4)
         keep = min(max(4, options.num_keep or 0) if (options.num_keep or 0) >= 0 else n, limit // 2)
         last = max(0, limit - room - keep)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
+from logitless.models.media.media_input import MediaInput
+from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.vision.images import FileError, ImageError, data_of, from_base64
-from logitless.models.vision.prompt_images import PromptImages
-from logitless.models.vision.vision_input import VisionInput
 from logitless.server.protocol.fields import article, bad_request
 from logitless.server.protocol.media.sources import Sources, Unfetched
 
@@ -21,11 +21,11 @@ _ADDRESS = re.compile(r"(?!data:)[A-Za-z][\w+.-]*:", re.ASCII)
 
 
 class Media:
-    """Reads the images of one model's requests; without a vision encoder it refuses them."""
+    """Reads the images of one model's requests; without encoders it refuses them."""
 
-    def __init__(self, vision: VisionInput | None, max_bytes: int = 64 << 20, sources: Sources | None = None) -> None:
+    def __init__(self, input: MediaInput | None, max_bytes: int = 64 << 20, sources: Sources | None = None) -> None:
         """`max_bytes`: of the images of one request together; `sources`: allowed sources, None: none."""
-        self.vision = vision
+        self.input = input
         self.max_bytes = max_bytes
         self.sources = sources or Sources()
         self.marker = f"<__media_{secrets.token_hex(8)}__>"  # no client can guess it
@@ -53,7 +53,7 @@ class Media:
         self._put(name, value, self._bytes, found)
 
     def _put(self, name: str, value: object, read: Callable[[str, str], bytes], found: list[tuple[str, bytes]]) -> None:
-        if self.vision is None:
+        if self.input is None:
             bad_request(name, "images need a model that reads them: this server was started without --mmproj")
         if not isinstance(value, str):
             bad_request(name, f"expected a string, got {article(value)}")
@@ -74,9 +74,9 @@ class Media:
 
     def prompt(
         self, name: str, text: str, found: list[tuple[str, bytes]], *, add_special: bool = True
-    ) -> tuple[tuple[int, ...], PromptImages]:
-        """(token ids, tiles) of a text with a marker for each image. `add_special`: see VisionInput.prompt."""
-        assert self.vision is not None
+    ) -> tuple[tuple[int, ...], PromptMedia]:
+        """(token ids, tiles) of a text with a marker for each image. `add_special`: see MediaInput.prompt."""
+        assert self.input is not None
         self.complete()
         texts = text.split(self.marker)
         if len(texts) != len(found) + 1:
@@ -84,10 +84,10 @@ class Media:
         images = []
         for where, data in found:
             try:
-                images.append(self.vision.image(data))
+                images.append(self.input.image(data))
             except ImageError as error:
                 bad_request(where, f"the image {error}")
-        return self.vision.prompt(texts, images, add_special=add_special)
+        return self.input.prompt(texts, images, add_special=add_special)
 
 
 def _address(name: str, kind: str, part: Mapping[str, Any]) -> tuple[str, object]:

@@ -14,7 +14,8 @@ from PIL import Image
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision import images, vision_input
+from logitless.models.media import media_input
+from logitless.models.vision import images
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
 from logitless.models.vision.preprocess import best_grid, dynamic_size, enlarged_size, pieces_of
@@ -157,9 +158,9 @@ def test_a_bidirectional_image_fits_into_a_step(tmp_path: Path) -> None:
 
 def test_images_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their files' bytes, up to a number of bytes of pixels."""
-    monkeypatch.setattr(vision_input, "KEPT_NBYTES", 2 * 16 * 16 * 3)
+    monkeypatch.setattr(media_input, "KEPT_NBYTES", 2 * 16 * 16 * 3)
     with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["mlp"])) as file:
-        reads = vision_input.VisionInput(read_params(file), cast(Any, None), mrope=False)
+        reads = media_input.MediaInput(read_params(file), cast(Any, None), mrope=False)
     files = [png(picture(20, 16, seed=seed)) for seed in range(3)]
     first, second, third = (reads.image(file) for file in files)
     assert reads.image(files[1]) == second  # tiles are equal only to themselves

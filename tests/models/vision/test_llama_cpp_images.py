@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL.Image import Resampling
 
-from logitless.models.vision.vision_input import VisionInput
+from logitless.models.media.media_input import MediaInput
 from tests.helpers.vision_files import SPECS, picture, png, with_tokens, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
@@ -71,7 +71,7 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
     for (name, (model, projector)), expected in zip(files.items(), answers, strict=True):
         n_compared = 0
         with Runs(model, projector) as runs:
-            assert isinstance(runs.input, VisionInput)
+            assert isinstance(runs.input, MediaInput)
             for (text, images), (n_tokens, tops) in zip(prompts, expected, strict=True):
                 n, got = runs.first(text, images)
                 assert n == n_tokens, (name, text)

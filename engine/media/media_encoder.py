@@ -14,16 +14,16 @@ from logitless.graph.ops.attention.paged_attention import PAGE, store_v
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.prompt_media import Tile
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.params import VisionParams
-from logitless.models.vision.prompt_images import Tile
 
 ARENA = "vision"  # name of the plans' memory arena
 MOST_PATCHES = 8192  # of tiles that are encoded together
 LEAST_ROWS = 1024  # rows of images that the device keeps at least
 
 
-class ImageEncoder:
+class MediaEncoder:
     """Tiles → rows of a pool on the device, least recently used ones first out.
 
     Row 0 of the pool is zero: tokens of text read it.

@@ -12,9 +12,9 @@ import pytest
 
 from logitless.cli.commands.planning.plan import projector_of
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.media import media_encoder
 from logitless.engine.runner import model_runner
 from logitless.engine.runner.placement import PlacementOptions
-from logitless.engine.vision import image_encoder
 from logitless.graph.backend import Backend
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
@@ -30,18 +30,18 @@ def made(name: str, folder: Path, shared_data: Path) -> tuple[Path, Path]:
 def test_a_request_has_the_same_bits_whatever_shares_its_batch(name: str, tmp_path: Path, shared_data: Path) -> None:
     images = [png(picture(40, 24)), png(picture(24, 40, seed=2))]
     with Runs(*made(name, tmp_path, shared_data), n_ubatch=64) as runs:
-        assert runs.runner.vision is not None
+        assert runs.runner.media is not None
         asked = runs.request("h<image>g<image>ab", images, 6)
         (alone,) = runs.run(asked)
-        n_encoded = runs.runner.vision.n_encoded
+        n_encoded = runs.runner.media.n_encoded
         (cached,) = runs.run(asked)  # keys and values come from the prefix cache
-        assert runs.runner.vision.n_encoded == n_encoded
+        assert runs.runner.media.n_encoded == n_encoded
         fresh = runs.request("h<image>g<image>ab", images, 6, cache_prompt=False)
         others = runs.request("some text", [], 9), runs.request("x<image>", images[1:], 9, cache_prompt=False)
         first, _, _ = runs.run(fresh, *others)
-        runs.runner.vision.clear()
+        runs.runner.media.clear()
         (again,) = runs.run(fresh)
-        assert runs.runner.vision.n_encoded > n_encoded
+        assert runs.runner.media.n_encoded > n_encoded
         assert alone == cached == first == again
 
 
@@ -51,7 +51,7 @@ def test_images_of_several_requests_are_one_run(
     """With the bits that each has alone."""
     images = [png(picture(16, 16, seed=i)) for i in range(3)]
     with Runs(*made("qwen2.5vl", tmp_path, shared_data)) as runs:
-        vision = runs.runner.vision
+        vision = runs.runner.media
         assert vision is not None
         sizes: list[int] = []
         encode = vision.encode
@@ -80,7 +80,7 @@ def test_rows_that_do_not_fit_are_encoded_again(
     text = "h" + "<image>" * 5
     with Runs(model, projector) as runs:
         (expected,) = runs.run(runs.request(text, images, 3))
-    monkeypatch.setattr(image_encoder, "LEAST_ROWS", 1)
+    monkeypatch.setattr(media_encoder, "LEAST_ROWS", 1)
     monkeypatch.setattr(model_runner, "MOST_IMAGE_ROWS", 40)  # room for two of five tiles
     with Runs(model, projector, n_ubatch=32) as runs:
         got, _ = runs.run(runs.request(text, images, 3), runs.request(text, images[::-1], 3))
@@ -122,8 +122,8 @@ def test_where_the_encoder_runs(
     placement = PlacementOptions(n_gpu_layers)
     files = model, write_projector(tmp_path / "mm.gguf", spec)
     with Runs(*files, devices=("opencl:0", "cpu"), placement=placement, projector_on_cpu=on_cpu) as runs:
-        assert runs.runner.vision is not None
-        found, _ = runs.runner.session.measure(runs.runner.vision.largest)
+        assert runs.runner.media is not None
+        found, _ = runs.runner.session.measure(runs.runner.media.largest)
         of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}
         assert {backend for name, backend in of.items() if name.startswith(("v.", "mm."))} == {encoder}
         told = projector_of(runs.runner, ["opencl:0", "cpu"])
@@ -143,6 +143,6 @@ def test_what_can_never_be_computed_is_refused(tmp_path: Path, shared_data: Path
     with Runs(*made("gemma3", tmp_path, shared_data), n_ubatch=8) as runs:
         with pytest.raises(InvalidRequest, match="ubatch-size"):
             runs.scheduler.submit(runs.request("h<image>", [image]))
-        runs.runner.vision = None
+        runs.runner.media = None
         with pytest.raises(InvalidRequest, match="--mmproj"):
             runs.scheduler.submit(runs.request("h<image>", [image]))

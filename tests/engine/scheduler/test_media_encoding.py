@@ -10,7 +10,7 @@ import pytest
 
 from logitless.engine.batch import DeviceFailed, StepFailed
 from logitless.engine.requests import Failed
-from logitless.models.vision.prompt_images import PromptImages, Tile, place
+from logitless.models.media.prompt_media import PromptMedia, Tile, place
 from tests.engine.scheduler.test_interleaved_prefill import STEP, Slow
 
 PART, N_PARTS = 0.2, 20
@@ -54,13 +54,13 @@ class Encoder:
 @pytest.fixture
 def bench() -> Slow:
     made = Slow()
-    made.engine.vision = Encoder(made)  # type: ignore[assignment]
+    made.engine.media = Encoder(made)  # type: ignore[assignment]
     return made
 
 
 def asked(bench: Slow, *seeds: int) -> Any:
     ids, spans = place([[1, 2], *(tile(seed) for seed in seeds), [3]])
-    return bench.submit(ids, images=PromptImages(spans), n_predict=3, ignore_eos=True)
+    return bench.submit(ids, media=PromptMedia(spans), n_predict=3, ignore_eos=True)
 
 
 def test_streams_go_on_between_the_parts(bench: Slow) -> None:
@@ -74,21 +74,21 @@ def test_streams_go_on_between_the_parts(bench: Slow) -> None:
     assert min(gained) >= 3  # while an image took four steps' time
     waiting = [took for took in bench.took if took < 2 * STEP]
     assert max(waiting) <= 2 * STEP + PART
-    assert bench.engine.vision.runs == [1]  # type: ignore[union-attr]
+    assert bench.engine.media.runs == [1]  # type: ignore[union-attr]
 
 
 def test_tiles_of_several_requests_are_one_batch_and_are_kept(bench: Slow) -> None:
     first, second = asked(bench, 1), asked(bench, 2)
     third = asked(bench, 1)
     bench.drain()
-    assert bench.engine.vision.runs == [2]  # type: ignore[union-attr]
+    assert bench.engine.media.runs == [2]  # type: ignore[union-attr]
     assert [seq.n_generated for seq in (first, second, third)] == [3, 3, 3]
 
 
 def test_tiles_of_one_size_are_a_batch_whatever_lies_between(bench: Slow) -> None:
     seqs = [asked(bench, 1), asked(bench, 101), asked(bench, 2)]
     bench.drain()
-    assert bench.engine.vision.runs == [2, 1]  # type: ignore[union-attr]
+    assert bench.engine.media.runs == [2, 1]  # type: ignore[union-attr]
     assert [seq.n_generated for seq in seqs] == [3, 3, 3]
 
 
@@ -98,7 +98,7 @@ def test_an_image_that_is_being_encoded_is_not_encoded_again(bench: Slow) -> Non
     bench.step(2)
     second = asked(bench, 1)
     while not (first.n_generated and second.n_generated):
-        assert bench.engine.vision.runs in ([], [1])  # type: ignore[union-attr]
+        assert bench.engine.media.runs in ([], [1])  # type: ignore[union-attr]
         bench.step()
 
 
@@ -124,7 +124,7 @@ def test_tiles_of_an_embedding_leave_streams_their_time(bench: Slow) -> None:
 def test_a_failing_embedding_ends_with_the_device_only_others(bench: Slow, error: StepFailed) -> None:
     bench.streams(1)
     (stream,) = bench.scheduler.running
-    encoder: Any = bench.engine.vision
+    encoder: Any = bench.engine.media
     encoder.fails = error
     with pytest.raises(type(error)):
         bench.scheduler.encode([tile(1)])
@@ -137,7 +137,7 @@ def test_a_failing_embedding_ends_with_the_device_only_others(bench: Slow, error
 
 @pytest.mark.parametrize("error", [StepFailed("no luck"), DeviceFailed("gone")])
 def test_a_failure_ends_its_own_requests(bench: Slow, error: Exception) -> None:
-    encoder: Any = bench.engine.vision
+    encoder: Any = bench.engine.media
     encoder.fails = error
     seq = asked(bench, 1)
     bench.step(2)

@@ -58,7 +58,7 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False)
-class PromptImages:
+class PromptMedia:
     """The tiles of one prompt, in order."""
 
     spans: tuple[Span, ...]

@@ -8,16 +8,16 @@ from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
+from logitless.models.media.prompt_media import PromptMedia, Span, Tile, place
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.images import decode_image
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.preprocess import pieces_of
-from logitless.models.vision.prompt_images import PromptImages, Span, Tile, place
 
 KEPT_NBYTES = 64 << 20  # pixels of images that were read last
 
 
-class VisionInput:
+class MediaInput:
     """Reads prompts with images for one model. Any thread may call it.
 
     The images that were read last are kept by the hashes of their files: each request of a
@@ -58,7 +58,7 @@ class VisionInput:
 
     def prompt(
         self, texts: Sequence[str], images: Sequence[list[list[int] | Tile]], *, add_special: bool = True
-    ) -> tuple[tuple[int, ...], PromptImages]:
+    ) -> tuple[tuple[int, ...], PromptMedia]:
         """(token ids, tiles) of texts with an image between each two. `add_special`: with BOS and EOS
         where the vocabulary has them.
 
@@ -76,10 +76,10 @@ class VisionInput:
         ids, spans = place(pieces)
         return ids, self.images(spans)
 
-    def images(self, spans: Sequence[Span]) -> PromptImages:
+    def images(self, spans: Sequence[Span]) -> PromptMedia:
         """The tiles of a prompt with their rows' positions."""
         p = self.params
-        return PromptImages(tuple(spans), p.causal, self.mrope, p.projector.framed)
+        return PromptMedia(tuple(spans), p.causal, self.mrope, p.projector.framed)
 
     @cached_property
     def _newline(self) -> int | None:

@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator
 
 from logitless.engine.batch import DeviceFailed, StepFailed
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.postprocess import failure
 from logitless.engine.scheduler.prefill_budget import PrefillBudget
 from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
 from logitless.engine.sequence import Sequence
-from logitless.engine.vision.image_encoder import ImageEncoder
-from logitless.models.vision.prompt_images import Tile
+from logitless.models.media.prompt_media import Tile
 
 log = logging.getLogger("logitless.scheduler")
 Events = list[tuple[Sequence, Event]]
 Wanted = tuple[Sequence | None, Tile]  # a tile, and its sequence
 
 
-class ImageEncoding:
+class MediaEncoding:
     """Runs at most one batch of tiles; a prompt is computed up to its first tile that is missing."""
 
     def __init__(
@@ -40,8 +40,8 @@ class ImageEncoding:
     def turn(self, events: Events) -> bool:
         """Encode while streams may wait, then bound each prompt to the tiles that are there; False
         if there was nothing to do."""
-        encoder = self._runner.vision
-        prompts = [seq for seq in self._running.seqs if seq.request.images is not None and seq.started]
+        encoder = self._runner.media
+        prompts = [seq for seq in self._running.seqs if seq.request.media is not None and seq.started]
         if encoder is None or not (prompts or self._parts):
             return False
         ran = False
@@ -59,7 +59,7 @@ class ImageEncoding:
     def encode(self, tiles: list[Tile]) -> bool:
         """Encode tiles that no sequence has, as long as streams may wait, once between two steps of
         theirs; True: all are there. InvalidRequest: they have no room together."""
-        encoder = self._runner.vision
+        encoder = self._runner.media
         if encoder is None:
             raise InvalidRequest("this model reads no images: it was started without --mmproj")
         n_rows = sum({tile.key: tile.n_rows for tile in tiles}.values())
@@ -82,7 +82,7 @@ class ImageEncoding:
         streams = [seq for seq in self._running.seqs if seq.started and seq.n_schedulable == 1]
         return streams if any(seq.is_decoding for seq in streams) else []
 
-    def _work(self, encoder: ImageEncoder, wanted: Callable[[], list[Wanted]]) -> bool:
+    def _work(self, encoder: MediaEncoder, wanted: Callable[[], list[Wanted]]) -> bool:
         """Run parts as long as streams may wait, one at least; False if there were none."""
         ran, until = False, math.inf
         if streams := self._streams:
@@ -99,7 +99,7 @@ class ImageEncoding:
                 needed = seconds
         return ran
 
-    def _begin(self, encoder: ImageEncoder, wanted: list[Wanted]) -> bool:
+    def _begin(self, encoder: MediaEncoder, wanted: list[Wanted]) -> bool:
         """Begin the first missing tile by rank and position, with others of its size. A tile takes no
         room from one that comes before it."""
         tiles: dict[bytes, Tile] = {}
@@ -123,14 +123,14 @@ class ImageEncoding:
 
     def _needed(self, seq: Sequence) -> list[Tile]:
         """Tiles with rows in the sequence's next chunk."""
-        images = seq.request.images
+        images = seq.request.media
         assert images is not None
         stop = min(len(seq.tokens), seq.n_computed + self._n_ubatch)
         return [span.tile for span in images.within(seq.n_computed, stop)]
 
-    def _reach(self, encoder: ImageEncoder, seq: Sequence) -> int:
+    def _reach(self, encoder: MediaEncoder, seq: Sequence) -> int:
         """Tokens of the sequence that can be computed: up to its first tile that is missing."""
-        images = seq.request.images
+        images = seq.request.media
         assert images is not None
         spans = images.within(seq.n_computed, len(seq.tokens))
         return next((span.start for span in spans if encoder.first_row(span.tile) is None), len(seq.tokens) + 1)

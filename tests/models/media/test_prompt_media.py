@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from logitless.models.vision.prompt_images import FIRST_ID, PromptImages, Tile, place
+from logitless.models.media.prompt_media import FIRST_ID, PromptMedia, Tile, place
 
 
 def tile(rows: int, columns: int, seed: int = 0) -> Tile:
@@ -27,7 +27,7 @@ def test_ids_are_negative_and_tell_images_apart() -> None:
 
 def test_rows_of_a_bidirectional_tile_stay_together() -> None:
     _, spans = place([[1] * 5, tile(2, 4), [1] * 5])
-    causal, whole = PromptImages(spans), PromptImages(spans, causal=False)
+    causal, whole = PromptMedia(spans), PromptMedia(spans, causal=False)
     for start, n, expected in ((0, 5, 5), (0, 6, 5), (0, 13, 13), (0, 15, 15), (5, 1, 8), (5, 9, 9), (7, 2, 6)):
         assert causal.chunk(start, n) == n
         assert whole.chunk(start, n) == expected
@@ -37,7 +37,7 @@ def test_rows_of_a_bidirectional_tile_stay_together() -> None:
 
 def test_mrope_positions_go_on_behind_the_larger_side() -> None:
     _, spans = place([[1] * 3, tile(2, 4), [1] * 2, tile(3, 1, seed=1), [1]])
-    images = PromptImages(spans, mrope=True)
+    images = PromptMedia(spans, mrope=True)
     expected = [(p, p, p, p) for p in range(3)]
     expected += [(3, 3 + y, 3 + x, 3) for y in range(2) for x in range(4)]
     expected += [(p, p, p, p) for p in (7, 8)]
@@ -51,7 +51,7 @@ def test_mrope_positions_go_on_behind_the_larger_side() -> None:
 def test_framed_rows_have_their_places_in_lines_and_the_number_of_their_image() -> None:
     framed = [replace(tile(*grid), n_rows=grid[0] * (grid[1] + 1) + 2) for grid in ((2, 2), (1, 1))]
     _, spans = place([[1], framed[0], [1], framed[1], [1]])
-    images = PromptImages(spans, mrope=True, framed=True)
+    images = PromptMedia(spans, mrope=True, framed=True)
     expected = [(p, p, p, p) for p in range(15)]
     expected[2:8] = [(2 + 3 * y + x, x, y, 0) for y in range(2) for x in range(3)]
     expected[11:13] = [(11 + x, x, 0, 1) for x in range(2)]

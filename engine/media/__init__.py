@@ -1,0 +1,1 @@
+"""Media of requests: tiles, their rows on the device, the encoders' runs."""

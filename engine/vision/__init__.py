@@ -1,1 +1,0 @@
-"""Images of requests: tiles, their rows on the device, the encoder's runs."""

@@ -1,0 +1,1 @@
+"""Media: images and sounds in prompts, by one way."""
