@@ -52,6 +52,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "prometheus_client": ("server/", "engine/", "router/metrics.py"),
     "rich": ("cli/",),
     "PIL": ("training/reporting/plot.py", "models/vision/"),
+    "soundfile": ("models/audio/decode.py",),
     "wandb": ("training/reporting/trackers.py",),
     "mlflow": ("training/reporting/trackers.py",),
     "tensorboardX": ("training/reporting/trackers.py",),
@@ -67,9 +68,11 @@ LAZY = {  # may be imported inside functions only
     "re2": ("models/grammar/",),
     "huggingface_hub": ("cli/hub/hub.py",),
     "PIL": ("training/reporting/plot.py", "models/vision/"),
+    "soundfile": ("models/audio/decode.py",),
 }
 EXTRAS = (
     "plot",
+    "audio",
     "data",
     "ray",
     "kv-events",

@@ -1,1 +1,1 @@
-"""Audio: sound files decoded to waveforms."""
+"""Audio: sound files decoded to waveforms of 16 kHz."""
