@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
+from logitless.graph.ops.attention.chunks import chunk_ends, chunk_starts
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.mla import latent_attention
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_v, store_k, store_v
@@ -133,6 +134,7 @@ class AttentionParams(NamedTuple):
     cap: float = 0.0
     sinks: tuple[Tensor, ...] = ()  # one of shape (H,), or none
     causal_images: bool = False  # rows of images see only earlier rows, for any projector
+    chunked: bool = False  # the window does not slide: a row sees its own chunk of so many positions
 
 
 class LinearAttentionParams(NamedTuple):
@@ -200,9 +202,11 @@ class Batch:
         rows = None if not images else MediaRows.feeds(images, n_tokens, n_out, mrope=mrope)
         return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
 
-    def seen(self, params: AttentionParams, *, of_out: bool) -> tuple[Tensor, Tensor]:
-        """Slots of the rows that have queries, and their visible cells (graph/ops/attention/)."""
+    def seen(self, params: AttentionParams, n_ctx: int, *, of_out: bool) -> tuple[Tensor, Tensor]:
+        """Slots of the rows that have queries, and their visible cells (graph/ops/attention/) of n_ctx."""
         queries = self.out if of_out and self.out is not None else self
+        if params.chunked:
+            return queries.slot, chunk_ends(queries.pos, size=params.window, limit=n_ctx)
         if self.images is None or params.causal_images:
             return queries.slot, queries.pos
         seen = self.images.seen if queries is self else self.images.out_seen
@@ -302,7 +306,8 @@ class Cached:
         pool, _ = self._room(kv_source)
         if kv_source == layer:
             self.store(layer, k, v)
-        kv = *self.stored[kv_source], pool.tables, *batch.seen(params, of_out=layer >= memory.n_layer_kv - 1)
+        n_ctx, of_out = pool.tables.shape[1] * PAGE, layer >= memory.n_layer_kv - 1
+        kv = *self.stored[kv_source], pool.tables, *batch.seen(params, n_ctx, of_out=of_out)
         if v is None:
             return latent_attention(q, *kv, scale=params.scale)
         return attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
@@ -370,6 +375,8 @@ class Sequences:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, params.scale, params.window, k if v is None else v
         seen = self.start if self.bounds is None or params.causal_images else self.bounds
+        if params.chunked:
+            seen, window = chunk_starts(self.start, length=size, size=window), 0
         return causal_attention(q, k, v, seen, *params.sinks, length=size, scale=scale, window=window, cap=params.cap)
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ EXAMPLES = {  # architecture → models that have it
     "lfm2moe": "LFM 2 MoE",
     "llama": "Llama 1 to 3, Mistral, Mixtral, SmolLM 1 and 2, TinyLlama",
     "llama-embed": "Llama-Embed-Nemotron",
+    "llama4": "Llama 4 Scout and Maverick",
     "maincoder": "Maincoder",
     "mamba2": "Mamba 2",
     "mellum": "Mellum",

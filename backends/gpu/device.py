@@ -17,6 +17,7 @@ from logitless.backends.gpu import (  # noqa: F401  (each registers its kernels 
 from logitless.backends.gpu.attention import (  # noqa: F401
     attention_cpu,
     causal,
+    chunks,
     encoder,
     kv_store,
     mla,

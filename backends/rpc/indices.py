@@ -104,6 +104,11 @@ def _computed(t: Tensor) -> Ranges:
         return ((0, t.src[0].shape[1]),)
     if t.op == "text_begins":
         return ((-1, 1),)
+    if t.op == "chunk_starts":
+        return ((0, t.attrs["length"]),)
+    if t.op == "chunk_ends":
+        limit = t.attrs["limit"]
+        return (-1, limit), (-1, limit + t.attrs["size"])
     if t.op == "expert_order":
         return (0, t.shape[1]), (0, t.shape[1]), (0, t.attrs["n"])
     return ()
@@ -119,6 +124,9 @@ def _needed(t: Tensor) -> dict[Tensor, Ranges]:
         names = ["q", "k", "v", "decay", "beta", "states", "begin", "end"]
     src = dict(zip(names, t.src, strict=False))
     needed: dict[Tensor, Ranges] = {src[name]: (bounds,) for name, bounds in _bounds(src, t).items()}
+    if "tables" in src and src["pos"].op == "chunk_ends":  # the window counts from the second
+        limit = needed[src["pos"]][0][1]
+        needed[src["pos"]] = (-1, limit), (-1, limit + t.attrs.get("window", 0))
     if "order" in src:
         places = 0, src["order"].shape[1]
         needed[src["order"]] = places, places, (0, t.attrs["n"]) if "n" in t.attrs else (_ANY, _END)
@@ -132,6 +140,8 @@ def _bounds(src: dict[str, Tensor], t: Tensor) -> dict[str, Bounds]:
         found["tables"] = -1, src["k"].shape[0]
         found["slot"] = -1, src["tables"].shape[0]
         found["pos"] = -1, src["tables"].shape[1] * PAGE
+    if t.op == "chunk_ends":
+        found["pos"] = -1, t.attrs["limit"]
     if "cells" in src:
         found["cells"] = -1, src["cache"].shape[0] * PAGE
     if "pairs" in src:

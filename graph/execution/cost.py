@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from logitless.graph.backend import Rules
 from logitless.graph.dtype import DTYPES, nbytes
-from logitless.graph.op import destination
+from logitless.graph.op import OPS, Array, destination
 from logitless.graph.tensor import Tensor
 
 Feeds = Mapping[str, npt.NDArray[Any]]
@@ -125,12 +125,20 @@ def _store(t: Tensor, _: Feeds) -> Cost:
 COSTS.update(dict.fromkeys(("store_k", "store_v", "store_k_rope"), _store))
 
 
+def _value(t: Tensor, feeds: Feeds) -> Array:
+    """Indices that are an input, or computed from one."""
+    if t.op == "feed":
+        return feeds[t.name]
+    return np.asarray(OPS[t.op].reference(*(_value(s, feeds) for s in t.src), **t.attrs))
+
+
 def _attention(t: Tensor, feeds: Feeds) -> Cost:
     """Attention reads the cells visible to its tokens; tokens of a sequence share one read."""
     caches = t.src[1:2] if t.op == "latent_attention" else t.src[1:3]
     q, k, slot, pos = *t.src[:2], *t.src[len(caches) + 2 : len(caches) + 4]
-    last, window = feeds[pos.name].astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max
-    first = np.maximum(last - window, -1)  # the cell before those that it sees
+    seen, window = _value(pos, feeds).astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max
+    last, own = seen if seen.ndim == 2 else (seen, seen)
+    first = np.maximum(own - window, -1)  # the cell before those that it sees
     slots = feeds[slot.name]
     read = sum(int(last[slots == s].max() - first[slots == s].min()) for s in np.unique(slots))
     cell = k.shape[1] * k.shape[2] * sum(map(_element, caches))

@@ -25,6 +25,7 @@ class QKNorm(Enum):
     PER_HEAD = "per head"
     ALL_HEADS = "all heads"  # one norm over all heads together
     CENTRED = "centred"  # optional; each head has its own weights, and its mean is subtracted
+    UNWEIGHTED = "unweighted"  # per head, without weights, in layers with RoPE (Llama 4)
 
 
 class OutputGate(Enum):
@@ -95,6 +96,16 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Attention temperature: queries grow with their position, by default by nothing."""
+
+    scale: float = 0.0
+    length: int = 0  # positions of a step of growth; 0: the original context
+    offset: int = 0  # added to positions
+    only_nope: bool = False  # only in layers without RoPE
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Self-attention and its masks."""
 
@@ -112,12 +123,13 @@ class Attention:
     # every n-th layer attends fully, where the file does not say; 0: none does
     window_period: int = 0
     full_first: bool = False  # the first layer of each period has full attention, not the last
+    # windows do not slide: a token sees its own chunk of the sequence, of attention.chunk_size positions (Llama 4)
+    chunked: bool = False
     images_in_window: bool = False  # images are bidirectional only in layers with a sliding window (Gemma 4)
     softcap: float | None = None  # default soft-cap of attention scores; None: none
     sinks: bool = False  # attention sinks (gpt-oss)
     unscaled: bool = False  # scores are not divided by the root of the head size
-    # queries may grow with their position beyond the original context (Llama 4)
-    temperature: bool = False
+    temperature: Temperature | None = None
     k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values
     kv_sharing: bool = False  # the last layers may use the keys and values of an earlier layer
 
@@ -148,6 +160,8 @@ class MoE:
     normalize: bool | None = True
     # expert_shared_feed_forward_length is the width of one of several shared experts
     shared_width_each: bool = False
+    one_shared: bool = False  # one shared expert as wide as the others, which the file does not state
+    weighted_input: bool = False  # a row's weights multiply its experts' input, not their output (Llama 4)
     # the output is the mean of routed and shared experts, not their sum
     average_shared: bool = False
     # MoE in parallel with the dense FFN (Gemma 4); router input has its own norm

@@ -59,9 +59,10 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
         q = mul(q, mul(queries.b["attn_q_norm"], queries.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
-    causal_images = h.architecture.attention.images_in_window and not window
-    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks, causal_images)
-    y = memory.attend(layer, queries.scaled_query(q), *kv, params)
+    chunked = h.architecture.attention.chunked and window > 0
+    causal_images = chunked or (h.architecture.attention.images_in_window and not window)
+    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks, causal_images, chunked)
+    y = memory.attend(layer, queries.scaled_query(q) if h.has_temperature(layer) else q, *kv, params)
     y = reshape(y, shape=(y.shape[0], -1))
     return queries.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
 
@@ -77,6 +78,8 @@ def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
 def _with_rope(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
     """Queries or keys (T, heads, head_dim) after qk_norm, where the file has it, and RoPE."""
     x = _qk_norm(inputs, name, x, h, h.sizes(layer).head_dim)
+    if h.has_unweighted_norm(layer):  # llama.cpp's is after RoPE, which preserves norms
+        x = rms_norm(x, const(1.0), eps=h.eps)
     return rope(x, inputs.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
 
 

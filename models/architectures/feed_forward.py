@@ -70,8 +70,12 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> 
     experts."""
     ids, weights = route(b, e, router_input)
     order = expert_order(ids, n=e.n)
-    # (T · n_used, n_embd)
-    rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)
+    rows = b.linear("ffn_latent_down", x) if e.n_latent else x
+    if h.architecture.moe.weighted_input:
+        each = broadcast_to(reshape(rows, shape=(rows.shape[0], 1, -1)), shape=(*weights.shape, rows.shape[1]))
+        rows = reshape(mul(each, reshape(weights, shape=(*weights.shape, 1))), shape=(-1, rows.shape[1]))
+        weights = broadcast_to(const(1.0), shape=weights.shape)
+    rows = expert_rows(rows, order)  # (T · n_used, n_embd)
     inner = b.experts("ffn_up_exps", rows, order, e.n, e.n_ff)
     if not h.architecture.ffn.glu:
         inner = activated(h, inner)

@@ -26,6 +26,7 @@ from logitless.models.architectures.architecture import (
     Scales,
     StateKind,
     States,
+    Temperature,
 )
 
 _INTERLEAVED = Rope(interleaved=True)
@@ -95,7 +96,7 @@ _QWEN35 = Architecture(
 )
 _DEEPSEEK2 = Architecture(
     rope=Rope(interleaved=True, yarn_scales_scores=True),
-    attention=Attention(mla=True, temperature=True),
+    attention=Attention(mla=True, temperature=Temperature()),
     moe=MoE(Presence.REQUIRED, normalize=None),
     mtp=_MTP,
 )
@@ -120,7 +121,18 @@ _NOMIC = Architecture(
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(rope=_INTERLEAVED, moe=_OPTIONAL_MOE),
     "deci": Architecture(rope=_INTERLEAVED, attention=Attention(optional=True)),
-    "mistral3": Architecture(rope=_INTERLEAVED, attention=Attention(temperature=True), moe=_OPTIONAL_MOE),
+    "llama4": Architecture(
+        rope=Rope(interleaved=True, nope_period=4),
+        attention=Attention(
+            qk_norm=QKNorm.UNWEIGHTED,
+            window=8192,
+            window_period=4,
+            chunked=True,
+            temperature=Temperature(0.1, 8192, offset=1, only_nope=True),
+        ),
+        moe=MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=False, one_shared=True, weighted_input=True),
+    ),
+    "mistral3": Architecture(rope=_INTERLEAVED, attention=Attention(temperature=Temperature()), moe=_OPTIONAL_MOE),
     "granite": _GRANITE,
     "granitemoe": replace(_GRANITE, moe=_SHARED_KEY_MOE),
     "granitehybrid": replace(_GRANITE, moe=_OPTIONAL_MOE, states=States(StateKind.MAMBA2)),

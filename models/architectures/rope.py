@@ -70,10 +70,11 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
     local, temperature = None, None
     if h.rope_base_local:
         local = define("rope.local_frequency", frequencies(h, local=True)[0])
-    if h.temperature and n_ctx > h.temperature_length:
-        # Llama 4's, by which Ministral 3 is trained
-        passed = np.log(np.arange(n_ctx) // h.temperature_length + 1)
-        temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
+    t = h.temperature
+    if t is not None and t.scale and n_ctx + t.offset > t.length:
+        steps = (np.arange(n_ctx) + t.offset) // t.length
+        scales = 1 + t.scale * np.log(steps + 1)
+        temperature = define("attention.temperature", scales.astype(np.float32)[:, None])
     component = None
     if h.mrope:
         components = np.array(h.mrope, np.int32).view(np.uint8)

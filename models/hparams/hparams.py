@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.models.architectures.architecture import REQUIRED_KEY, Activation, Architecture
+from logitless.models.architectures.architecture import REQUIRED_KEY, Activation, Architecture, QKNorm, Temperature
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.errors import ModelFileError
 from logitless.models.hparams.keys import Keys
@@ -60,9 +60,8 @@ class Hparams:
     residual_scale: float = 1.0  # factor of each block's output
     logit_scale: float = 1.0  # factor of logits
     xielu: tuple[tuple[float, float, float], ...] = ()  # (below, above, beta) of each layer
-    # attention temperature: q · (1 + temperature · ln(⌊pos / length⌋ + 1))
-    temperature: float = 0.0
-    temperature_length: int = 0  # in positions
+    # attention temperature: q · (1 + scale · ln(⌊(pos + offset) / length⌋ + 1))
+    temperature: Temperature | None = None
     interleaved: bool = False  # RoPE pairs are neighbours
     n_shared: int = 0  # number of last layers without their own KV cache
     n_embd_per_layer: int = 0  # width of per-layer embeddings (PLE); 0: none
@@ -90,6 +89,15 @@ class Hparams:
         if self.architecture.rope.dense_layers and self.experts_of(layer) is None:
             return True
         return self.is_local(layer) or not (self.window and self.architecture.rope.local_only)
+
+    def has_temperature(self, layer: int) -> bool:
+        """True if the layer's queries grow with their position."""
+        return self.temperature is not None and not (self.temperature.only_nope and self.has_rope(layer))
+
+    def has_unweighted_norm(self, layer: int) -> bool:
+        """True if queries and keys have an RMSNorm without weights. Maverick, which has 128 experts, has none."""
+        unweighted = self.architecture.attention.qk_norm is QKNorm.UNWEIGHTED
+        return unweighted and self.has_rope(layer) and not (self.experts and self.experts.n == 128)
 
     def recurrent_of(self, layer: int) -> RecurrentParams | None:
         """Recurrent-state sizes of a layer; None: it has no state."""
@@ -163,7 +171,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, but {arch} has no MTP blocks")
     n_layer = n_blocks - n_mtp
     window = 0
-    if architecture.attention.window is not None:
+    if architecture.attention.chunked:
+        window = keys.count("attention.chunk_size", architecture.attention.window)
+    elif architecture.attention.window is not None:
         window = keys.count_or_none(
             "attention.sliding_window",
             None if architecture.attention.window == REQUIRED_KEY else architecture.attention.window,
@@ -173,7 +183,6 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
     local_blocks = [*local, *[False] * n_mtp]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local_blocks, mla)
-    temperature = keys.at_least_0("attention.temperature_scale") if architecture.attention.temperature else 0.0
     eps_key = "attention.layer_norm_epsilon" if architecture.norm.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
     if eps < 0:
@@ -218,8 +227,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         mla=mla,
         n_mtp=n_mtp,
         mtp_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
-        temperature=temperature,
-        temperature_length=keys.count("attention.temperature_length", scaling.original_context),
+        temperature=_temperature(keys, scaling),
         xielu=_xielu(keys, n_layer) if architecture.ffn.activation is Activation.XIELU else (),
         n_shared=_n_idle(keys, layers or (most,))
         if architecture.attention.optional
@@ -308,6 +316,14 @@ def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
     alpha_n, alpha_p, beta = found
     below, above = beta + np.logaddexp(0, alpha_n), np.logaddexp(0, alpha_p)
     return tuple((float(n), float(p), float(b)) for n, p, b in zip(below, above, beta, strict=True))
+
+
+def _temperature(keys: Keys, scaling: RopeScaling) -> Temperature | None:
+    default = ARCHITECTURES[keys.arch].attention.temperature
+    if default is None:
+        return None
+    length = keys.count("attention.temperature_length", default.length or scaling.original_context)
+    return replace(default, scale=keys.at_least_0("attention.temperature_scale", default.scale), length=length)
 
 
 def _softcap(keys: Keys, key: str, default: float | None) -> float:

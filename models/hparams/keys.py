@@ -108,9 +108,9 @@ class Keys:
             raise self.error(key, f"is {value:g}, which is out of range")
         return value
 
-    def at_least_0(self, key: str) -> float:
-        """A number of at least 0, the default of a missing key."""
-        value = float(self.number(key, 0.0))
+    def at_least_0(self, key: str, default: float = 0.0) -> float:
+        """A number of at least 0."""
+        value = float(self.number(key, default))
         if value < 0:
             raise self.error(key, f"is {value:g}, which is negative")
         return value

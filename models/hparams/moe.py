@@ -19,7 +19,8 @@ class Experts:
     n_ff: int  # width of an expert
     n_ff_shared: int = 0  # width of the shared expert
     n_dense: int = 0  # number of first layers without experts
-    period: int = 0  # the second layer of each period has experts; 0: all layers have
+    period: int = 0  # one layer of each period has experts; 0: all layers have
+    phase: int = 1  # that layer's number within its period
     router: RouterScore = RouterScore.SOFTMAX
     weights_norm: bool = True  # weights of a row's experts are divided by their sum
     scale: float = 1.0  # weights are multiplied by this
@@ -30,7 +31,7 @@ class Experts:
     n_latent: int = 0
 
     def are_in(self, layer: int) -> bool:
-        return layer >= self.n_dense and (self.period == 0 or layer % self.period == 1)
+        return layer >= self.n_dense and (self.period == 0 or layer % self.period == self.phase)
 
 
 def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
@@ -59,7 +60,7 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         if architecture.moe.own_width
         else keys.count("feed_forward_length")
     )
-    shared = keys.count_or_none("expert_shared_count") * n_ff or shared
+    shared = keys.count_or_none("expert_shared_count", int(architecture.moe.one_shared)) * n_ff or shared
     named = "expert_shared_feed_forward_length" in keys
     times = keys.count("expert_shared_count") if architecture.moe.shared_width_each and named else 1
     gating = keys.number("expert_gating_func", 0 if architecture.moe.router else None)
@@ -67,13 +68,16 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         gating = 2  # the first files of GLM 4.7 Flash do not say it
     if gating and gating not in ROUTERS:
         raise keys.error("expert_gating_func", f"is {gating:g}; supported are {', '.join(map(str, ROUTERS))}")
+    step = keys.count_or_none("interleave_moe_layer_step")  # the last of so many layers has experts
+    period, phase = (step, step - 1) if step else (keys.count_or_none("moe_every_n_layers"), 1)
     return Experts(
         n,
         n_used,
         n_ff,
         keys.count_or_none("expert_shared_feed_forward_length", shared) * times,
         keys.count_or_none("leading_dense_block_count"),
-        keys.count_or_none("moe_every_n_layers"),
+        period,
+        phase,
         ROUTERS[int(gating)] if gating else architecture.moe.router or RouterScore.SOFTMAX,
         keys.flag("expert_weights_norm", False) if architecture.moe.normalize is None else architecture.moe.normalize,
         keys.factor("expert_weights_scale"),

@@ -203,8 +203,8 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         yield f"{b}{name}.weight", TensorSlice(f"{source}.weight", (rows, h.n_embd), start, required)
         yield f"{b}{name}.bias", TensorSlice(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
-    qk_norm = h.architecture.attention.qk_norm
-    for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm is not QKNorm.NONE):
+    qk_norm, without = h.architecture.attention.qk_norm, (QKNorm.NONE, QKNorm.UNWEIGHTED)
+    for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm not in without):
         of_all, source = qk_norm in (QKNorm.ALL_HEADS, QKNorm.CENTRED), f"{b}{name}.weight"
         in_file = (rows // size.head_dim, size.head_dim) if qk_norm is QKNorm.CENTRED else ()
         must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD)

@@ -83,6 +83,15 @@ COHERE_MOE = Spec(  # the first of every four layers has full attention
     | {"expert_weights_norm": True, "logit_scale": 0.25}
     | {"attention.sliding_window": 4, "attention.sliding_window_pattern": [i % 4 > 0 for i in range(6)]},
 )
+LLAMA4 = Spec(  # chunks of 7, and a fourth layer without RoPE; every other layer is dense
+    "llama4",
+    n_layer=6,
+    n_ff=32,
+    n_expert=6,
+    n_expert_used=1,
+    untied=True,
+    keys={"interleave_moe_layer_step": 2, "attention.chunk_size": 7, "attention.temperature_length": 9},
+)
 OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
 PLAIN = {
     "llama": Spec(),
@@ -116,6 +125,9 @@ PLAIN = {
     "all experts, f16": Spec(n_expert=3, n_expert_used=3, dtype="f16"),
     "all experts, bf16": Spec(n_expert=3, n_expert_used=3, dtype="bf16"),
     "gpt-oss": GPT_OSS,
+    "llama4": LLAMA4,
+    "llama4 of more experts": replace(LLAMA4, n_expert_used=2, keys=LLAMA4.keys | {"interleave_moe_layer_step": 1}),
+    "llama4 of 128 experts": replace(LLAMA4, n_layer=4, n_expert=128),
     "granite": Spec("granite", keys=SCALES),
     "granite without scales": Spec("granite", keys={"embedding_scale": 0.0, "logit_scale": 0.0}),
     "granitemoe": Spec("granitemoe", n_expert=6, n_expert_used=3, keys=SCALES),

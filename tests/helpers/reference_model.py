@@ -87,7 +87,8 @@ class Spec:
         return self.arch == "deci" and not self.keys["feed_forward_length"][layer]
 
     def dense(self, layer: int) -> bool:
-        return not self.n_expert or layer < self.keys.get("leading_dense_block_count", 0)
+        step = self.keys.get("interleave_moe_layer_step") or 1
+        return not self.n_expert or layer < self.keys.get("leading_dense_block_count", 0) or (layer + 1) % step > 0
 
     @property
     def n_ff_dense(self) -> int:
@@ -96,7 +97,7 @@ class Spec:
     @property
     def n_ff_shared(self) -> int:
         width = self.keys.get("expert_shared_feed_forward_length", 0)
-        count = self.keys.get("expert_shared_count", 0)
+        count = self.keys.get("expert_shared_count", int(self.arch == "llama4"))
         return int(width * (count if self.arch == "bailingmoe2" else 1) or count * self.n_ff)
 
     @property
@@ -450,10 +451,15 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         turned = s.arch not in (*traits.LEARNED_POSITIONS, *traits.NEMOTRON_H) and s.keys.get(
             "rope.scaling.finetuned", True
         )
-        if not far and turned and (s.arch not in ("smollm3", "afmoe") or i % 4 != 3):
+        if not far and turned and (s.arch not in ("smollm3", "afmoe", "llama4") or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
         if s.arch in traits.HUNYUAN:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
+        if s.arch == "llama4" and i % 4 != 3 and s.n_expert != 128:
+            q, k = norm(q, np.ones(s.d)), norm(k, np.ones(s.d))
+        elif s.arch == "llama4" and i % 4 == 3:
+            steps = (pos + 1) // s.keys.get("attention.temperature_length", 8192)
+            q = q * (1 + 0.1 * np.log(steps + 1))[:, None, None]
         k, v = (np.repeat(y, s.n_head // y.shape[1], 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
@@ -461,6 +467,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         ago = pos[:, None] - pos
         if s.arch in traits.OF_VECTORS:
             score[:, np.abs(ago) > (window(i) // 2 or 10**9)] = -np.inf
+        elif s.arch == "llama4" and i % 4 != 3:
+            chunk = pos // s.keys.get("attention.chunk_size", 8192)
+            score[:, (ago < 0) | (chunk[:, None] != chunk)] = -np.inf
         else:
             score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
         top = score.max(-1, keepdims=True)

@@ -11,6 +11,8 @@ Array = np.ndarray[Any, Any]
 
 def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
     """MoE, row by row, in llama.cpp's order: softmax over all experts, top k, renormalise."""
+    if s.arch == "llama4":
+        return _weighted_inputs(s, t, b, h)
     if s.arch == "nemotron_h_moe":
         return _squared_experts(s, t, b, h)
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
@@ -41,6 +43,18 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
                 gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
             gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
             y += odds[expert] / whole * times * (down @ (gated * upper) + of_down)
+    return out
+
+
+def _weighted_inputs(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
+    """MoE of transformers' modeling_llama4.py: the sigmoids of a row's best logits multiply its experts' input."""
+    out, logits = np.zeros_like(h), h @ t[b + "ffn_gate_inp.weight"].T
+    for own, row, y in zip(logits, h, out, strict=True):
+        for expert in np.argsort(own)[: -s.n_expert_used - 1 : -1]:
+            gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
+            x = row / (1 + np.exp(-own[expert]))
+            gated = gate @ x
+            y += down @ (gated / (1 + np.exp(-gated)) * (up @ x))
     return out
 
 

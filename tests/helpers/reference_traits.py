@@ -7,7 +7,7 @@ from tests.helpers.reference_linear_attention import LFM2, QWEN35
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
-    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid", "cohere2moe"),
+    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid", "cohere2moe", "llama4"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
@@ -43,6 +43,7 @@ WIDTH_OF_EXPERTS = (  # expert width has a key of its own
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
     "cohere2moe",
     *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
+    "llama4",
 )
 FUSED_QKV = ("bailingmoe2",)  # only fused QKV
 # MLA: keys and values from one short row per token

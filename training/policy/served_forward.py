@@ -26,8 +26,9 @@ ALIGNMENT = PAGE  # tokens: sequences of a window begin at multiples of it
 
 def is_served(h: Hparams) -> bool:
     """True if the server's ops have gradients in this architecture: attention over keys and values,
-    without recurrent states, latent attention and sinks."""
-    return not (h.recurrent or h.mla or h.architecture.attention.sinks)
+    without recurrent states, latent attention, sinks and chunks."""
+    attention = h.architecture.attention
+    return not (h.recurrent or h.mla or attention.sinks or attention.chunked)
 
 
 @dataclass(frozen=True)

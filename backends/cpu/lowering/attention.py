@@ -24,6 +24,17 @@ MAX_SHARED_NBYTES = 32 << 20  # bytes of shared memory for the partial results
 ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 
 
+@lower("chunk_ends")
+def _(t: Tensor, at: At) -> list[Task]:
+    n = t.shape[1]
+    return [Task("chunk_ends", (at(t.src[0]), at(t), n, t.attrs["size"]), n, 4096)]
+
+
+@lower("chunk_starts")
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("chunk_starts", (at(t.src[0]), at(t), t.attrs["length"], t.attrs["size"]), t.shape[0], 4096)]
+
+
 @lower("rope_angles")
 def _(t: Tensor, at: At) -> list[Task]:
     pos, frequency = t.src

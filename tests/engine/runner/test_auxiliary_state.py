@@ -26,6 +26,7 @@ STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
 STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2"]
 WINDOWS = {
     "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
+    "llama4": replace(PLAIN["llama4"], keys=PLAIN["llama4"].keys | {"attention.chunk_size": 20}),
     "gemma4": SMALL,
     "gemma3n": GEMMA3N["gemma3n"],
 }

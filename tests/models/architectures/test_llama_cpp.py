@@ -67,6 +67,14 @@ for path, adapters, mixes, prompts in json.load(sys.stdin):
             found.append([(t["id"], t["logprob"]) for t in told["content"][0]["top_logprobs"]] if told else [])
         print(json.dumps(found))
 """
+CHUNKS = """
+path, n_ctx, prompts = json.load(sys.stdin)
+server = opened(path, n_ctx)
+for prompt in prompts:
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 8, "ignore_eos": True}
+    told = server.handle_completions(body)["choices"][0]["logprobs"]
+    print(json.dumps([(t["id"], t["logprob"]) for t in told["content"][0]["top_logprobs"]] if told else []))
+"""
 VECTORS = """
 for path, texts in json.load(sys.stdin):
     server = opened(path, 64, n_batch=64, n_ubatch=64, embedding=True)
@@ -235,6 +243,11 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "granitemoe": replace(PLAIN["granitemoe"], keys=SCALES),
     "ernie4_5": Spec("ernie4_5", untied=True),
     "granitemoe shared": replace(PLAIN["granitemoe shared"], keys=SCALES | {"expert_shared_feed_forward_length": 64}),
+    **{  # whose chunks have 8192 positions
+        name: replace(spec, keys={"interleave_moe_layer_step": spec.keys["interleave_moe_layer_step"]})
+        for name, spec in PLAIN.items()
+        if spec.arch == "llama4"
+    },
     "llama, six layers": Spec(n_layer=6, untied=True),
     "mixtral": PLAIN["mixtral"],
     "mixtral, experts of 172": Spec(n_expert=4, n_expert_used=2, n_ff=172, types={"ffn_down_exps": "f16"}),
@@ -279,6 +292,40 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         else:  # activations are rounded, so that a row may choose another expert
             deep = case.model.name.startswith("exaone4, windows")  # 64 layers
             assert np.median(away) < (0.15 if deep else 0.05), case.model.name
+
+
+def test_chunks_of_8192_positions_are_llama_cpps(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Log-probabilities before and behind the end of the first chunk; those of full attention differ."""
+    if not request.config.getoption("--long"):
+        pytest.skip("needs --long")
+    n_ctx, lengths = 8448, (8190, 8192, 8193, 8194, 8196, 8206)
+    spec = replace(SPECS["llama4"], n_embd=32, n_layer=4, n_head=2, n_head_kv=1, n_expert=2, n_expert_used=2)
+    ids = [1, *np.random.default_rng(1).integers(261, 512, max(lengths) - 1).tolist()]
+    found: list[dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = []
+    for size in (8192, 2 * n_ctx):
+        keys = spec.keys | {"attention.chunk_size": size}
+        write(
+            path := tmp_path / f"{size}.gguf", replace(spec, n_vocab=512, n_ctx_train=n_ctx, vocabulary=True, keys=keys)
+        )
+        engine, rows = ModelRunner(path, RunnerOptions(n_ctx=n_ctx, n_slots=1, n_ubatch=512)), {}
+        for start in range(0, len(ids), 512):
+            pos = list(range(start, min(start + 512, len(ids))))
+            n = len(pos)
+            batch = UBatch(ids[start : start + n], pos, [0] * n, pos, list(range(n)), [None] * n, [0] * n, n_top=513)
+            batch.tables[0] = list(range(n_ctx // 16))
+            result = engine.step(batch)
+            assert result.top_ids is not None
+            assert result.logprobs is not None
+            for i in (i for i in range(n) if pos[i] + 1 in lengths):
+                rows[pos[i] + 1] = np.empty(512)
+                rows[pos[i] + 1][result.top_ids[i]] = result.logprobs[i, 1:]
+        engine.close()
+        found.append(rows)
+    lines = answers(CHUNKS, json.dumps([str(tmp_path / "8192.gguf"), n_ctx, [ids[:n] for n in lengths]]))
+    for n, line in zip(lengths, lines, strict=True):
+        chunked, full = (_rms(np.array([rows[n][id] - value for id, value in json.loads(line)])) for rows in found)
+        assert chunked < 0.3, n
+        assert n <= 8192 or full > 10 * chunked, n
 
 
 def test_vectors_are_llama_cpps(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_learned_positions_end_where_the_file_says(tmp_path: Path) -> None:
 
 
 OF_ROWS = (
-    *("deci", "afmoe", "falcon 40B", "mistral4"),
+    *("deci", "afmoe", "falcon 40B", "mistral4", "llama4", "llama4 of more experts"),
     *("command-r", "gpt2", "starcoder2", "arcee", "olmo2", "glm4", "qwen2moe", "glm4moe"),
     *(
         "glm4moe unnormed",

@@ -67,7 +67,7 @@ def all_independent(slot, pos, own, n_tokens, window, cores):
     """
     total = longest = 0
     for t in range(n_tokens):
-        if t > 0 and slot[t] == slot[t - 1] and own[t] != own[t - 1]:
+        if t > 0 and slot[t] == slot[t - 1] and (own[t] != own[t - 1] or pos[t] != pos[t - 1]):
             return False
         cells = np.int64(pos[t]) + 1 - (max(0, np.int64(own[t]) + 1 - window) if window > 0 else 0)
         total, longest = total + cells, max(longest, cells)
