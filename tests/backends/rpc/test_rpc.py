@@ -34,6 +34,7 @@ from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Location
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
+from logitless.graph.ops.attention.chunks import chunk_ends
 from logitless.graph.ops.attention.paged_attention import attention, store_k
 from logitless.graph.ops.elementwise import silu
 from logitless.graph.ops.gather import get_rows
@@ -447,6 +448,21 @@ def test_indices_that_a_program_overwrites_are_refused() -> None:
     assert parts_of(ids, {}) == [(0, T * 2 * 4, (0, E))]
     with pytest.raises(ValueError, match="the indices that expert_gather takes from top_experts may be out"):
         bounds_of([ids, expert_gather(feed("y", (T, E - 1)), ids)])
+
+
+@pytest.mark.parametrize(("limit", "window"), [(32, 8), (33, 8), (32, 7), (32, 0)])
+def test_the_ends_of_chunks_are_bounded_as_positions_are(limit: int, window: int) -> None:
+    """Those of other tables, or of wider chunks than the window, are refused."""
+    pos = feed("pos", (T,), "i32")
+    ends = chunk_ends(pos, size=8, limit=limit)
+    q, k, v = feed("q", (T, 2, 4)), feed("k", (5, 2, 4, 16)), feed("v", (5, 2, 16, 4))
+    tables, slot = feed("tables", (1, 2), "i32"), feed("slot", (T,), "i32")
+    nodes = [ends, attention(q, k, v, tables, slot, ends, scale=1.0, window=window)]
+    if (limit, window) != (32, 8):
+        with pytest.raises(ValueError, match="the indices that attention takes from chunk_ends may be out"):
+            bounds_of(nodes)
+        return
+    assert bounds_of(nodes)[pos] == ((-1, 32),)
 
 
 def closed(lender: Lender) -> None:
