@@ -187,6 +187,8 @@ def test_the_wheel_has_one_name_and_nothing_unneeded(wheel: Path) -> None:
     expected = {f"logitless/{p.relative_to(ROOT)}" for name in PACKAGES for p in (ROOT / name).rglob("*.py")}
     own = [path for pattern in ("*.py", "ray/*.py") for path in (ROOT / "logitless").glob(pattern)]
     assert modules == expected | {str(path.relative_to(ROOT)) for path in own}
+    assert "logitless/server/ui/web/app.js" in names
+    assert not [n for n in names if n.startswith("logitless/server/ui/src/")]  # TypeScript: built files are shipped
     assert "logitless/py.typed" in names
     assert "logitless/models/demo/shakespeare.gguf" in names
 

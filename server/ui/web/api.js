@@ -1,86 +1,91 @@
 // The server's API as the page uses it: JSON, streams of events, and the key, which stays in this tab.
-
 const KEY = "logitless-key";
-
 export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
+    status;
+    constructor(status, message) {
+        super(message);
+        this.status = status;
+    }
 }
-
+/** What went wrong, in words. */
+export const reason = (error) => (error instanceof Error ? error.message : String(error));
+export const statusOf = (error) => (error instanceof Refused ? error.status : 0);
+export const isAbort = (error) => error instanceof Error && error.name === "AbortError";
 export const apiKey = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: value => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+    get: () => sessionStorage.getItem(KEY) ?? "",
+    set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
-
 async function request(path, options = {}) {
-  const headers = {...options.headers};
-  if (apiKey.get()) headers.Authorization = "Bearer " + utf8(apiKey.get());
-  let reply;
-  try {
-    reply = await fetch(path, {...options, headers, cache: "no-store"});
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refused(0, "The server cannot be reached.");
-  }
-  if (reply.ok) return reply;
-  const text = await reply.text();
-  let message = `The server answered ${reply.status}.`;
-  try {
-    message = JSON.parse(text).error.message;
-  } catch { /* not one of the server's own errors */ }
-  throw new Refused(reply.status, String(message));
+    const headers = { ...options.headers };
+    if (apiKey.get())
+        headers.Authorization = "Bearer " + utf8(apiKey.get());
+    let reply;
+    try {
+        reply = await fetch(path, { ...options, headers, cache: "no-store" });
+    }
+    catch (error) {
+        if (isAbort(error))
+            throw error;
+        throw new Refused(0, "The server cannot be reached.");
+    }
+    if (reply.ok)
+        return reply;
+    const text = await reply.text();
+    let message = `The server answered ${reply.status}.`;
+    try {
+        message = JSON.parse(text).error.message;
+    }
+    catch { /* not one of the server's own errors */ }
+    throw new Refused(reply.status, String(message));
 }
-
 /** A header's value is bytes: those of the text's UTF-8. */
 function utf8(text) {
-  return String.fromCharCode(...new TextEncoder().encode(text));
+    return String.fromCharCode(...new TextEncoder().encode(text));
 }
-
 export async function json(path) {
-  return (await request(path)).json();
+    return (await request(path)).json();
 }
-
 export async function post(path, body, signal) {
-  const headers = {"Content-Type": "application/json"};
-  return (await request(path, {method: "POST", headers, body: JSON.stringify(body), signal})).json();
+    const headers = { "Content-Type": "application/json" };
+    return (await request(path, { method: "POST", headers, body: JSON.stringify(body), signal: signal ?? null })).json();
 }
-
 /** Send a file as OpenAI's clients do; returns the server's description of it. */
 export async function upload(file, purpose) {
-  const form = new FormData();
-  form.append("purpose", purpose);
-  form.append("file", file, file.name);
-  return (await request("v1/files", {method: "POST", body: form})).json();
+    const form = new FormData();
+    form.append("purpose", purpose);
+    form.append("file", file, file.name);
+    return (await request("v1/files", { method: "POST", body: form })).json();
 }
-
 export async function text(path) {
-  return (await request(path)).text();
+    return (await request(path)).text();
 }
-
 /** The objects of a stream of server-sent events. Throws what the server refused, and when the end is missing. */
 export async function* stream(path, body, signal) {
-  const reply = await request(path, {
-    method: "POST",
-    headers: {"Content-Type": "application/json"},
-    body: JSON.stringify({...body, stream: true}),
-    signal,
-  });
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", ended = false;
-  for (;;) {
-    const {value, done} = await reader.read();
-    if (done) break;
-    const frames = (rest + value).split("\n\n");
-    rest = frames.pop();
-    for (const frame of frames) {
-      if (!frame.startsWith("data: ")) continue;
-      const data = frame === "data: [DONE]" ? null : JSON.parse(frame.slice(6));
-      if (data?.error) throw new Refused(data.error.code, String(data.error.message));
-      ended ||= data === null || data.stop === true;
-      if (data) yield data;
+    const reply = await request(path, {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ ...body, stream: true }),
+        signal,
+    });
+    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "", ended = false;
+    for (;;) {
+        const { value, done } = await reader.read();
+        if (done)
+            break;
+        const frames = (rest + value).split("\n\n");
+        rest = frames.pop() ?? "";
+        for (const frame of frames) {
+            if (!frame.startsWith("data: "))
+                continue;
+            const data = frame === "data: [DONE]" ? null : JSON.parse(frame.slice(6));
+            if (data?.error)
+                throw new Refused(data.error.code, String(data.error.message));
+            ended ||= data === null || ("stop" in data && data.stop === true);
+            if (data)
+                yield data;
+        }
     }
-  }
-  if (!ended) throw new Refused(0, "The connection ended before the answer did.");
+    if (!ended)
+        throw new Refused(0, "The connection ended before the answer did.");
 }

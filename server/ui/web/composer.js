@@ -1,106 +1,108 @@
 // The form at the foot of a conversation: the next message with its files, and the buttons that send and stop.
-
-import {attached, IMAGE_TYPES, joined, NOTHING} from "./attachments.js";
-import {send, stop} from "./generate.js";
-import {caps, chats, sees} from "./models.js";
-import {Icon, IconButton} from "./parts.js";
-import {current, get, setSettings, settingsOf, update, useStore} from "./store.js";
-import {html, useEffect, useLayoutEffect, useRef, useState} from "./vendor/preact.js";
-
-export const draft = {mode: "chat"}; // of the conversation that does not exist yet
-
-function Attached({value, change}) {
-  const without = (name, i) => change({...value, [name]: value[name].filter((_, j) => j !== i)});
-  if (!value.images.length && !value.files.length && !value.errors.length) return null;
-  return html`<div id="attached" role="group" aria-label="Files of the message">
-    ${value.images.map((image, i) => html`<span class="attached">
+import { attached, IMAGE_TYPES, joined, NOTHING } from "./attachments.js";
+import { send, stop } from "./generate.js";
+import { caps, chats, sees } from "./models.js";
+import { Icon, IconButton } from "./parts.js";
+import { current, get, setSettings, settingsOf, update, useStore } from "./store.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
+export const draft = { mode: "chat" }; // of the conversation that does not exist yet
+function Files({ value, change }) {
+    const without = (list, i) => list.filter((_, j) => j !== i);
+    if (!value.images.length && !value.files.length && !value.errors.length)
+        return null;
+    return html `<div id="attached" role="group" aria-label="Files of the message">
+    ${value.images.map((image, i) => html `<span class="attached">
       <img class="thumbnail" src=${image} alt=${`image ${i + 1}`} />
-      <${IconButton} icon="close" label=${`Remove image ${i + 1}`} onClick=${() => without("images", i)} /></span>`)}
-    ${value.files.map((file, i) => html`<span class="attached file">${file.name}
-      <${IconButton} icon="close" label=${`Remove ${file.name}`} onClick=${() => without("files", i)} /></span>`)}
-    ${value.errors.map(error => html`<p class="bad" role="alert">${error}</p>`)}
+      <${IconButton} icon="close" label=${`Remove image ${i + 1}`} onClick=${() => change({ ...value, images: without(value.images, i) })} /></span>`)}
+    ${value.files.map((file, i) => html `<span class="attached file">${file.name}
+      <${IconButton} icon="close" label=${`Remove ${file.name}`} onClick=${() => change({ ...value, files: without(value.files, i) })} /></span>`)}
+    ${value.errors.map(error => html `<p class="bad" role="alert">${error}</p>`)}
   </div>`;
 }
-
-const THINKING = {auto: "Reasoning: auto", on: "Reasoning: on", off: "Reasoning: off"};
-
+const THINKING = { auto: "Reasoning: auto", on: "Reasoning: on", off: "Reasoning: off" };
 /** What the next answer is like, within reach: reasoning and probabilities. */
-function Quick({settings, mode}) {
-  return html`<div class="quick">
+function Quick({ settings, mode }) {
+    const { schema } = settings;
+    return html `<div class="quick">
     <button type="button" class="chip" aria-pressed=${String(settings.probabilities)}
-      onClick=${() => setSettings({probabilities: !settings.probabilities})}><${Icon} name="bars" />Probabilities</button>
-    ${settings.schema?.on && html`<button type="button" class="chip" aria-pressed="true"
-      onClick=${() => setSettings({schema: {...settings.schema, on: false}})}>JSON</button>`}
-    ${mode === "chat" && html`<select id="thinking" class="chip" aria-label="Reasoning" value=${settings.thinking}
-      onChange=${event => setSettings({thinking: event.target.value})}>
-      ${Object.entries(THINKING).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
+      onClick=${() => setSettings({ probabilities: !settings.probabilities })}><${Icon} name="bars" />Probabilities</button>
+    ${schema?.on && html `<button type="button" class="chip" aria-pressed="true"
+      onClick=${() => setSettings({ schema: { ...schema, on: false } })}>JSON</button>`}
+    ${mode === "chat" && html `<select id="thinking" class="chip" aria-label="Reasoning" value=${settings.thinking}
+      onChange=${(event) => setSettings({ thinking: event.target.value })}>
+      ${Object.entries(THINKING).map(([value, text]) => html `<option value=${value}>${text}</option>`)}
     </select>`}
   </div>`;
 }
-
 export function Composer() {
-  const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [, redraw] = useState(0);
-  const box = useRef(null), picker = useRef(null);
-  const conversation = useStore(current), id = conversation?.id ?? null;
-  const running = useStore(state => id in state.running), props = useStore(state => state.props);
-  const settings = useStore(settingsOf), enterSends = useStore(state => state.enterSends);
-  const mode = conversation?.mode ?? (chats(props) ? draft.mode : "text");
-  const empty = !text.trim() && !files.images.length && !files.files.length;
-
-  useEffect(() => box.current.focus({preventScroll: true}), [id]);
-  useLayoutEffect(() => {
-    box.current.style.height = "auto";
-    box.current.style.height = `${Math.min(box.current.scrollHeight + 2, innerHeight * 0.4)}px`;
-  }, [text]);
-
-  const take = async list => setFiles(joined(files, await attached([...list], sees(props))));
-  const submit = event => {
-    event?.preventDefault();
-    if (running || empty) return;
-    const {images, files: texts} = files;
-    setText("");
-    setFiles(NOTHING);
-    send({text, images, files: texts, mode});
-  };
-  const key = event => {
-    if (event.key !== "Enter" || event.isComposing || event.shiftKey) return;
-    const touch = matchMedia("(pointer: coarse)").matches;
-    if (event.ctrlKey || event.metaKey || (enterSends && !touch)) submit(event);
-  };
-  const drop = event => {
-    if (!event.dataTransfer.files.length) return;
-    event.preventDefault();
-    take(event.dataTransfer.files);
-  };
-  const paste = event => {
-    if (!event.clipboardData.files.length) return;
-    event.preventDefault();
-    take(event.clipboardData.files);
-  };
-  const choose = event => {
-    draft.mode = event.target.value;
-    if (conversation) update(id, one => ({...one, mode: draft.mode}));
-    redraw(n => n + 1);
-  };
-  const begun = conversation?.leaf, accept = sees(props) ? [...IMAGE_TYPES, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
-  return html`<form id="form" onSubmit=${submit} onDrop=${drop} onDragOver=${event => event.preventDefault()} onPaste=${paste}>
-    <${Attached} value=${files} change=${setFiles} />
+    const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [, redraw] = useState(0);
+    const box = useRef(null), picker = useRef(null);
+    const conversation = useStore(current), id = conversation?.id ?? null;
+    const running = useStore(state => id !== null && id in state.running), props = useStore(state => state.props);
+    const settings = useStore(settingsOf), enterSends = useStore(state => state.enterSends);
+    const mode = conversation?.mode ?? (chats(props) ? draft.mode : "text");
+    const empty = !text.trim() && !files.images.length && !files.files.length;
+    useEffect(() => box.current?.focus({ preventScroll: true }), [id]);
+    useLayoutEffect(() => {
+        const text = box.current;
+        text.style.height = "auto";
+        text.style.height = `${Math.min(text.scrollHeight + 2, innerHeight * 0.4)}px`;
+    }, [text]);
+    const take = async (list) => setFiles(joined(files, await attached([...(list ?? [])], sees(props))));
+    const submit = (event) => {
+        event.preventDefault();
+        if (running || empty)
+            return;
+        const { images, files: texts } = files;
+        setText("");
+        setFiles(NOTHING);
+        send({ text, images, files: texts, mode });
+    };
+    const key = (event) => {
+        if (event.key !== "Enter" || event.isComposing || event.shiftKey)
+            return;
+        const touch = matchMedia("(pointer: coarse)").matches;
+        if (event.ctrlKey || event.metaKey || (enterSends && !touch))
+            submit(event);
+    };
+    const drop = (event) => {
+        const { files } = event.dataTransfer;
+        if (!files.length)
+            return;
+        event.preventDefault();
+        take(files);
+    };
+    const paste = (event) => {
+        const { files } = event.clipboardData;
+        if (!files.length)
+            return;
+        event.preventDefault();
+        take(files);
+    };
+    const choose = (event) => {
+        draft.mode = event.target.value;
+        if (conversation)
+            update(conversation.id, one => ({ ...one, mode: draft.mode }));
+        redraw(n => n + 1);
+    };
+    const begun = conversation?.leaf, accept = sees(props) ? [...IMAGE_TYPES, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
+    return html `<form id="form" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()} onPaste=${paste}>
+    <${Files} value=${files} change=${setFiles} />
     <label class="unseen" for="text">Message</label>
-    <textarea id="text" ref=${box} rows="1" value=${text} onInput=${event => setText(event.target.value)} onKeyDown=${key}
+    <textarea id="text" ref=${box} rows="1" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${key}
       placeholder=${mode === "chat" ? "Ask anything" : "Text that the model continues"}></textarea>
     <div class="buttons">
-      <${IconButton} icon="clip" label=${sees(props) ? "Attach images or text files" : "Attach text files"} id="attach" onClick=${() => picker.current.click()} />
+      <${IconButton} icon="clip" label=${sees(props) ? "Attach images or text files" : "Attach text files"} id="attach" onClick=${() => picker.current?.click()} />
       <input id="picker" class="unseen" type="file" multiple tabindex="-1" aria-label="Files" accept=${accept || null} ref=${picker}
-        onChange=${event => { take(event.target.files); event.target.value = ""; }} />
-      ${!begun && caps(props) && html`<select id="mode" class="chip" aria-label="What to write" value=${mode} onChange=${choose}>
+        onChange=${(event) => { take(event.target.files); event.target.value = ""; }} />
+      ${!begun && caps(props) && html `<select id="mode" class="chip" aria-label="What to write" value=${mode} onChange=${choose}>
         <option value="chat" disabled=${!chats(props)}>Chat</option><option value="text">Completion</option></select>`}
       <${Quick} settings=${settings} mode=${mode} />
       ${running
-        ? html`<${IconButton} icon="stop" label="Stop (Escape)" id="stop" class="main" onClick=${() => { stop(id); box.current.focus(); }} />`
-        : html`<button id="send" class="icon-button main" type="submit" aria-label="Send" title="Send" disabled=${empty}><${Icon} name="send" /></button>`}
+        ? html `<${IconButton} icon="stop" label="Stop (Escape)" id="stop" class="main" onClick=${() => { stop(id); box.current?.focus(); }} />`
+        : html `<button id="send" class="icon-button main" type="submit" aria-label="Send" title="Send" disabled=${empty}><${Icon} name="send" /></button>`}
     </div>
   </form>`;
 }
-
 /** Stop what comes into the conversation that is shown. */
 export const stopHere = () => stop(get().current);

@@ -1,197 +1,206 @@
 // Markdown to elements. Text of a model is never parsed as HTML: Markdown's tokens become elements of a fixed set of
 // names, with no attribute but those given here. Highlighting and formulas are loaded when the first one is there.
-
-import {Marked} from "./vendor/marked.js";
-import {copyButton, element} from "./parts.js";
-
+import { copyButton, element } from "./parts.js";
+import { Marked } from "./vendor/marked.js";
 const MATH = [
-  {level: "block", rule: /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])(?:[ \t]*(?:\n|$))/, start: /(?:\$\$|\\\[)/, display: true},
-  {level: "inline", rule: /^(?:\$\$([^\n]+?)\$\$|\\\[([^\n]+?)\\\])/, start: /\$\$|\\\[/, display: true},
-  {level: "inline", rule: /^(?:\$(?!\s)((?:\\.|[^\\$\n])+?)(?<!\s)\$(?!\d)|\\\(([^\n]+?)\\\))/, start: /\$|\\\(/, display: false},
+    { level: "block", rule: /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])(?:[ \t]*(?:\n|$))/, start: /(?:\$\$|\\\[)/, display: true },
+    { level: "inline", rule: /^(?:\$\$([^\n]+?)\$\$|\\\[([^\n]+?)\\\])/, start: /\$\$|\\\[/, display: true },
+    { level: "inline", rule: /^(?:\$(?!\s)((?:\\.|[^\\$\n])+?)(?<!\s)\$(?!\d)|\\\(([^\n]+?)\\\))/, start: /\$|\\\(/, display: false },
 ];
 const plain = new Marked(), mathematical = new Marked({
-  extensions: MATH.map(({level, rule, start, display}, i) => ({
-    name: `math${i}`,
-    level,
-    start: text => { const at = text.search(start); return at < 0 ? undefined : at; },
-    tokenizer(text) {
-      const found = rule.exec(text);
-      return found ? {type: `math${i}`, raw: found[0], math: found[1] ?? found[2], display} : undefined;
-    },
-  })),
+    extensions: MATH.map(({ level, rule, start, display }, i) => ({
+        name: `math${i}`,
+        level,
+        start: (text) => { const at = text.search(start); return at < 0 ? undefined : at; },
+        tokenizer(text) {
+            const found = rule.exec(text);
+            return found ? { type: `math${i}`, raw: found[0], math: found[1] ?? found[2] ?? "", display } : undefined;
+        },
+    })),
 });
 const PLAIN_TAGS = ["b", "i", "u", "s", "em", "strong", "sub", "sup", "kbd", "mark", "small", "code"];
-const ENTITIES = {amp: "&", lt: "<", gt: ">", quot: "\"", apos: "'", nbsp: "\u00a0"};
-
-const decoded = text => text.replace(/&(?:#(\d{1,7})|#x([\da-f]{1,6})|(\w+));/gi, (all, ten, hex, name) => {
-  const code = ten ? Number(ten) : hex ? parseInt(hex, 16) : null;
-  if (code === null) return ENTITIES[name.toLowerCase()] ?? all;
-  return code > 0 && code < 0x110000 ? String.fromCodePoint(code) : all;
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: "\"", apos: "'", nbsp: "\u00a0" };
+const decoded = (text) => text.replace(/&(?:#(\d{1,7})|#x([\da-f]{1,6})|(\w+));/gi, (all, ten, hex, name = "") => {
+    const code = ten ? Number(ten) : hex ? parseInt(hex, 16) : null;
+    if (code === null)
+        return ENTITIES[name.toLowerCase()] ?? all;
+    return code > 0 && code < 0x110000 ? String.fromCodePoint(code) : all;
 });
-
 /** An address that a link may have; "" for others, such as those with javascript:. */
 export function safeAddress(text) {
-  try {
-    const url = new URL(text);
-    return ["http:", "https:", "mailto:"].includes(url.protocol) ? url.href : "";
-  } catch {
-    return "";
-  }
+    try {
+        const url = new URL(text);
+        return ["http:", "https:", "mailto:"].includes(url.protocol) ? url.href : "";
+    }
+    catch {
+        return "";
+    }
 }
-
 function link(token) {
-  const asked = decoded(token.href), href = safeAddress(asked), children = inline(token.tokens);
-  if (!href) return element("span", {title: asked}, ...children);
-  return element("a", {href, target: "_blank", rel: "noopener noreferrer", title: token.title ?? ""}, ...children);
+    const asked = decoded(token.href), href = safeAddress(asked), children = inline(token.tokens);
+    if (!href)
+        return element("span", { title: asked }, ...children);
+    return element("a", { href, target: "_blank", rel: "noopener noreferrer", title: token.title ?? "" }, ...children);
 }
-
 /** Images lie in the text itself; others would tell their server who reads this, so they are links. */
 function image(token) {
-  if (/^data:image\/(png|jpeg|gif|webp);/.test(token.href)) return element("img", {src: token.href, alt: token.text});
-  const href = safeAddress(decoded(token.href)), name = `Image: ${token.text || token.href}`;
-  return href ? element("a", {href, target: "_blank", rel: "noopener noreferrer"}, name) : name;
+    if (/^data:image\/(png|jpeg|gif|webp);/.test(token.href))
+        return element("img", { src: token.href, alt: token.text });
+    const href = safeAddress(decoded(token.href)), name = `Image: ${token.text || token.href}`;
+    return href ? element("a", { href, target: "_blank", rel: "noopener noreferrer" }, name) : name;
 }
-
 function inline(tokens = []) {
-  const root = element("span"), open = [root];
-  for (const token of tokens) {
-    const tag = token.type === "html" && /^<(\/?)([a-z]+)\s*\/?>$/i.exec(token.raw.trim());
-    const name = tag ? tag[2].toLowerCase() : "";
-    if (tag && name === "br") open.at(-1).append(element("br"));
-    else if (tag && tag[1] && open.length > 1 && open.at(-1).localName === name) open.pop();
-    else if (tag && !tag[1] && PLAIN_TAGS.includes(name)) {
-      const made = element(name);
-      open.at(-1).append(made);
-      open.push(made);
-    } else open.at(-1).append(span(token));
-  }
-  return [...root.childNodes];
-}
-
-function span(token) {
-  switch (token.type) {
-    case "text": return token.tokens ? element("span", {}, ...inline(token.tokens)) : decoded(token.text);
-    case "escape": return token.text;
-    case "strong": case "em": case "del": return element(token.type, {}, ...inline(token.tokens));
-    case "codespan": return element("code", {textContent: token.text});
-    case "br": return element("br");
-    case "link": return link(token);
-    case "image": return image(token);
-    default: return token.type.startsWith("math") ? formula(token) : token.raw;
-  }
-}
-
-function list(token) {
-  const made = element(token.ordered ? "ol" : "ul", token.ordered && token.start !== 1 ? {start: token.start} : {});
-  for (const item of token.items) {
-    const li = element("li", {}, ...item.tokens.filter(child => child.type !== "checkbox").map(child =>
-      child.type === "text" && !token.loose ? element("span", {}, ...inline(child.tokens ?? [child])) : block(child)));
-    if (item.task) {
-      li.className = "task";
-      const box = element("input", {type: "checkbox", checked: item.checked, disabled: true});
-      box.setAttribute("aria-label", item.checked ? "done" : "to do");
-      li.prepend(box, " ");
+    const root = element("span"), outer = [];
+    let open = root;
+    for (const token of tokens) {
+        const tag = token.type === "html" ? /^<(\/?)([a-z]+)\s*\/?>$/i.exec(token.raw.trim()) : null;
+        const name = tag?.[2]?.toLowerCase() ?? "", plainTag = PLAIN_TAGS.find(one => one === name);
+        if (tag && name === "br")
+            open.append(element("br"));
+        else if (tag?.[1] && outer.length && open.localName === name)
+            open = outer.pop() ?? root;
+        else if (tag && !tag[1] && plainTag) {
+            const made = element(plainTag);
+            open.append(made);
+            outer.push(open);
+            open = made;
+        }
+        else
+            open.append(span(token));
     }
-    made.append(li);
-  }
-  return made;
+    return [...root.childNodes];
 }
-
-function table(token) {
-  const row = (cells, name) => element("tr", {}, ...cells.map((cell, i) => {
-    const made = element(name, {}, ...inline(cell.tokens));
-    if (token.align[i]) made.style.textAlign = token.align[i];
-    if (name === "th") made.scope = "col";
+function span(token) {
+    switch (token.type) {
+        case "text": return token.tokens ? element("span", {}, ...inline(token.tokens)) : decoded(token.text);
+        case "escape": return token.text;
+        case "strong":
+        case "em":
+        case "del": return element(token.type, {}, ...inline(token.tokens));
+        case "codespan": return element("code", { textContent: token.text });
+        case "br": return element("br");
+        case "link": return link(token);
+        case "image": return image(token);
+        default: return "math" in token ? formula(token) : token.raw;
+    }
+}
+function list(token) {
+    const made = token.ordered ? element("ol", token.start === 1 ? {} : { start: Number(token.start) }) : element("ul");
+    for (const item of token.items) {
+        const li = element("li", {}, ...item.tokens.filter(child => child.type !== "checkbox").map(child => child.type === "text" && !token.loose ? element("span", {}, ...inline(child.tokens ?? [child])) : block(child)));
+        if (item.task) {
+            li.className = "task";
+            const box = element("input", { type: "checkbox", checked: item.checked ?? false, disabled: true });
+            box.setAttribute("aria-label", item.checked ? "done" : "to do");
+            li.prepend(box, " ");
+        }
+        made.append(li);
+    }
     return made;
-  }));
-  const body = element("tbody", {}, ...token.rows.map(cells => row(cells, "td")));
-  const made = element("div", {className: "scroll", tabIndex: 0},
-    element("table", {}, element("thead", {}, row(token.header, "th")), body));
-  made.setAttribute("role", "region");
-  made.setAttribute("aria-label", "Table");
-  return made;
 }
-
+function table(token) {
+    const row = (cells, name) => element("tr", {}, ...cells.map(cell => {
+        const made = element(name, {}, ...inline(cell.tokens));
+        if (cell.align)
+            made.style.textAlign = cell.align;
+        if (name === "th")
+            made.scope = "col";
+        return made;
+    }));
+    const body = element("tbody", {}, ...token.rows.map(cells => row(cells, "td")));
+    const made = element("div", { className: "scroll", tabIndex: 0 }, element("table", {}, element("thead", {}, row(token.header, "th")), body));
+    made.setAttribute("role", "region");
+    made.setAttribute("aria-label", "Table");
+    return made;
+}
 function code(token) {
-  const language = (token.lang ?? "").split(/\s/)[0].toLowerCase();
-  const text = element("code", {textContent: token.text});
-  if (language) highlight(text, token.text, language);
-  const pre = element("pre", {tabIndex: 0}, text);
-  pre.setAttribute("role", "region");
-  pre.setAttribute("aria-label", `Code${language && `: ${language}`}`);
-  return element("div", {className: "code"},
-    element("div", {className: "bar"}, element("span", {textContent: language || "text"}), copyButton("Copy code", () => token.text)), pre);
+    const language = (token.lang ?? "").split(/\s/, 1).join("").toLowerCase();
+    const text = element("code", { textContent: token.text });
+    if (language)
+        highlight(text, token.text, language);
+    const pre = element("pre", { tabIndex: 0 }, text);
+    pre.setAttribute("role", "region");
+    pre.setAttribute("aria-label", `Code${language && `: ${language}`}`);
+    return element("div", { className: "code" }, element("div", { className: "bar" }, element("span", { textContent: language || "text" }), copyButton("Copy code", () => token.text)), pre);
 }
-
+const HEADINGS = ["h3", "h4", "h5", "h6"]; // the page's own are h1 and h2
 function block(token) {
-  switch (token.type) {
-    case "heading": return element(`h${Math.min(6, token.depth + 2)}`, {className: `level${token.depth}`}, ...inline(token.tokens));
-    case "paragraph": return element("p", {}, ...inline(token.tokens));
-    case "text": return element("p", {}, ...inline(token.tokens ?? [token]));
-    case "list": return list(token);
-    case "table": return table(token);
-    case "code": return code(token);
-    case "blockquote": return element("blockquote", {}, ...token.tokens.map(block));
-    case "hr": return element("hr");
-    case "space": case "def": return "";
-    case "html": return element("p", {textContent: token.raw.trim()});
-    default: return token.type.startsWith("math") ? element("p", {className: "display"}, formula(token)) : token.raw;
-  }
+    switch (token.type) {
+        case "heading": return element(HEADINGS[Math.min(token.depth, HEADINGS.length) - 1] ?? "h6", { className: `level${token.depth}` }, ...inline(token.tokens));
+        case "paragraph": return element("p", {}, ...inline(token.tokens));
+        case "text": return element("p", {}, ...inline(token.tokens ?? [token]));
+        case "list": return list(token);
+        case "table": return table(token);
+        case "code": return code(token);
+        case "blockquote": return element("blockquote", {}, ...token.tokens.map(block));
+        case "hr": return element("hr");
+        case "space":
+        case "def": return "";
+        case "html": return element("p", { textContent: token.raw.trim() });
+        default: return "math" in token ? element("p", { className: "display" }, formula(token)) : token.raw;
+    }
 }
-
-let highlighter = null, renderer = null; // promises of the two libraries
-
-/** Elements of highlight.js's tree: {scope, children}. */
+/** A library that is loaded when it is first needed. */
+class Lazy {
+    #loaded = null;
+    #promise = null;
+    #load;
+    constructor(load) {
+        this.#load = load;
+    }
+    /** Call `use` with it: at once if it is there, so that an answer that comes does not flicker. */
+    use(use) {
+        if (this.#loaded) {
+            use(this.#loaded);
+            return;
+        }
+        this.#promise ??= this.#load().then(library => (this.#loaded = library));
+        this.#promise.then(use, () => { });
+    }
+}
+const highlighter = new Lazy(() => import("./vendor/highlight.js").then(module => module.default));
+const renderer = new Lazy(() => import("./vendor/katex.js").then(module => {
+    document.head.append(element("link", { rel: "stylesheet", href: new URL("./vendor/katex.css", import.meta.url).href }));
+    return module.default;
+}));
 function scoped(node) {
-  if (typeof node === "string") return node;
-  const [first, ...rest] = (node.scope ?? "").split(".");
-  const name = first.startsWith("language:") ? "" : [`hljs-${first}`, ...rest.map((part, i) => part + "_".repeat(i + 1))].join(" ");
-  return element("span", node.scope ? {className: name} : {}, ...node.children.map(scoped));
+    if (typeof node === "string")
+        return node;
+    const [first = "", ...rest] = (node.scope ?? "").split(".");
+    const name = first.startsWith("language:") ? "" : [`hljs-${first}`, ...rest.map((part, i) => part + "_".repeat(i + 1))].join(" ");
+    return element("span", node.scope ? { className: name } : {}, ...node.children.map(scoped));
 }
-
 function highlight(box, text, language) {
-  const draw = library => {
-    if (!library.getLanguage(language)) return;
-    const tree = library.highlight(text, {language, ignoreIllegals: true})._emitter.rootNode;
-    box.replaceChildren(...tree.children.map(scoped));
-  };
-  if (highlighter?.library) return draw(highlighter.library); // at once: an answer that comes must not flicker
-  highlighter ??= import("./vendor/highlight.js").then(module => (highlighter.library = module.default));
-  highlighter.then(draw, () => {});
+    highlighter.use(library => {
+        if (!library.getLanguage(language))
+            return;
+        const { rootNode } = library.highlight(text, { language, ignoreIllegals: true })._emitter;
+        box.replaceChildren(...rootNode.children.map(scoped));
+    });
 }
-
 function formula(token) {
-  const box = element("span", {className: token.display ? "math display" : "math", textContent: token.raw.trim()});
-  const draw = library => {
-    const made = element("span");
-    library.render(token.math, made, {displayMode: token.display, throwOnError: false, strict: "ignore", trust: false, maxSize: 20, maxExpand: 500});
-    box.replaceChildren(...made.childNodes);
-  };
-  if (renderer?.library) {
-    draw(renderer.library);
+    const box = element("span", { className: token.display ? "math display" : "math", textContent: token.raw.trim() });
+    renderer.use(library => {
+        const made = element("span");
+        library.render(token.math, made, { displayMode: token.display, throwOnError: false, strict: "ignore", trust: false, maxSize: 20, maxExpand: 500 });
+        box.replaceChildren(...made.childNodes);
+    });
     return box;
-  }
-  renderer ??= import("./vendor/katex.js").then(module => {
-    document.head.append(element("link", {rel: "stylesheet", href: new URL("./vendor/katex.css", import.meta.url).href}));
-    return (renderer.library = module.default);
-  });
-  renderer.then(draw, () => {});
-  return box;
 }
-
-const drawn = new WeakMap(); // element -> the raw text of each of its children
-
+const drawn = new WeakMap(); // the raw text of each child of an element
 /** Show Markdown in `box`. Blocks that have not changed since the last time stay as they are. */
 export function show(box, text) {
-  const marked = /\$|\\[([]/.test(text) ? mathematical : plain; // looking for formulas takes long in long texts
-  const tokens = marked.lexer(text).filter(token => token.type !== "space" && token.type !== "def");
-  const before = drawn.get(box) ?? [];
-  let same = 0;
-  while (same < tokens.length && before[same] === tokens[same].raw) same += 1;
-  while (box.childNodes.length > same) box.lastChild.remove();
-  for (const token of tokens.slice(same)) {
-    const made = block(token);
-    box.append(made instanceof Node ? made : element("p", {textContent: made}));
-  }
-  drawn.set(box, tokens.map(token => token.raw));
+    const marked = /\$|\\[([]/.test(text) ? mathematical : plain; // looking for formulas takes long in long texts
+    const tokens = marked.lexer(text).filter(token => token.type !== "space" && token.type !== "def");
+    const before = drawn.get(box) ?? [];
+    let same = 0;
+    while (same < tokens.length && before[same] === tokens[same]?.raw)
+        same += 1;
+    while (box.childNodes.length > same)
+        box.lastChild?.remove();
+    for (const token of tokens.slice(same)) {
+        const made = block(token);
+        box.append(made instanceof Node ? made : element("p", { textContent: made }));
+    }
+    drawn.set(box, tokens.map(token => token.raw));
 }

@@ -1,0 +1,103 @@
+// The server's API as the page uses it: JSON, streams of events, and the key, which stays in this tab.
+
+import type {ChatChunk, Error as ErrorBody, File as ServerFile, NativeChunk, NativeCompletion} from "./bodies.js";
+
+const KEY = "logitless-key";
+
+export class Refused extends Error {
+  readonly status: number;
+
+  constructor(status: number, message: string) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** What went wrong, in words. */
+export const reason = (error: unknown) => (error instanceof Error ? error.message : String(error));
+export const statusOf = (error: unknown) => (error instanceof Refused ? error.status : 0);
+export const isAbort = (error: unknown) => error instanceof Error && error.name === "AbortError";
+
+/** A part of a list of the server. */
+export interface Listed<T> {
+  data: T[];
+}
+
+export const apiKey = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value: string) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+async function request(path: string, options: RequestInit & {headers?: Record<string, string>} = {}) {
+  const headers: Record<string, string> = {...options.headers};
+  if (apiKey.get()) headers.Authorization = "Bearer " + utf8(apiKey.get());
+  let reply;
+  try {
+    reply = await fetch(path, {...options, headers, cache: "no-store"});
+  } catch (error) {
+    if (isAbort(error)) throw error;
+    throw new Refused(0, "The server cannot be reached.");
+  }
+  if (reply.ok) return reply;
+  const text = await reply.text();
+  let message = `The server answered ${reply.status}.`;
+  try {
+    message = (JSON.parse(text) as ErrorBody).error.message;
+  } catch { /* not one of the server's own errors */ }
+  throw new Refused(reply.status, String(message));
+}
+
+/** A header's value is bytes: those of the text's UTF-8. */
+function utf8(text: string) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
+}
+
+export async function json<Body>(path: string): Promise<Body> {
+  return (await request(path)).json();
+}
+
+export async function post<Body>(path: string, body: object, signal?: AbortSignal): Promise<Body> {
+  const headers = {"Content-Type": "application/json"};
+  return (await request(path, {method: "POST", headers, body: JSON.stringify(body), signal: signal ?? null})).json();
+}
+
+/** Send a file as OpenAI's clients do; returns the server's description of it. */
+export async function upload(file: File, purpose: string): Promise<ServerFile> {
+  const form = new FormData();
+  form.append("purpose", purpose);
+  form.append("file", file, file.name);
+  return (await request("v1/files", {method: "POST", body: form})).json();
+}
+
+export async function text(path: string) {
+  return (await request(path)).text();
+}
+
+/** A piece of a stream: of a chat, or of a completion. */
+export type Piece = ChatChunk | NativeChunk | NativeCompletion;
+
+/** The objects of a stream of server-sent events. Throws what the server refused, and when the end is missing. */
+export async function* stream(path: string, body: object, signal: AbortSignal): AsyncGenerator<Piece> {
+  const reply = await request(path, {
+    method: "POST",
+    headers: {"Content-Type": "application/json"},
+    body: JSON.stringify({...body, stream: true}),
+    signal,
+  });
+  const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", ended = false;
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) break;
+    const frames = (rest + value).split("\n\n");
+    rest = frames.pop() ?? "";
+    for (const frame of frames) {
+      if (!frame.startsWith("data: ")) continue;
+      const data: (Piece & Partial<ErrorBody>) | null = frame === "data: [DONE]" ? null : JSON.parse(frame.slice(6));
+      if (data?.error) throw new Refused(data.error.code, String(data.error.message));
+      ended ||= data === null || ("stop" in data && data.stop === true);
+      if (data) yield data;
+    }
+  }
+  if (!ended) throw new Refused(0, "The connection ended before the answer did.");
+}

@@ -1,0 +1,56 @@
+// Files of the next message: chosen by a button, pasted or dropped. Images go to models that see; others are text.
+
+import {reason} from "./api.js";
+import type {TextFile} from "./tree.js";
+
+export interface Attached {
+  images: string[]; // data URIs
+  files: TextFile[];
+  errors: string[];
+}
+
+const MOST_IMAGES = 16;
+const MOST_TEXT = 1 << 20; // bytes of a text file
+export const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
+
+const uri = (file: File) => new Promise<string>((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(String(reader.result));
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(file);
+});
+
+async function text(file: File) {
+  if (file.size > MOST_TEXT) throw new Error(`${file.name} is larger than 1 MiB.`);
+  try {
+    return new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
+  } catch {
+    throw new Error(`${file.name} is neither text nor an image.`);
+  }
+}
+
+/** What is in a list of files. `sees`: the model reads images. */
+export async function attached(list: File[], sees: boolean) {
+  const found: Attached = {images: [], files: [], errors: []};
+  for (const file of list) {
+    try {
+      if (file.type.startsWith("image/")) {
+        if (!sees) throw new Error(`${file.name || "The image"}: this model reads no images.`);
+        if (!IMAGE_TYPES.includes(file.type)) throw new Error(`${file.name}: images are PNG, JPEG, WebP, GIF or BMP.`);
+        found.images.push(await uri(file));
+      } else found.files.push({name: file.name || "text", text: await text(file)});
+    } catch (error) {
+      found.errors.push(reason(error));
+    }
+  }
+  return found;
+}
+
+/** What is attached with what comes to it. */
+export const joined = (old: Attached, found: Attached): Attached => ({
+  images: [...old.images, ...found.images].slice(0, MOST_IMAGES),
+  files: [...old.files, ...found.files],
+  errors: found.errors,
+});
+
+export const NOTHING: Attached = {images: [], files: [], errors: []};

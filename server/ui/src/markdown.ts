@@ -1,0 +1,237 @@
+// Markdown to elements. Text of a model is never parsed as HTML: Markdown's tokens become elements of a fixed set of
+// names, with no attribute but those given here. Highlighting and formulas are loaded when the first one is there.
+
+import {copyButton, element} from "./parts.js";
+import type {MarkedToken, Token as AnyToken, Tokens} from "./vendor/marked.js";
+import {Marked} from "./vendor/marked.js";
+
+interface MathRule {
+  level: "block" | "inline";
+  rule: RegExp;
+  start: RegExp;
+  display: boolean;
+}
+
+interface Formula {
+  type: `math${number}`;
+  raw: string;
+  math: string;
+  display: boolean;
+}
+
+/** What the lexers below make. */
+type Token = MarkedToken | Formula;
+
+const MATH: MathRule[] = [
+  {level: "block", rule: /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])(?:[ \t]*(?:\n|$))/, start: /(?:\$\$|\\\[)/, display: true},
+  {level: "inline", rule: /^(?:\$\$([^\n]+?)\$\$|\\\[([^\n]+?)\\\])/, start: /\$\$|\\\[/, display: true},
+  {level: "inline", rule: /^(?:\$(?!\s)((?:\\.|[^\\$\n])+?)(?<!\s)\$(?!\d)|\\\(([^\n]+?)\\\))/, start: /\$|\\\(/, display: false},
+];
+const plain = new Marked(), mathematical = new Marked({
+  extensions: MATH.map(({level, rule, start, display}, i) => ({
+    name: `math${i}`,
+    level,
+    start: (text: string) => { const at = text.search(start); return at < 0 ? undefined : at; },
+    tokenizer(text: string): Formula | undefined {
+      const found = rule.exec(text);
+      return found ? {type: `math${i}`, raw: found[0], math: found[1] ?? found[2] ?? "", display} : undefined;
+    },
+  })),
+});
+const PLAIN_TAGS = ["b", "i", "u", "s", "em", "strong", "sub", "sup", "kbd", "mark", "small", "code"] as const;
+const ENTITIES: Record<string, string> = {amp: "&", lt: "<", gt: ">", quot: "\"", apos: "'", nbsp: "\u00a0"};
+
+const decoded = (text: string) => text.replace(/&(?:#(\d{1,7})|#x([\da-f]{1,6})|(\w+));/gi, (all: string, ten?: string, hex?: string, name = "") => {
+  const code = ten ? Number(ten) : hex ? parseInt(hex, 16) : null;
+  if (code === null) return ENTITIES[name.toLowerCase()] ?? all;
+  return code > 0 && code < 0x110000 ? String.fromCodePoint(code) : all;
+});
+
+/** An address that a link may have; "" for others, such as those with javascript:. */
+export function safeAddress(text: string) {
+  try {
+    const url = new URL(text);
+    return ["http:", "https:", "mailto:"].includes(url.protocol) ? url.href : "";
+  } catch {
+    return "";
+  }
+}
+
+function link(token: Tokens.Link) {
+  const asked = decoded(token.href), href = safeAddress(asked), children = inline(token.tokens);
+  if (!href) return element("span", {title: asked}, ...children);
+  return element("a", {href, target: "_blank", rel: "noopener noreferrer", title: token.title ?? ""}, ...children);
+}
+
+/** Images lie in the text itself; others would tell their server who reads this, so they are links. */
+function image(token: Tokens.Image) {
+  if (/^data:image\/(png|jpeg|gif|webp);/.test(token.href)) return element("img", {src: token.href, alt: token.text});
+  const href = safeAddress(decoded(token.href)), name = `Image: ${token.text || token.href}`;
+  return href ? element("a", {href, target: "_blank", rel: "noopener noreferrer"}, name) : name;
+}
+
+function inline(tokens: AnyToken[] = []) {
+  const root = element("span"), outer: HTMLElement[] = [];
+  let open: HTMLElement = root;
+  for (const token of tokens as Token[]) {
+    const tag = token.type === "html" ? /^<(\/?)([a-z]+)\s*\/?>$/i.exec(token.raw.trim()) : null;
+    const name = tag?.[2]?.toLowerCase() ?? "", plainTag = PLAIN_TAGS.find(one => one === name);
+    if (tag && name === "br") open.append(element("br"));
+    else if (tag?.[1] && outer.length && open.localName === name) open = outer.pop() ?? root;
+    else if (tag && !tag[1] && plainTag) {
+      const made = element(plainTag);
+      open.append(made);
+      outer.push(open);
+      open = made;
+    } else open.append(span(token));
+  }
+  return [...root.childNodes];
+}
+
+function span(token: Token) {
+  switch (token.type) {
+    case "text": return token.tokens ? element("span", {}, ...inline(token.tokens)) : decoded(token.text);
+    case "escape": return token.text;
+    case "strong": case "em": case "del": return element(token.type, {}, ...inline(token.tokens));
+    case "codespan": return element("code", {textContent: token.text});
+    case "br": return element("br");
+    case "link": return link(token);
+    case "image": return image(token);
+    default: return "math" in token ? formula(token) : token.raw;
+  }
+}
+
+function list(token: Tokens.List) {
+  const made = token.ordered ? element("ol", token.start === 1 ? {} : {start: Number(token.start)}) : element("ul");
+  for (const item of token.items) {
+    const li = element("li", {}, ...(item.tokens as Token[]).filter(child => child.type !== "checkbox").map(child =>
+      child.type === "text" && !token.loose ? element("span", {}, ...inline(child.tokens ?? [child])) : block(child)));
+    if (item.task) {
+      li.className = "task";
+      const box = element("input", {type: "checkbox", checked: item.checked ?? false, disabled: true});
+      box.setAttribute("aria-label", item.checked ? "done" : "to do");
+      li.prepend(box, " ");
+    }
+    made.append(li);
+  }
+  return made;
+}
+
+function table(token: Tokens.Table) {
+  const row = (cells: Tokens.TableCell[], name: "th" | "td") => element("tr", {}, ...cells.map(cell => {
+    const made = element(name, {}, ...inline(cell.tokens));
+    if (cell.align) made.style.textAlign = cell.align;
+    if (name === "th") made.scope = "col";
+    return made;
+  }));
+  const body = element("tbody", {}, ...token.rows.map(cells => row(cells, "td")));
+  const made = element("div", {className: "scroll", tabIndex: 0},
+    element("table", {}, element("thead", {}, row(token.header, "th")), body));
+  made.setAttribute("role", "region");
+  made.setAttribute("aria-label", "Table");
+  return made;
+}
+
+function code(token: Tokens.Code) {
+  const language = (token.lang ?? "").split(/\s/, 1).join("").toLowerCase();
+  const text = element("code", {textContent: token.text});
+  if (language) highlight(text, token.text, language);
+  const pre = element("pre", {tabIndex: 0}, text);
+  pre.setAttribute("role", "region");
+  pre.setAttribute("aria-label", `Code${language && `: ${language}`}`);
+  return element("div", {className: "code"},
+    element("div", {className: "bar"}, element("span", {textContent: language || "text"}), copyButton("Copy code", () => token.text)), pre);
+}
+
+const HEADINGS = ["h3", "h4", "h5", "h6"] as const; // the page's own are h1 and h2
+
+function block(token: Token): HTMLElement | string {
+  switch (token.type) {
+    case "heading": return element(HEADINGS[Math.min(token.depth, HEADINGS.length) - 1] ?? "h6", {className: `level${token.depth}`}, ...inline(token.tokens));
+    case "paragraph": return element("p", {}, ...inline(token.tokens));
+    case "text": return element("p", {}, ...inline(token.tokens ?? [token]));
+    case "list": return list(token);
+    case "table": return table(token);
+    case "code": return code(token);
+    case "blockquote": return element("blockquote", {}, ...(token.tokens as Token[]).map(block));
+    case "hr": return element("hr");
+    case "space": case "def": return "";
+    case "html": return element("p", {textContent: token.raw.trim()});
+    default: return "math" in token ? element("p", {className: "display"}, formula(token)) : token.raw;
+  }
+}
+
+/** A library that is loaded when it is first needed. */
+class Lazy<Library> {
+  #loaded: Library | null = null;
+  #promise: Promise<Library> | null = null;
+  readonly #load: () => Promise<Library>;
+
+  constructor(load: () => Promise<Library>) {
+    this.#load = load;
+  }
+
+  /** Call `use` with it: at once if it is there, so that an answer that comes does not flicker. */
+  use(use: (library: Library) => void) {
+    if (this.#loaded) {
+      use(this.#loaded);
+      return;
+    }
+    this.#promise ??= this.#load().then(library => (this.#loaded = library));
+    this.#promise.then(use, () => {});
+  }
+}
+
+const highlighter = new Lazy(() => import("./vendor/highlight.js").then(module => module.default));
+const renderer = new Lazy(() => import("./vendor/katex.js").then(module => {
+  document.head.append(element("link", {rel: "stylesheet", href: new URL("./vendor/katex.css", import.meta.url).href}));
+  return module.default;
+}));
+
+/** A part of highlight.js's tree. */
+interface Scoped {
+  scope?: string;
+  children: (Scoped | string)[];
+}
+
+function scoped(node: Scoped | string): HTMLElement | string {
+  if (typeof node === "string") return node;
+  const [first = "", ...rest] = (node.scope ?? "").split(".");
+  const name = first.startsWith("language:") ? "" : [`hljs-${first}`, ...rest.map((part, i) => part + "_".repeat(i + 1))].join(" ");
+  return element("span", node.scope ? {className: name} : {}, ...node.children.map(scoped));
+}
+
+function highlight(box: HTMLElement, text: string, language: string) {
+  highlighter.use(library => {
+    if (!library.getLanguage(language)) return;
+    const {rootNode} = library.highlight(text, {language, ignoreIllegals: true})._emitter as unknown as {rootNode: Scoped};
+    box.replaceChildren(...rootNode.children.map(scoped));
+  });
+}
+
+function formula(token: Formula) {
+  const box = element("span", {className: token.display ? "math display" : "math", textContent: token.raw.trim()});
+  renderer.use(library => {
+    const made = element("span");
+    library.render(token.math, made, {displayMode: token.display, throwOnError: false, strict: "ignore", trust: false, maxSize: 20, maxExpand: 500});
+    box.replaceChildren(...made.childNodes);
+  });
+  return box;
+}
+
+const drawn = new WeakMap<HTMLElement, string[]>(); // the raw text of each child of an element
+
+/** Show Markdown in `box`. Blocks that have not changed since the last time stay as they are. */
+export function show(box: HTMLElement, text: string) {
+  const marked = /\$|\\[([]/.test(text) ? mathematical : plain; // looking for formulas takes long in long texts
+  const tokens = (marked.lexer(text) as Token[]).filter(token => token.type !== "space" && token.type !== "def");
+  const before = drawn.get(box) ?? [];
+  let same = 0;
+  while (same < tokens.length && before[same] === tokens[same]?.raw) same += 1;
+  while (box.childNodes.length > same) box.lastChild?.remove();
+  for (const token of tokens.slice(same)) {
+    const made = block(token);
+    box.append(made instanceof Node ? made : element("p", {textContent: made}));
+  }
+  drawn.set(box, tokens.map(token => token.raw));
+}

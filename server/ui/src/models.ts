@@ -1,0 +1,71 @@
+// The models: which there are, which one is chosen, and behind a router how it is doing.
+
+import {json, post, reason, statusOf} from "./api.js";
+import type {Adapter, FileProgress, ModelEntry, Models, Props} from "./bodies.js";
+import {get, set} from "./store.js";
+import {lookAtTools} from "./tools.js";
+
+export const named = (id: string) => id.split(/[\\/]/).at(-1) ?? id; // a model without a name is known by its file
+const BUSY = ["loading", "unloading", "downloading"];
+
+export const status = (model?: ModelEntry) => model?.status?.value ?? "loaded";
+export const isBusy = (model: ModelEntry) => BUSY.includes(status(model));
+export const chosen = (state = get()) => state.models.find(model => model.id === state.model);
+export const label = (model: ModelEntry) =>
+  named(model.id) + (model.status ? ` (${model.status.failed ? "failed" : status(model)})` : "");
+
+type Files = Record<string, FileProgress>;
+
+const sum = (files: Files, what: keyof FileProgress) => Object.values(files).reduce((total, file) => total + file[what], 0);
+const part = (files: Files) => Math.floor((100 * sum(files, "done")) / Math.max(1, sum(files, "total")));
+
+/** Of a model: "" when it can be asked, else why not. */
+export function absent(model = chosen()) {
+  const reason = model?.status?.error;
+  if (!model?.status || status(model) === "loaded") return "";
+  if (status(model) === "downloading") return `${named(model.id)} is being downloaded (${part(model.progress ?? {})} %).`;
+  if (status(model) === "loading") return `${named(model.id)} is being loaded.`;
+  return `${named(model.id)} is not loaded` + (reason ? `: ${reason}` : "; a message to it loads it.");
+}
+
+/** A path of the API for the chosen model; a router wants to know which, and is not to load it for a look. */
+export const of = (path: string, model = chosen()) =>
+  model?.status ? `${path}?model=${encodeURIComponent(model.id)}&autoload=false` : path;
+
+/** Ask which there are. The choice stays; at first it is a model that is loaded, or one that may be. */
+export async function lookAtModels() {
+  const models = (await json<Models>("v1/models")).data, {model} = get();
+  const first = models.find(one => status(one) === "loaded") ?? models.find(one => !one.status?.failed) ?? models[0];
+  set({models, model: models.some(one => one.id === model) ? model : (first?.id ?? "")});
+}
+
+/** Ask what the chosen model can do. */
+export async function lookAtProps() {
+  if (absent()) return set({props: null, adapters: [], serverTools: []});
+  const props = await json<Props>(of("props"));
+  lookAtTools(props);
+  const adapters = await json<Adapter[]>(of("lora-adapters")).catch(() => []);
+  set({props, adapters: Array.isArray(adapters) ? adapters : []});
+}
+
+export async function loadOrUnload() {
+  const model = chosen();
+  if (!model) return;
+  await post(status(model) === "loaded" ? "models/unload" : "models/load", {model: model.id});
+  await lookAtModels();
+}
+
+/** Everything that the key or the choice of a model may have changed. */
+export async function connect() {
+  try {
+    await lookAtModels();
+    await lookAtProps();
+    set({refusal: ""});
+  } catch (error) {
+    set({refusal: statusOf(error) === 401 ? "key" : reason(error)});
+  }
+}
+
+export const caps = (props: Props | null) => props?.chat_template_caps ?? {};
+export const sees = (props: Props | null) => Boolean(props?.modalities?.vision);
+export const chats = (props: Props | null) => !props || Boolean(props.chat_template);

@@ -1,0 +1,164 @@
+// The API's requests and replies as the conversation has them: a request's body, and the pieces of a stream put
+// into an answer. Pure functions.
+
+import type {Piece} from "./api.js";
+import type {Adapter, TokenLogprob, ToolCallDelta} from "./bodies.js";
+import type {Schema} from "./schema.js";
+import type {Settings, Tool} from "./store.js";
+import type {Answer, Call, Candidate, Conversation, Message, Question, Status, TokenGroup} from "./tree.js";
+import {answerOf, path} from "./tree.js";
+
+type Part = {type: "text"; text: string} | {type: "image_url"; image_url: {url: string}};
+
+/** A message of a chat request. */
+interface ChatMessage {
+  role: "system" | "user" | "assistant" | "tool";
+  content: string | Part[];
+  reasoning_content?: string;
+  tool_calls?: {id: string; type: "function"; function: {name: string; arguments: string}}[];
+  tool_call_id?: string;
+}
+
+/** A request for an answer: /v1/chat/completions, or with `prompt` /completion. */
+interface RequestBody {
+  model?: string;
+  stop?: string[];
+  response_format?: {type: "json_schema"; json_schema: {name: string; schema: Schema}};
+  lora?: {id: number; scale: number}[];
+  chat_template_kwargs?: {enable_thinking: boolean};
+  reasoning_effort?: string;
+  messages?: ChatMessage[];
+  continue_final_message?: boolean;
+  tools?: ({type: "function"; function: Tool} | Record<string, unknown>)[];
+  logprobs?: boolean;
+  top_logprobs?: number;
+  prompt?: string;
+  n_probs?: number;
+}
+
+export interface Asked {
+  url: string;
+  body: RequestBody;
+}
+
+
+/** A text with its attached files before it. */
+export const textOf = (node: Pick<Question, "content" | "files">) =>
+  [...(node.files ?? []).map(file => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\`\n\n`), node.content].join("");
+
+function messageOf(node: Message): ChatMessage {
+  if (node.role === "tool") return {role: "tool", tool_call_id: node.callId, content: node.content};
+  if (node.role === "user") {
+    const text = textOf(node), images = node.images ?? [];
+    const parts = images.map((url): Part => ({type: "image_url", image_url: {url}}));
+    return {role: "user", content: images.length ? [...parts, {type: "text", text}] : text};
+  }
+  const message: ChatMessage = {role: "assistant", content: node.content};
+  if (node.thought) message.reasoning_content = node.thought;
+  if (node.calls?.length)
+    message.tool_calls = node.calls.map(({id, name, text}) => ({id, type: "function", function: {name, arguments: text}}));
+  return message;
+}
+
+function sampled(settings: Settings, adapters: Adapter[]) {
+  const body: RequestBody = {...settings.sampling};
+  if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean);
+  if (settings.schema?.on) body.response_format = {type: "json_schema", json_schema: {name: "answer", schema: settings.schema.value}};
+  if (adapters.some(one => one.id in settings.lora))
+    body.lora = adapters.filter(one => one.id in settings.lora || one.scale) // what is not listed is off, or the model's name
+      .map(one => ({id: one.id, scale: settings.lora[one.id] ?? one.scale}));
+  return body;
+}
+
+function reasoned(settings: Settings) {
+  const body: RequestBody = {};
+  if (settings.thinking !== "auto") body.chat_template_kwargs = {enable_thinking: settings.thinking === "on"};
+  if (settings.thinking !== "off" && settings.effort) body.reasoning_effort = settings.effort;
+  return body;
+}
+
+/** {url, body} that ask for the answer `id`, which goes on with the text that it has. `serverTools`: declarations. */
+export function requestFor(conversation: Conversation, id: string,
+  {model, adapters, serverTools = []}: {model: string; adapters: Adapter[]; serverTools?: Record<string, unknown>[]}): Asked {
+  const {settings} = conversation, answer = answerOf(conversation, id);
+  const body: RequestBody = {...(model && {model}), ...sampled(settings, adapters)};
+  const before = path(conversation, answer.parent), begun = Boolean(answer.content || answer.thought);
+  if (conversation.mode === "text") {
+    if (settings.probabilities) body.n_probs = settings.alternatives;
+    return {url: "completion", body: {...body, prompt: before.slice(-1).map(textOf).join("") + answer.content}};
+  }
+  if (settings.probabilities) Object.assign(body, {logprobs: true, top_logprobs: settings.alternatives});
+  const system: ChatMessage[] = settings.system ? [{role: "system", content: settings.system}] : [];
+  const messages = [...system, ...before.map(messageOf), ...(begun ? [messageOf(answer)] : [])];
+  if (begun) body.continue_final_message = true;
+  const tools = [...settings.tools.map(tool => ({type: "function" as const, function: tool})), ...serverTools];
+  if (tools.length) body.tools = tools;
+  return {url: "v1/chat/completions", body: {...body, ...reasoned(settings), messages}};
+}
+
+/** Text with its tokens' entries, one group for each token where the texts say which is whose. */
+function grouped(text: string, entries: TokenLogprob[], kind: TokenGroup["kind"]): TokenGroup[] {
+  if (!text) return [];
+  if (!entries.length) return [{kind, text, entries: []}];
+  const candidate = ({id, token, bytes, logprob = 0}: TokenLogprob): Candidate => ({id, token, bytes, logprob});
+  const slim = (entry: TokenLogprob) => ({...candidate(entry), top: (entry.top_logprobs ?? []).map(candidate)});
+  const whole = entries.map(entry => entry.token).join("") === text;
+  return whole
+    ? entries.map(entry => ({kind, text: entry.token, entries: [slim(entry)]}))
+    : [{kind, text, entries: entries.map(slim)}];
+}
+
+function calledWith(calls: Call[], pieces: ToolCallDelta[]) {
+  const now = [...calls];
+  for (const piece of pieces) {
+    const old = now[piece.index] ?? {id: "", name: "", text: ""};
+    now[piece.index] = {
+      id: piece.id ?? old.id,
+      name: old.name + (piece.function?.name ?? ""),
+      text: old.text + (piece.function?.arguments ?? ""),
+    };
+  }
+  return now;
+}
+
+const REASONS: Record<string, Status> = {stop: "done", tool_calls: "done", length: "length", eos: "done", word: "done", limit: "length"};
+
+type Growing = Answer & {tokens: TokenGroup[]};
+
+/** Put one piece of a stream, in either shape, into `next`, whose tokens may grow in place. */
+function absorb(next: Growing, data: Piece) {
+  const chunk = "choices" in data ? null : data, choice = "choices" in data ? data.choices[0] : undefined, delta = choice?.delta;
+  const text = (chunk ?? delta)?.content ?? "", thought = delta?.reasoning_content ?? "";
+  const entries = choice?.logprobs?.content ?? (chunk?.stop === false ? (chunk.completion_probabilities ?? []) : []);
+  const reason = choice?.finish_reason ?? (chunk?.stop ? chunk.stop_type : null), status = REASONS[reason ?? ""];
+  if (thought) next.thought = (next.thought ?? "") + thought;
+  next.content += text;
+  if (entries.length || next.tokens.length) next.tokens.push(...grouped(thought + text, entries, thought && !text ? "thought" : "text"));
+  if (delta?.tool_calls) next.calls = calledWith(next.calls ?? [], delta.tool_calls);
+  if (status) next.status = status;
+  if (data.timings) next.timings = {n: data.timings.predicted_n, rate: data.timings.predicted_per_second,
+    prompt: data.timings.prompt_n, cached: data.timings.cache_n};
+}
+
+/** The answer with pieces of a stream. */
+export function absorbed(answer: Answer, pieces: Piece[]): Answer {
+  const next: Growing = {...answer, tokens: [...(answer.tokens ?? [])]};
+  for (const piece of pieces) absorb(next, piece);
+  if (next.tokens.length) return next;
+  const {tokens: _, ...plain} = next;
+  return plain;
+}
+
+/** The answer up to its token `at` with another one in its place, from which it can go on. */
+export function instead(answer: Answer, at: number, entry: Candidate): Omit<Answer, "id" | "parent"> {
+  const tokens = answer.tokens ?? [], old = tokens[at], kept = tokens.slice(0, at), kind = old?.kind ?? "text";
+  const join = (wanted: TokenGroup["kind"]) => kept.filter(token => token.kind === wanted).map(token => token.text).join("");
+  const taken = {kind, text: entry.token, entries: [{...entry, top: old?.entries[0]?.top ?? []}], swapped: true};
+  const thought = kind === "thought" ? join("thought") + entry.token : (answer.thought ?? "");
+  const content = kind === "thought" ? "" : join("text") + entry.token;
+  return {role: "assistant", model: answer.model, content, ...(thought && {thought}), tokens: [...kept, taken]};
+}
+
+/** True where an alternative is whole characters, which a request can say as text. */
+export const sayable = (entry: Pick<Candidate, "token" | "bytes">) =>
+  entry.token !== "" && new TextEncoder().encode(entry.token).length === (entry.bytes ?? []).length;

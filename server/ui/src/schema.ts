@@ -1,0 +1,132 @@
+// An editor of JSON schemas: fields with types, nested as objects and lists, or the schema as text.
+
+import {reason} from "./api.js";
+import type {On} from "./parts.js";
+import {IconButton, Switch} from "./parts.js";
+import {html, useEffect, useState} from "./vendor/preact.js";
+
+export const TYPES = ["string", "number", "integer", "boolean", "enum", "object", "array"] as const;
+type Kind = (typeof TYPES)[number];
+
+/** A JSON schema, as far as the editor knows it; other keywords only as text. */
+export interface Schema {
+  type?: Exclude<Kind, "enum">;
+  properties?: Record<string, Schema>;
+  required?: string[];
+  additionalProperties?: boolean;
+  items?: Schema;
+  enum?: unknown[];
+  description?: string;
+}
+
+/** A field as the editor has it. */
+interface Field {
+  name: string;
+  kind: Kind;
+  description: string;
+  optional: boolean;
+  values?: string[]; // of an enum
+  fields?: Field[]; // of an object
+  item?: Field; // of an array
+}
+
+const KNOWN = ["type", "properties", "required", "additionalProperties", "items", "enum", "description"];
+
+export const EMPTY: Schema = {type: "object", properties: {}, required: [], additionalProperties: false};
+
+/** The field of a schema; null: only text can say it. */
+export function fieldOf(schema: Schema, name = "", optional = false): Field | null {
+  if (typeof schema !== "object" || schema === null || Object.keys(schema).some(key => !KNOWN.includes(key))) return null;
+  const kind = schema.enum ? "enum" : schema.type;
+  if (!kind || !TYPES.includes(kind)) return null;
+  const field: Field = {name, kind, description: schema.description ?? "", optional};
+  if (schema.enum) return schema.enum.every(value => typeof value === "string") ? {...field, values: schema.enum} : null;
+  if (field.kind === "array") {
+    const item = fieldOf(schema.items ?? {type: "string"});
+    return item && {...field, item};
+  }
+  if (field.kind !== "object") return field;
+  const required = schema.required ?? [];
+  const fields = Object.entries(schema.properties ?? {}).map(([key, value]) => fieldOf(value, key, !required.includes(key)));
+  return fields.every(one => one !== null) ? {...field, fields} : null;
+}
+
+/** The schema of a field. */
+export function schemaOf(field: Field): Schema {
+  const about = field.description ? {description: field.description} : {};
+  if (field.kind === "enum") return {enum: field.values ?? [], ...about};
+  if (field.kind === "array") return {type: "array", items: field.item ? schemaOf(field.item) : {}, ...about};
+  if (field.kind !== "object") return {type: field.kind, ...about};
+  const named = (field.fields ?? []).filter(one => one.name);
+  return {
+    type: "object",
+    properties: Object.fromEntries(named.map(one => [one.name, schemaOf(one)])),
+    required: named.filter(one => !one.optional).map(one => one.name),
+    additionalProperties: false,
+    ...about,
+  };
+}
+
+const fresh = (name: string, kind: Kind = "string"): Field =>
+  ({name, kind, description: "", optional: false, ...(kind === "object" && {fields: []}), ...(kind === "array" && {item: fresh("")}), ...(kind === "enum" && {values: ["yes", "no"]})});
+
+interface Edited {
+  field: Field;
+  change: (field: Field) => void;
+}
+
+function KindChoice({field, change, label}: Edited & {label: string}) {
+  return html`<select aria-label=${label} value=${field.kind} onChange=${(event: On<HTMLSelectElement>) => change({...fresh(field.name, event.target.value as Kind), description: field.description, optional: field.optional})}>
+    ${TYPES.map(kind => html`<option value=${kind}>${kind === "array" ? "list" : kind}</option>`)}</select>`;
+}
+
+function Inner({field, change, name}: Edited & {name: string}) {
+  if (field.kind === "enum")
+    return html`<label class="field">Values of ${name}, one a line<textarea rows="2" value=${field.values?.join("\n")} onChange=${(event: On<HTMLTextAreaElement>) => change({...field, values: event.target.value.split("\n").filter(Boolean)})}></textarea></label>`;
+  if (field.kind === "array")
+    return html`<div class="nest"><span>each is a</span> <${KindChoice} field=${field.item} label=${`Type of the items of ${name}`} change=${(item: Field) => change({...field, item})} />
+      <${Inner} field=${field.item} name=${`${name}’s items`} change=${(item: Field) => change({...field, item})} /></div>`;
+  if (field.kind === "object") return html`<div class="nest"><${Fields} fields=${field.fields} within=${name} change=${(fields: Field[]) => change({...field, fields})} /></div>`;
+  return null;
+}
+
+function Fields({fields, change, within}: {fields: Field[]; change: (fields: Field[]) => void; within: string}) {
+  const put = (i: number, field: Field) => change(fields.map((old, j) => (j === i ? field : old)));
+  let n = fields.length + 1;
+  while (fields.some(field => field.name === `field${n}`)) n += 1;
+  return html`${fields.map((field, i) => html`<div class="schema-field">
+      <div class="row">
+        <input type="text" class="name" aria-label=${`Name of field ${i + 1} of ${within}`} value=${field.name} placeholder="name" spellcheck="false" onChange=${(event: On) => put(i, {...field, name: event.target.value.trim()})} />
+        <${KindChoice} field=${field} label=${`Type of ${field.name}`} change=${(changed: Field) => put(i, changed)} />
+        <${IconButton} icon="bin" label=${`Remove ${field.name}`} onClick=${() => change(fields.filter((_, j) => j !== i))} />
+      </div>
+      <div class="row">
+        <input type="text" class="about" aria-label=${`Description of ${field.name}`} value=${field.description} placeholder="description (optional)" onChange=${(event: On) => put(i, {...field, description: event.target.value})} />
+        <${Switch} label="optional" checked=${field.optional} change=${(optional: boolean) => put(i, {...field, optional})} />
+      </div>
+      <${Inner} field=${field} name=${field.name} change=${(changed: Field) => put(i, changed)} />
+    </div>`)}
+    <button type="button" class="link" onClick=${() => change([...fields, fresh(`field${n}`)])}>Add a field</button>`;
+}
+
+/** Edits the schema `value`, an object's. */
+export function SchemaEditor({value, change, label}: {value: Schema; change: (schema: Schema) => void; label: string}) {
+  const field = fieldOf(value), [asText, setAsText] = useState(!field), [text, setText] = useState(""), [bad, setBad] = useState("");
+  useEffect(() => { if (!bad) setText(JSON.stringify(value, null, 2)); }, [value]);
+  const take = (written: string) => {
+    setText(written);
+    try {
+      const parsed: unknown = JSON.parse(written), fits = typeof parsed === "object" && parsed !== null && !Array.isArray(parsed);
+      setBad(fits ? "" : "A schema is an object.");
+      if (fits) change(parsed);
+    } catch (error) {
+      setBad(reason(error));
+    }
+  };
+  return html`<div class="schema" role="group" aria-label=${label}>
+    ${asText || !field
+      ? html`<textarea class="mono" rows="10" aria-label=${`${label} as text`} spellcheck="false" value=${text} onInput=${(event: On<HTMLTextAreaElement>) => take(event.target.value)}></textarea>${bad && html`<p class="bad" role="alert">${bad}</p>`}`
+      : html`<${Fields} fields=${field.fields ?? []} within=${label} change=${(fields: Field[]) => change(schemaOf({...field, kind: "object", fields}))} />`}
+    ${field && !bad && html`<button type="button" class="link" onClick=${() => setAsText(!asText)}>${asText ? "Edit as fields" : "Edit as JSON"}</button>`}
+  </div>`;
+}

@@ -1,0 +1,88 @@
+// The list of conversations: new, search, rename, delete, and the way to the other views.
+
+import {stop} from "./generate.js";
+import type {IconName, On} from "./parts.js";
+import {Icon, IconButton} from "./parts.js";
+import type {State} from "./store.js";
+import {get, set, update, useStore} from "./store.js";
+import type {Conversation} from "./tree.js";
+import {search, titleOf} from "./tree.js";
+import {html, useState} from "./vendor/preact.js";
+
+const DAY = 864e5;
+
+/** The age of a conversation, as a heading of the list. */
+export function age(at: number, now = Date.now()) {
+  const today = new Date(now).setHours(0, 0, 0, 0);
+  if (at >= today) return "Today";
+  if (at >= today - DAY) return "Yesterday";
+  if (at >= today - 7 * DAY) return "Last seven days";
+  return new Date(at).toLocaleDateString("en", {month: "long", year: "numeric"});
+}
+
+export function startNew() {
+  set({current: null, view: "chat", side: false});
+  document.getElementById("text")?.focus();
+}
+
+function remove(id: string) {
+  stop(id);
+  set(now => ({conversations: now.conversations.filter(one => one.id !== id), current: now.current === id ? null : now.current}));
+}
+
+function Entry({conversation, excerpt, isCurrent}: {conversation: Conversation; excerpt: string; isCurrent: boolean}) {
+  const [renaming, setRenaming] = useState(false), {id} = conversation, title = titleOf(conversation);
+  const running = useStore(state => id in state.running);
+  const rename = (event: On<HTMLFormElement>) => {
+    event.preventDefault();
+    const text = String(new FormData(event.target).get("title")).trim();
+    setRenaming(false);
+    update(id, one => ({...one, title: text}));
+  };
+  if (renaming)
+    return html`<li><form class="rename" onSubmit=${rename}>
+      <input name="title" value=${title} aria-label="Title" maxlength="80" ref=${(box: HTMLInputElement | null) => box?.focus()} onKeyDown=${(event: KeyboardEvent) => event.key === "Escape" && setRenaming(false)} />
+      <${IconButton} icon="check" label="Save the title" type="submit" /></form></li>`;
+  return html`<li class=${isCurrent ? "current" : ""}>
+    <button type="button" class="title" aria-current=${isCurrent ? "true" : null} onClick=${() => set({current: id, view: "chat", side: false})}>
+      ${running && html`<span class="dot" role="img" aria-label="Answering"></span>`}${title}
+      ${excerpt && html`<small>${excerpt}</small>`}</button>
+    <${IconButton} icon="edit" label=${`Rename “${title}”`} onClick=${() => setRenaming(true)} />
+    <${IconButton} icon="bin" label=${`Delete “${title}”`} onClick=${() => confirm(`Delete “${title}”?`) && remove(id)} />
+  </li>`;
+}
+
+const VIEWS: [State["view"], IconName, string][] = [["chat", "chat", "Chat"], ["compare", "columns", "Compare"], ["tune", "tune", "Fine-tuning"]];
+
+export function Sidebar() {
+  const conversations = useStore(state => state.conversations), id = useStore(state => state.current);
+  const view = useStore(state => state.view), side = useStore(state => state.side);
+  const [query, setQuery] = useState("");
+  const found = search(conversations.filter(one => one.leaf), query), groups = new Map<string, typeof found>();
+  for (const one of found) {
+    const name = query ? "Found" : age(one.conversation.at);
+    groups.set(name, [...(groups.get(name) ?? []), one]);
+  }
+  return html`<nav class=${`side ${side ? "open" : ""}`} aria-label="Conversations">
+    <div class="row top"><h1>logitless</h1>
+      <${IconButton} icon="close" label="Close the list" class="narrow" onClick=${() => set({side: false})} /></div>
+    <ul class="views">
+      ${VIEWS.map(([name, icon, text]) => html`<li><button type="button" aria-current=${view === name ? "page" : null} onClick=${() => set({view: name, side: false})}><${Icon} name=${icon} />${text}</button></li>`)}
+    </ul>
+    <button type="button" class="button new" id="new" onClick=${startNew}><${Icon} name="plus" />New conversation</button>
+    <label class="search"><span class="unseen">Search in conversations</span><${Icon} name="search" />
+      <input id="search" type="search" placeholder="Search" value=${query} onInput=${(event: On) => setQuery(event.target.value)} /></label>
+    <div class="list" tabindex="-1">
+      ${[...groups].map(([name, group]) => html`<h2>${name}</h2><ul>${group.map(({conversation, excerpt}) =>
+        html`<${Entry} key=${conversation.id} conversation=${conversation} excerpt=${query ? excerpt : ""} isCurrent=${view === "chat" && conversation.id === id} />`)}</ul>`)}
+      ${!found.length && html`<p class="note">${query ? "Nothing found." : "No conversations yet."}</p>`}
+    </div>
+  </nav>`;
+}
+
+/** The next or previous conversation of the list. */
+export function go(by: number) {
+  const {conversations, current} = get(), at = conversations.findIndex(one => one.id === current);
+  const next = conversations[at < 0 ? 0 : at + by];
+  if (next) set({current: next.id, view: "chat"});
+}

@@ -1,0 +1,2 @@
+export {Marked} from "marked";
+export type {MarkedExtension, MarkedToken, Token, Tokens} from "marked";
