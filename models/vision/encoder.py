@@ -35,6 +35,8 @@ from logitless.models.vision.weights import load_vision_weights
 from logitless.models.weights.weights import Weights, vector
 
 Array = npt.NDArray[Any]
+ROWS_FIRST = (PatchRope.SECTIONS, PatchRope.HALVES)
+NEIGHBOURS = (PatchRope.HALVES, PatchRope.COLUMNS_FIRST, PatchRope.FROM_ONE)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class VisionEncoder:
         """Inputs of `rows` for tiles (height, width, 3) u8 of one size."""
         p, n = self.p, len(tiles)
         height, width, _ = tiles[0].shape
-        places = patch_places(height // p.patch_size, width // p.patch_size, p.merge)
+        grid = height // p.patch_size, width // p.patch_size
+        places = patch_places(*grid, p.merge, columns_first=p.projector.columns_first)
         patches = np.stack([flat_patches(pixels, p.patch_size, places) for pixels in tiles])
         length = len(places) + self.has_class
         feeds: dict[str, Array] = {"patch.count": np.full(n, length, np.int32)}
@@ -122,7 +125,6 @@ class VisionEncoder:
             kept = np.arange(n)[:, None] * length + np.arange(len(places))
             feeds["patch.kept"] = kept.reshape(-1).astype(np.int32)
         feeds["patches"] = patches.reshape(n * length, -1)
-        grid = height // p.patch_size, width // p.patch_size
         if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
             enlarged = p.projector.positions is Positions.ENLARGED_TABLE
             ids, shares = resized_places(places, grid, self._side, enlarged=enlarged)
@@ -142,8 +144,9 @@ class VisionEncoder:
                 ids = np.r_[ids + 1, 0] if p.projector.class_first else np.r_[ids, len(places)]
             feeds["patch.ids"] = np.tile(ids.astype(np.int32), n)
         if p.projector.rope is not PatchRope.NONE:
-            columns_first = p.projector.rope in (PatchRope.COLUMNS_FIRST, PatchRope.COLUMNS_FIRST_NEOX)
-            order = places[:, ::-1] if columns_first else places
+            order = places if p.projector.rope in ROWS_FIRST else places[:, ::-1]
+            if p.projector.rope is PatchRope.FROM_ONE:
+                order = np.concatenate([order + 1, np.zeros((int(self.has_class), 2), order.dtype)])
             feeds["patch.pos"] = np.tile(order.T.astype(np.int32), n)
         if p.full_period > 1:
             feeds |= self._window_feeds(places, n)
@@ -277,7 +280,7 @@ class VisionEncoder:
         if angles is not None:
             if p.projector.rope is PatchRope.COLUMNS_FIRST_NEOX:
                 q, k = self._pairs_apart(q), self._pairs_apart(k)
-            interleaved = p.projector.rope in (PatchRope.HALVES, PatchRope.COLUMNS_FIRST)
+            interleaved = p.projector.rope in NEIGHBOURS
             q, k = (rope(t, angles, interleaved=interleaved) for t in (q, k))
         factor = 1.0 if p.projector.unscaled_attention else p.head_dim**-0.5
         return b.linear("attn_out", windows.attention(q, k, v, factor))

@@ -86,6 +86,10 @@ def _norm_merge_mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
     return _mlp(p, w, _merged(p, normed(p, w, "mm.input_norm", x, NORM_EPS)))
 
 
+def _adapter(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    return w.linear("mm.model.fc", gelu(_mlp(p, w, _merged(p, x))))
+
+
 def _patch_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
     if "mm.patch_merger" in w:
         x = normed(p, w, "mm.input_norm", x)
@@ -134,6 +138,7 @@ _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.NORM_MERGE_MLP: _norm_merge_mlp,
     Head.MERGE_NORM_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS)),
     Head.CONVOLUTIONS: _convolutions,
+    Head.ADAPTER: _adapter,
     Head.GATED_MERGER: _gated_merger,
     Head.MERGER: lambda p, w, x: _mlp(p, w, _merged(p, x)),
     Head.PATCH_MERGER: _patch_merger,

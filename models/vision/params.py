@@ -146,7 +146,9 @@ def read_params(
         mean=_colours(keys, "image_mean"),
         std=_colours(keys, "image_std"),
         longest_edge=keys.count_or_none("preproc_image_size"),
-        tiles=(keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)),
+        tiles=(2, projector.grid_side**2)
+        if projector.grid_side
+        else (keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)),
         tokens=(min(least, most), most),
         causal=causal,
         full_period=keys.count("n_wa_pattern") if projector.windows else 1,

@@ -10,12 +10,12 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-def patch_places(rows: int, columns: int, merge: int) -> Array:
-    """(row, column) of each patch of a grid, (n, 2): merged blocks row by row, in each its patches
-    row by row."""
+def patch_places(rows: int, columns: int, merge: int, *, columns_first: bool = False) -> Array:
+    """(row, column) of each patch of a grid, (n, 2): merged blocks row by row, or column by column,
+    in each its patches row by row."""
     y, x = np.mgrid[:rows, :columns]
     places = np.stack([y, x], -1).reshape(rows // merge, merge, columns // merge, merge, 2)
-    return places.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
+    return places.transpose(*((2, 0) if columns_first else (0, 2)), 1, 3, 4).reshape(-1, 2)
 
 
 def flat_patches(pixels: Array, patch: int, places: Array) -> Array:

@@ -93,10 +93,10 @@ def enlarged_size(width: int, height: int, longest: int) -> tuple[int, int]:
 
 def _grid(image: Image, p: VisionParams) -> Pieces:
     """A grid of squares over the padded image, where it is larger than one, then an overview
-    (InternVL)."""
+    (InternVL, Llama 4)."""
     size = p.image_size
     if max(image.size) > size:
-        columns, rows = best_grid(image.width, image.height, size, p.tiles)
+        columns, rows = best_grid(image.width, image.height, size, p.tiles, p.projector.grid_side)
         large = _fitted(image, columns * size, rows * size, p)
         for y in range(rows):
             for x in range(columns):
@@ -104,10 +104,12 @@ def _grid(image: Image, p: VisionParams) -> Pieces:
     yield np.asarray(image.resize((size, size), _filter(p.projector.resample)))
 
 
-def best_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> tuple[int, int]:
-    """(columns, rows) of the grid that shows most pixels of an image; of equal ones the smallest."""
+def best_grid(width: int, height: int, size: int, tiles: tuple[int, int], longest: int = 0) -> tuple[int, int]:
+    """(columns, rows) of the grid that shows most pixels of an image; of equal ones the smallest.
+    `longest`: tiles of a side at most; 0: as many as of the grid."""
     least, most = tiles
-    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+    sides = range(1, (longest or most) + 1)
+    grids = [(x, y) for x in sides for y in sides if least <= x * y <= most]
 
     def shown(grid: tuple[int, int]) -> tuple[int, int]:
         factor = min(F32(grid[0] * size) / F32(width), F32(grid[1] * size) / F32(height))

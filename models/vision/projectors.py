@@ -48,6 +48,7 @@ class PatchRope(Enum):
     SECTIONS = auto()  # NeoX pairs over the whole head (Qwen VL)
     HALVES = auto()  # neighbours, rows in the first half of the head, columns in the second (Pixtral)
     COLUMNS_FIRST = auto()  # neighbours, columns in the first half, rows in the second, equal angles (Kimi-VL)
+    FROM_ONE = auto()  # the same, counted from 1; a class token has 0 (Llama 4)
     COLUMNS_FIRST_NEOX = auto()  # the same with NeoX pairs within each half (Gemma 4)
 
 
@@ -65,6 +66,7 @@ class Head(Enum):
     NORM_MERGE_MLP = auto()  # norm of each patch, merged patches, mm.1, GELU, mm.2 (Kimi-VL, PaddleOCR)
     MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
     CONVOLUTIONS = auto()  # RMS norm, merged patches, mm.0, GELU, mm.2, ends of lines, matrix, RMS norm (HunyuanVL)
+    ADAPTER = auto()  # merged patches, mm.model.mlp.1, GELU, mm.model.mlp.2, GELU, mm.model.fc (Llama 4)
     GATED_MERGER = auto()  # merged patches, two matrices, layer norm, GELU, SwiGLU (GLM 4V)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
@@ -83,6 +85,8 @@ class Projector:
     pad_color: tuple[int, int, int] = (0, 0, 0)
     merge: int = 1  # patches of a side that become one row, where the file does not say
     merge_key: str = "projector.scale_factor"
+    grid_side: int = 0  # most tiles of a grid's side; 0: the file bounds their number
+    columns_first: bool = False  # rows of a tile go column by column
     tokens: tuple[int, int] | None = (1, 4096)  # least and most rows of a dynamic tile; None: the file states them
     pixel_limits: bool = False  # the file may state least and most pixels of a dynamic tile instead
     positions: Positions = Positions.TABLE
@@ -237,6 +241,16 @@ PROJECTORS: dict[str, Projector] = {
         positions=Positions.ENLARGED_TABLE,
         activation=Activation.GELU,
         framed=True,
+    ),
+    "llama4": Projector(
+        Head.ADAPTER,
+        Sizing.GRID,
+        "<|image_start|>",
+        "<|image_end|>",
+        merge=2,
+        grid_side=3,
+        columns_first=True,
+        rope=PatchRope.FROM_ONE,
     ),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }

@@ -31,6 +31,7 @@ MATRICES = {  # the two matrices of heads with a hidden layer
     Head.PATCH_MERGER: ("mm.1", "mm.2"),
     Head.CONVOLUTIONS: ("mm.0", "mm.2"),
     Head.MERGE_NORM_MLP: ("mm.model.mlp.1", "mm.model.mlp.3"),
+    Head.ADAPTER: ("mm.model.mlp.1", "mm.model.mlp.2"),
 }
 
 
@@ -213,9 +214,12 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from _norm("mm.input_norm", p.n_embd, required=True)
     elif head is Head.MERGE_MLP:
         yield from _norm("mm.input_norm", merged)
-    n_hidden = _rows(gguf, f"{first}.weight")
+    n_hidden, n_out = _rows(gguf, f"{first}.weight"), n_text
     yield from _matrix(first, n_hidden, n_in)
-    yield from _matrix(second, n_text, n_hidden)
+    if head is Head.ADAPTER:
+        n_out = _rows(gguf, f"{second}.weight")
+        yield from _matrix("mm.model.fc", n_text, n_out)
+    yield from _matrix(second, n_out, n_hidden)
 
 
 def _ldp(gguf: GGUFFile, p: VisionParams, n: int) -> Declared:

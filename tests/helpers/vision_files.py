@@ -163,6 +163,16 @@ def _internvl(fill: Fill, n: int) -> None:
         fill(f"v.blk.{i}.ls2.weight", n, mean=0.5)
 
 
+def _llama4(fill: Fill, n: int) -> None:
+    fill("v.class_embd", n, std=1.0)
+    for name in ("v.pre_ln", "v.post_ln"):
+        fill(f"{name}.weight", n, mean=1.0)
+        fill(f"{name}.bias", n)
+    fill("mm.model.mlp.1.weight", 96, 4 * n)
+    fill("mm.model.mlp.2.weight", 80, 96)
+    fill("mm.model.fc.weight", N_TEXT, 80)
+
+
 def _lfm2(fill: Fill, n: int) -> None:
     mlp("mm.1", "mm.2", 4)(fill, n)
     for name, size in (("mm.input_norm", 4 * n), ("v.post_ln", n)):
@@ -282,6 +292,16 @@ SPECS: dict[str, VisionSpec] = {
         {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_max_tiles": 6},
         positions=17,
     ),
+    "llama4": VisionSpec(
+        "llama4",
+        _llama4,
+        {"clip.vision.projector.scale_factor": 2},
+        positions=17,
+        patch_bias=False,
+        flat_patches=4,
+        text="llama4",
+        text_keys={"interleave_moe_layer_step": 1},
+    ),
     "pixtral": VisionSpec("pixtral", _pixtral, image=32, positions=0, patch_bias=False),
     "mistral3": VisionSpec(
         "pixtral", _mistral3, {"clip.vision.spatial_merge_size": 2}, image=32, positions=0, patch_bias=False
@@ -383,9 +403,12 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path) -> Path:
         keys["attention.sliding_window"] = 40  # some of a second image is behind it
     if spec.text == "qwen3vl":
         keys["n_deepstack_layers"] = 1
-    size = {"gemma4": {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3}, "glm4": {"fused": True}}.get(
-        spec.text, {}
-    )
+    sizes: dict[str, dict[str, Any]] = {
+        "gemma4": {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3},
+        "glm4": {"fused": True},
+        "llama4": {"n_layer": 4, "n_ff": 32, "n_expert": 4, "n_expert_used": 1},
+    }
+    size = sizes.get(spec.text, {})
     write(
         path,
         Spec(

@@ -81,7 +81,7 @@ def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path)
         assert n_compared >= 6, name
 
 
-@pytest.mark.parametrize("name", ["idefics3", "internvl"])
+@pytest.mark.parametrize("name", ["idefics3", "internvl", "llama4"])
 def test_tiles_of_odd_sizes_are_as_in_llama_cpp(name: str, shared_data: Path, tmp_path: Path) -> None:
     """Shorter sides that become 32.4, 16.4 and 45.4 of 48 pixels; a grid that another fits as well in f64."""
     model = write_text_model(tmp_path / "t.gguf", SPECS[name], shared_data / "models" / "stories260K.gguf")
