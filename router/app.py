@@ -23,7 +23,10 @@ from logitless.router.conversations import Conversations
 from logitless.router.fleet import LOADED, Entry, Fleet
 from logitless.router.jobs import RouterJobs
 from logitless.router.listing import Known, download_item, events, model_item
-from logitless.router.ollama import Fields, OllamaRoutes, Pass
+from logitless.router.ollama.create import Creation
+from logitless.router.ollama.create_routes import CreationRoutes, add_refusals
+from logitless.router.ollama.created import CreatedModels
+from logitless.router.ollama.routes import Fields, OllamaRoutes, Pass
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream_over
 from logitless.server.api import info, tools
@@ -36,7 +39,7 @@ from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE,
 from logitless.server.app import PUBLIC, description, endpoints
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
-from logitless.server.bodies.room import BODIES
+from logitless.server.bodies.room import BODIES, STRIDE_SECONDS
 from logitless.server.clients import CLIENT
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
@@ -57,7 +60,7 @@ _JOBS = "/v1/fine_tuning/jobs"
 
 
 class Router:
-    """The handlers. `read` reads the catalog's entries (CatalogError)."""
+    """The handlers. `read` reads the catalog's entries (CatalogError); `created`: the folder of created models."""
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Router:
         *,
         autoload: bool,
         limit: int,
+        created: CreatedModels | None = None,
     ) -> None:
         self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
         self.autoload, self._limit = autoload, limit
@@ -76,7 +80,8 @@ class Router:
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
         self._known: Known = WeakKeyDictionary()
-        self._cached = CachedModels(fleet, cache, self._read_again)
+        self._created = created
+        self._cached = CachedModels(fleet, cache, self._read_again, created)
         self.downloads = self._cached.downloads
         self._conversations = Conversations()
         self._session: aiohttp.ClientSession
@@ -126,7 +131,15 @@ class Router:
         for method in ("GET", "POST", "DELETE"):
             app.router.add_route(method, prefix + "/cors-proxy", tools.proxy)
         guarded = bool(config.admin_api_key)
-        OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded).add_to(app, prefix)
+        ollama = OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded)
+        ollama.add_to(app, prefix)
+        if self._created is not None:
+            creation = Creation(self._fleet, self._created, self._read_again, ollama.ours)
+            CreationRoutes(self._created, creation, self._read_body, min(config.timeout, STRIDE_SECONDS)).add_to(
+                app, prefix
+            )
+        else:
+            add_refusals(app, prefix)
         for method, path in endpoints():  # routes added above take precedence
             for allowed in ("GET", "HEAD") if method == "GET" else (method,):
                 app.router.add_route(allowed, prefix + path, self._pass_on)

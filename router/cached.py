@@ -1,4 +1,4 @@
-"""Downloaded models of the router: adding one, and deleting one with its files."""
+"""Models of the router that have files of its own: downloading one, and deleting a downloaded or created one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from functools import partial
 from logitless.engine.errors import InvalidRequest
 from logitless.router.catalog import CatalogError
 from logitless.router.downloads import Download, Downloads, Report
-from logitless.router.fleet import CACHE, Fleet
+from logitless.router.fleet import Fleet
+from logitless.router.ollama.created import CreatedModels
 from logitless.router.process import ServerProcess
 from logitless.server.workers import to_thread
 
@@ -28,10 +29,16 @@ class Cache:
 
 
 class CachedModels:
-    """`read_again` updates the fleet from the catalog (CatalogError)."""
+    """`read_again` updates the fleet from the catalog (CatalogError); `created`: the folder of created models."""
 
-    def __init__(self, fleet: Fleet[ServerProcess], cache: Cache, read_again: Callable[[], Awaitable[None]]) -> None:
-        self._fleet, self._cache, self._read_again = fleet, cache, read_again
+    def __init__(
+        self,
+        fleet: Fleet[ServerProcess],
+        cache: Cache,
+        read_again: Callable[[], Awaitable[None]],
+        created: CreatedModels | None = None,
+    ) -> None:
+        self._fleet, self._cache, self._read_again, self._created = fleet, cache, read_again, created
         self.downloads = Downloads(cache.fetch, read_again, fleet.tell)
         self._removing: dict[str, asyncio.Task[None]] = {}
 
@@ -46,11 +53,14 @@ class CachedModels:
         return await self.downloads.begin(name, source)
 
     async def remove(self, name: str) -> None:
-        """Delete a model with its files, or cancel its download. NotFound, InvalidRequest: it was never downloaded."""
+        """Delete a model with its files, or cancel its download. NotFound, InvalidRequest: it is neither a
+        downloaded nor a created one."""
         if name not in self.downloads.running:
             entry = self._fleet.find(name).entry
-            if entry.source != CACHE:
-                raise InvalidRequest(f"model {name!r} was not downloaded by its name, so it cannot be removed")
+            if not entry.is_removable:
+                raise InvalidRequest(
+                    f"model {name!r} was neither downloaded by its name nor created, so it cannot be removed"
+                )
             name = entry.name
         if name not in self._removing:
             task = self._removing[name] = asyncio.create_task(self._remove(name))
@@ -64,8 +74,12 @@ class CachedModels:
             await self._look()
             if name not in self._fleet.models:  # else another client has deleted it
                 return
+        manifest = self._fleet.find(name).entry.created
         await self._fleet.remove(name)
-        await to_thread(partial(self._cache.remove, name))
+        if manifest is not None and self._created is not None:
+            await self._created.remove(manifest)
+        else:
+            await to_thread(partial(self._cache.remove, name))
         await self._look()
 
     async def _look(self) -> None:

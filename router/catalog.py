@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from logitless.router.fleet import CACHE, FOLDER, PRESET, Entry
+from logitless.router.ollama.manifest import created_models, has_manifest
 
 _PART = re.compile(r".*-(\d{5})-of-\d{5}\.gguf")
 _EVERYONE = "*"
@@ -32,10 +33,13 @@ class Preset:
 
 
 def models_of_folder(folder: Path) -> dict[str, Path]:
-    """Models by name: `name.gguf`, or a folder with one model (in parts or not, with an mmproj file or not)."""
+    """Models by name: `name.gguf`, or a folder with one model (in parts or not, with an mmproj file or not). Created
+    models, and names that begin with a dot, are not among them."""
     models: dict[str, Path] = {}
     try:
         for path in sorted(folder.iterdir()):
+            if path.name.startswith(".") or has_manifest(path):
+                continue
             name = path.name if path.is_dir() else path.stem
             model = _model_in(path)
             if model is not None and name.isprintable():
@@ -137,6 +141,9 @@ class Sources:
         """All models by name. CatalogError: a source cannot be read, or has a setting that is no flag."""
         everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset({}), {})
         files = models_of_folder(self.folder) if self.folder is not None else {}
+        created = created_models(self.folder) if self.folder is not None else {}
+        created = {name: found for name, found in created.items() if name not in files}
+        files |= {name: path for name, (path, _) in created.items()}
         cached = {name: found for name, found in self.downloaded().items() if name not in {*files, *presets}}
         paths = {**files, **{name: path for name, (path, _) in cached.items()}}
         entries, hidden = [], set()
@@ -145,16 +152,19 @@ class Sources:
             meaning = meaning_of(f"--models-preset {self.presets}: [{name}]", preset.settings, name, paths.get(name))
             if preset.dedup and name in presets:
                 hidden |= {path.resolve() for path in meaning.files}
+            path, manifest = created.get(name, (None, None))
+            own = manifest.words(path.parent) if manifest is not None and path is not None else ()
             entries.append(
                 Entry(
                     name,
-                    (*meaning.words, *self.common),
+                    (*meaning.words, *own, *self.common),
                     path=str(paths.get(name, preset.settings.get("model", preset.settings.get("m", "")))),
                     aliases=meaning.aliases,
                     tags=meaning.tags,
                     source=PRESET if name in presets else FOLDER if name in files else CACHE,
                     preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, preset.settings.items()))),
                     images=meaning.images,
+                    created=manifest,
                     load_on_startup=preset.load_on_startup,
                     stop_seconds=preset.stop_seconds,
                 )

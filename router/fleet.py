@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from logitless.router.ollama.manifest import Manifest
 from logitless.server.config import file_names
 
 log = logging.getLogger("logitless.router")
@@ -60,9 +61,20 @@ class Entry:
     source: str = PRESET
     preset: str = ""  # settings, as a section of an INI file
     images: bool = False  # it takes images, as far as is known before it is loaded
+    created: Manifest | None = None  # of a model that a client of Ollama's API made
     hidden: bool = False  # not listed, but found by its name
     load_on_startup: bool = False
     stop_seconds: float = 10.0  # for running requests to finish when the model is unloaded
+
+    @property
+    def is_removable(self) -> bool:
+        """True for a downloaded model, and for a created one that no preset names."""
+        return self.source == CACHE or (self.source == FOLDER and self.created is not None)
+
+    @property
+    def has_own_file(self) -> bool:
+        """True for a model whose file has its name: those of created models are all called the same."""
+        return bool(self.path) and self.created is None
 
 
 @dataclass(eq=False)
@@ -112,7 +124,7 @@ class Fleet(Generic[C]):
         if (model := self.models.get(name)) is not None:
             return model
         named = [m for m in self.models.values() if name in m.entry.aliases]
-        of_file = [m for m in self.models.values() if m.entry.path and name in file_names(m.entry.path)]
+        of_file = [m for m in self.models.values() if m.entry.has_own_file and name in file_names(m.entry.path)]
         return named[0] if named else of_file[0] if len(of_file) == 1 else None
 
     def find(self, name: str) -> Model[C]:

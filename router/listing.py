@@ -30,7 +30,7 @@ def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> Mod
         status.args, status.preset = list(entry.args), entry.preset
     if model.state == UNLOADED and model.error:
         status.failed, status.exit_code, status.error = True, model.exit_code, model.error
-    item = _item(entry.name, entry.source, status, images=entry.images)
+    item = _item(entry.name, entry.source, status, images=entry.images, can_remove=entry.is_removable)
     item.aliases, item.tags = list(entry.aliases), list(entry.tags)
     if whole:
         item.path = entry.path
@@ -41,12 +41,12 @@ def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> Mod
 
 def download_item(download: Download) -> ModelEntry:
     """Item of /models of a model that is being downloaded."""
-    item = _item(download.name, CACHE, ModelStatus(value="downloading", args=[]))
+    item = _item(download.name, CACHE, ModelStatus(value="downloading", args=[]), can_remove=True)
     item.progress = download.progress["progress"]
     return item
 
 
-def _item(name: str, source: str, status: ModelStatus, *, images: bool = False) -> ModelEntry:
+def _item(name: str, source: str, status: ModelStatus, *, can_remove: bool, images: bool = False) -> ModelEntry:
     return ModelEntry(
         id=name,
         aliases=[],
@@ -56,7 +56,7 @@ def _item(name: str, source: str, status: ModelStatus, *, images: bool = False) 
         status=status,
         architecture=architecture(images=images),
         source=source,
-        can_remove=source == CACHE,
+        can_remove=can_remove,
     )
 
 

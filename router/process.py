@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from logitless.models.errors import ModelFileError
 from logitless.router.downloads import DownloadFailed, Report
-from logitless.router.fleet import StartFailed
+from logitless.router.fleet import StartFailed, without_folders
 
 ROOT = Path(__file__).parents[2]  # of the installation: the folder that has logitless/
 _LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)(?:$|\")")  # also in a line of JSON
@@ -147,6 +148,28 @@ async def download(
         listening.cancel()
     if code:
         raise DownloadFailed(last.removeprefix("logitless: ") or f"the download ended with exit code {code}")
+
+
+async def quantize(
+    environ: Mapping[str, str], say: Callable[[str], None], source: Path, place: Path, kind: str
+) -> None:
+    """Run `logitless quantize`. ModelFileError has its last line."""
+    process = await spawn(("quantize", str(source), str(place), kind), environ, asyncio.subprocess.DEVNULL)
+    assert process.stderr is not None
+    last = ""
+    try:
+        async for line in lines(process.stderr):
+            say(line)
+            last = line or last
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if code:
+        reason = last.removeprefix("logitless: ").partition("; --")[0] or f"it ended with exit code {code}"
+        raise ModelFileError(place, without_folders(reason, str(source)))
 
 
 def environment(own: frozenset[str]) -> dict[str, str]:

@@ -78,6 +78,7 @@ class ServerConfig:
     pooling: str = ""  # of embeddings; "": the model file's
     embd_normalize: int = 2  # default of requests
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    first_messages: tuple[dict[str, str], ...] = ()  # in front of every conversation; a system message is a default
     log_prompts_dir: str = ""  # the folder of prompt files; "": prompts are written nowhere
     verbose: bool = False
 

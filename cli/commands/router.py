@@ -37,6 +37,7 @@ _OWN = frozenset(  # flags of the router that children do not inherit
             "models_dir",
             "models_max",
             "models_preset",
+            "max_blob_size",
         ),
         *("models_autoload", "alias", "path", "data_dir", "list_devices", "log_disable", "demo", *_SOURCES),
         *("help", "help_all", "version"),
@@ -74,7 +75,8 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.router.catalog import CatalogError, Sources
     from logitless.router.fleet import Fleet
     from logitless.router.jobs import RouterJobs
-    from logitless.router.process import ServerProcess, download, environment
+    from logitless.router.ollama.created import CreatedModels
+    from logitless.router.process import ServerProcess, download, environment, quantize
 
     flags = _flags()
     # A server behind a router does not know whether an admin key is needed: the router alone has the tools then.
@@ -108,6 +110,10 @@ async def _serve(options: SimpleNamespace) -> None:
         words += ["--allow-private-addresses"] if options.allow_private_addresses else ["--public-only"]
         await download(words, {**environ, variable: source}, report, say)
 
+    created = None
+    if folder is not None:
+        most = options.max_blob_size << 30
+        created = CreatedModels(folder, partial(quantize, environ, speaker("quantize")), most)
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)
     router = Router(
@@ -118,6 +124,7 @@ async def _serve(options: SimpleNamespace) -> None:
         Cache(cached.name_of, fetch, cached.remove, cached.forget_parts),
         autoload=options.models_autoload,
         limit=options.models_max,
+        created=created,
     )
     await serve(router, fleet, config)
 

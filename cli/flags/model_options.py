@@ -118,6 +118,13 @@ ROUTER = Group(
             common=True,
         ),
         Flag(
+            "--max-blob-size",
+            "most GiB of a model file that POST /api/blobs puts into --models-dir; 0: as many as the disk has room for",
+            whole(0, 1 << 20),
+            0,
+            "GIB",
+        ),
+        Flag(
             "--models-preset",
             "an INI file of models and their flags: a section each, [*] for all",
             file_name,

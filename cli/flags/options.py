@@ -350,6 +350,13 @@ REQUESTS = Group(
             env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS LLAMA_CHAT_TEMPLATE_KWARGS",
         ),
         Flag(
+            "--first-messages",
+            "messages in front of every conversation, a JSON array of {role, content}; a system message first holds "
+            "for conversations without one",
+            file_name,
+            metavar="FILE",
+        ),
+        Flag(
             "--reasoning-format",
             "where reasoning goes: none: the text, deepseek or auto: reasoning_content, deepseek-legacy: both",
             choice("none", "auto", "deepseek", "deepseek-legacy"),

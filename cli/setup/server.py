@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -18,6 +19,9 @@ from logitless.cli.setup.tools import tool_settings
 if TYPE_CHECKING:
     from logitless.engine.loading.open_model import OpenModel
     from logitless.server.config import ServerConfig
+
+
+_ROLES = ("user", "assistant")
 
 
 def import_http() -> Any:
@@ -79,6 +83,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         pooling="rank" if options.rerank else options.pooling or "",
         embd_normalize=options.embd_normalize,
         chat_template_kwargs=template_variables(options),
+        first_messages=first_messages(options.first_messages),
         behind_router="LOGITLESS_BEHIND_ROUTER" in os.environ,
     )
 
@@ -121,6 +126,24 @@ def template_variables(options: SimpleNamespace) -> dict[str, Any]:
     if not isinstance(variables.get("enable_thinking", True), bool):
         raise CliError("--chat-template-kwargs: enable_thinking must be a boolean")
     return variables
+
+
+def first_messages(path: str | None) -> tuple[dict[str, str], ...]:
+    """The messages of --first-messages. CliError: the file is no array of them."""
+    if not path:
+        return ()
+    try:
+        told = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise CliError(f"--first-messages: {path}: {' '.join(str(error).split())}") from None
+    for i, message in enumerate(told if isinstance(told, list) else [None]):
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            raise CliError(f"--first-messages: {path}: item {i} is no object of role and content")
+        if not isinstance(message["content"], str) or message["role"] not in (*_ROLES, *(("system",) if not i else ())):
+            raise CliError(
+                f"--first-messages: {path}: item {i} has no text, or a role that is not {' or '.join(_ROLES)}"
+            )
+    return tuple(told)
 
 
 def api_key_file(path: str | None) -> str:

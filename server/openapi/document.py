@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from logitless.server.openapi.operations import ERRORS, FORM, JSON, OLLAMA, OPERATIONS, Operation
+from logitless.server.openapi.operations import BYTES, ERRORS, FORM, JSON, OLLAMA, OPERATIONS, Operation
 from logitless.server.openapi.schemas import Schema, answer_schema, body_schema, event_schema, of_types
 from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.errors import Error
@@ -78,6 +78,9 @@ def _operation(path: str, schemas: dict[str, Schema], operation: Operation) -> S
             content["example"] = operation.example
         is_form = any(field.get("format") == "binary" for field in schema.get("properties", {}).values())
         described["requestBody"] = {"required": True, "content": {FORM if is_form else JSON: content}}
+    if operation.raw:
+        file = {"schema": {"type": "string", "format": "binary"}}
+        described["requestBody"] = {"required": True, "content": {BYTES: file}}
     return described
 
 

@@ -44,7 +44,7 @@ from logitless.server.protocol.lora import Scales
 from logitless.server.protocol.score import ScoreBody
 from logitless.server.protocol.verify import Verify
 
-JSON, FORM = "application/json", "multipart/form-data"
+JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
 NATIVE, OPENAI, ANTHROPIC, OLLAMA = "native", "OpenAI", "Anthropic", "Ollama"
 ERRORS = {ANTHROPIC: errors.AnthropicError, OLLAMA: errors.OllamaError}  # by tag; others: errors.Error
 Body = tuple[type[Struct], ...] | list[type[Struct]]
@@ -63,6 +63,7 @@ class Operation:
     events: Any = None  # data of a stream's events (Ollama: lines, unless a request says no); None: no stream
     aliases: tuple[str, ...] = ()
     query: Mapping[str, Any] | None = None  # type by name
+    raw: bool = False  # the body is a file
     example: Any = None  # a body
     media: str = JSON  # of the answer
     empty: int = 204
@@ -439,9 +440,22 @@ OPERATIONS: tuple[Operation, ...] = (
         ollama.PullProgress,
     ),
     _post("/api/push", OLLAMA, "Refused: nothing is uploaded from here", (ollama_bodies.Named,), refused=True),
-    _post("/api/copy", OLLAMA, "Refused: a model has the names of its file and flags", refused=True),
-    _post("/api/create", OLLAMA, "Refused: models are files", refused=True),
-    _post("/api/blobs/{id}", OLLAMA, "Refused: models are files", refused=True),
+    _post("/api/copy", OLLAMA, "Another name for a model (a router's)", (ollama_bodies.CopyBody,), empty=200),
+    _post(
+        "/api/create",
+        OLLAMA,
+        "Make a model of uploaded files, or of another model (a router's)",
+        (ollama_bodies.CreateBody,),
+        ollama.PullProgress,
+        ollama.PullProgress,
+    ),
+    _post(
+        "/api/blobs/{id}",
+        OLLAMA,
+        "Upload a file; the path has its digest, sha256:… (a router's)",
+        raw=True,
+        empty=201,
+    ),
     _delete("/api/delete", OLLAMA, "Delete a model (a router's)", (ollama_bodies.Named,), empty=200),
     _post(
         "/v1/score",

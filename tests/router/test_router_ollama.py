@@ -126,9 +126,11 @@ async def test_deleting() -> None:
         status, (told,) = await ask("DELETE", "/api/delete", {"model": "a"})
         assert (status, "cannot be removed" in told["error"]) == (400, True)
         assert (await ask("DELETE", "/api/delete", {"model": "nobody"}))[0] == 404
-        for method, path in (("POST", "/api/copy"), ("POST", "/api/create"), ("POST", "/api/push")):
-            status, (told,) = await ask(method, path, {"model": "a"})
-            assert (status, "models are files here" in told["error"]) == (501, True), path
+        status, (told,) = await ask("POST", "/api/push", {"model": "a"})
+        assert (status, "models are files here" in told["error"]) == (501, True)
+        for path in ("/api/copy", "/api/create", "/api/blobs/sha256:0"):
+            status, (told,) = await ask("POST", path, {"model": "a"})
+            assert (status, "start the router with --models-dir FOLDER" in told["error"]) == (501, True), path
 
 
 async def test_changes_need_the_admin_key() -> None:

@@ -92,16 +92,16 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def only_in_router(request: web.Request) -> web.StreamResponse:
-    """Downloads of models, and their end."""
+    """Downloads and creation of models, and their end."""
     raise NotSupported(
         f"{request.method} {request.path}: this server has one model; "
-        "a router (logitless serve without -m) downloads and deletes models"
+        "a router (logitless serve without -m) downloads and deletes models, and with --models-dir FOLDER makes them"
     )
 
 
 async def not_here(request: web.Request) -> web.StreamResponse:
-    """Models of Ollama's own making."""
-    raise NotSupported(f"{request.method} {request.path}: models are files here, which are not copied, made or pushed")
+    """Uploads to Ollama's registry."""
+    raise NotSupported(f"{request.method} {request.path}: models are files here, which are not pushed anywhere")
 
 
 async def _file(context: Context) -> ModelFile:

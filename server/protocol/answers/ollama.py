@@ -120,10 +120,12 @@ class ShownModel(Struct, frozen=True):
     capabilities: list[str]
     modified_at: str
     license: Opt[str] = UNSET
+    system: Annotated[Opt[str], doc("of a created model")] = UNSET
+    messages: Annotated[Opt[list[OllamaMessage]], doc("of a created model")] = UNSET
 
 
 class PullProgress(Struct, frozen=True):
-    """A line of /api/pull; the last one has the status success."""
+    """A line of /api/pull and /api/create; the last one has the status success."""
 
     status: str
     digest: Annotated[Opt[str], doc("the file that is downloaded")] = UNSET

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -144,6 +144,7 @@ def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTempla
     add, last = _continued(chat, messages, body, parser)
     if last is not None:
         messages = messages[:-1]
+    messages = _opened(config.first_messages, messages)
     kwargs = _variables(chat, config.chat_template_kwargs)
     if chat.documents is not None:
         kwargs["documents"] = list(chat.documents)
@@ -178,6 +179,14 @@ def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTempla
         chat.include_reasoning,
         tuple(images),
     )
+
+
+def _opened(first: Sequence[dict[str, str]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation behind the server's first messages. Its own system message replaces theirs."""
+    if messages and first and messages[0]["role"] in ("system", "developer"):
+        own = messages[:1]
+        return [*own, *(message for message in first if message["role"] != "system"), *messages[1:]]
+    return [*first, *messages]
 
 
 def _continued(

@@ -75,6 +75,40 @@ class PullBody(Named, frozen=True, kw_only=True):
     insecure: Annotated[bool, Param("accepted without effect")] = False
 
 
+class OllamaChatMessage(Struct, frozen=True, kw_only=True):
+    """A message: text, images in base64, reasoning, calls with arguments as objects."""
+
+    role: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class CreateBody(Named, frozen=True, kw_only=True):
+    """POST /api/create."""
+
+    source: Annotated[str, Param("the model that this one is made from", aliases=("from",))] = ""
+    files: Annotated[Mapping[str, str], Param("digests of uploaded GGUF files, by name")] = {}
+    adapters: Annotated[Mapping[str, str], Param("digests of uploaded LoRA adapters in GGUF, by name")] = {}
+    system: Annotated[str, Param("the system message of conversations without one")] = ""
+    template: Annotated[str, Param("the chat template: Jinja, or Go with variables, `if` and `range .Messages`")] = ""
+    parameters: Annotated[Mapping[str, Any], Param("options of requests that do not say")] = {}
+    messages: Annotated[list[OllamaChatMessage], Param("messages in front of every conversation")] = []
+    license: Annotated[str | Sequence[str], Param("texts of licences", most=64)] = ()
+    quantize: Annotated[str, Param("the type of the model's weights, as q4_K_M", aliases=("quantization",))] = ""
+    stream: Annotated[bool, Param("tell the steps line by line")] = True
+
+
+class CopyBody(Struct, frozen=True, kw_only=True):
+    """POST /api/copy."""
+
+    source: Annotated[str, Param("the name of a model")]
+    destination: Annotated[str, Param("the name of its copy")]
+
+
 class Kept(Named, frozen=True, kw_only=True):
     """Common fields of requests that compute."""
 
@@ -110,18 +144,6 @@ class GenerateBody(Written, frozen=True, kw_only=True):
     template: Annotated[str, Param("Ollama's template in the place of the model's: variables and `if`")] = ""
     context: Annotated[Sequence[int], Param("tokens of an earlier answer, to go on from")] = ()
     raw: Annotated[bool, Param("the prompt as it is, without a template")] = False
-
-
-class OllamaChatMessage(Struct, frozen=True, kw_only=True):
-    """A message: text, images in base64, reasoning, calls with arguments as objects."""
-
-    role: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
-    content: str | None = None
-    thinking: str | None = None
-    images: list[str] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
 
 
 class ChatBody(Written, frozen=True, kw_only=True):

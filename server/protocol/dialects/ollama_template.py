@@ -18,7 +18,7 @@ def prompt_of(template: str, prompt: str, system: str) -> str:
     values = {"System": system, "Prompt": prompt, "Response": "", "Suffix": ""}
     told: list[str] = []
     shows = [True]  # of the `if`s that are open
-    for text, action in _pieces(template):
+    for text, action in pieces(template):
         if shows[-1]:
             told.append(text)
         word, _, rest = action.partition(" ")
@@ -41,7 +41,7 @@ def prompt_of(template: str, prompt: str, system: str) -> str:
     return "".join(told)
 
 
-def _pieces(template: str) -> Iterator[tuple[str, str]]:
+def pieces(template: str) -> Iterator[tuple[str, str]]:
     """(text, the action after it); the last has no action. A dash inside the braces takes the blanks
     beside them away."""
     at, strip = 0, False

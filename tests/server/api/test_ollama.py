@@ -181,8 +181,8 @@ async def test_changes_are_refused_in_one_line(server: Running, client: ollama.A
     for ask, why in (
         (client.pull("a/b"), one),
         (client.delete("fake"), one),
-        (client.copy("fake", "b"), never),
-        (client.create("b", from_="fake"), never),
+        (client.copy("fake", "b"), "--models-dir FOLDER"),
+        (client.create("b", from_="fake"), "--models-dir FOLDER"),
         (client.push("fake"), never),
     ):
         with pytest.raises(ollama.ResponseError, match=why) as found:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace as replace_struct
 
 from logitless.engine.errors import Forbidden, InvalidRequest, NotFound
 from logitless.router.cached import CachedModels
 from logitless.router.downloads import Download
-from logitless.router.fleet import LOADED, Fleet, Model
+from logitless.router.fleet import LOADED, Entry, Fleet
+from logitless.router.ollama.manifest import Manifest
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import encode_json, json_response
 from logitless.server.api.ollama.answers import said
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
 from logitless.server.api.ollama.models import FOREVER, listed, not_here, shown, version
 from logitless.server.clients import CLIENT
+from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.errors import OllamaError
-from logitless.server.protocol.answers.ollama import ListedModels, OllamaAnswer, PullProgress
+from logitless.server.protocol.answers.ollama import (
+    ListedModels,
+    OllamaAnswer,
+    OllamaMessage,
+    PullProgress,
+    ShownModel,
+)
 from logitless.server.protocol.dialects.ollama import Named, PullBody, ShowBody
 from logitless.server.protocol.dialects.ollama_names import candidates, seconds, timestamp
 from logitless.server.protocol.fields import read
@@ -56,14 +67,12 @@ class OllamaRoutes:
         app.router.add_post(f"{prefix}/api/show", self._show)
         app.router.add_post(f"{prefix}/api/pull", self._pull)
         app.router.add_delete(f"{prefix}/api/delete", self._delete)
-        for path in ("copy", "create", "push", "blobs/{id}"):
-            app.router.add_post(f"{prefix}/api/{path}", not_here)
-        app.router.add_head(f"{prefix}/api/blobs/{{id}}", not_here)
+        app.router.add_post(f"{prefix}/api/push", not_here)
 
     async def _tags(self, _: web.Request) -> web.Response:
         """GET /api/tags."""
         models = [m for m in self._fleet.models.values() if not m.entry.hidden]
-        files = await to_thread(lambda: [_file(m) for m in models])
+        files = await to_thread(lambda: [_file(m.entry) for m in models])
         named = zip(models, files, strict=True)
         return json_response(
             ListedModels([listed(m.entry.name, f, capabilities=list(f.capabilities)) for m, f in named])
@@ -72,7 +81,7 @@ class OllamaRoutes:
     async def _ps(self, _: web.Request) -> web.Response:
         """GET /api/ps."""
         models = [m for m in self._fleet.models.values() if m.state == LOADED]
-        files = await to_thread(lambda: [_file(m) for m in models])
+        files = await to_thread(lambda: [_file(m.entry) for m in models])
         named = zip(models, files, strict=True)
         return json_response(ListedModels([listed(m.entry.name, f, expires_at=FOREVER, size_vram=0) for m, f in named]))
 
@@ -81,10 +90,11 @@ class OllamaRoutes:
 
         async def show(fields: Fields, _: Pass) -> web.StreamResponse:
             asked = read(ShowBody, fields)
-            entry = self._fleet.find(self._ours(asked.model)).entry
-            file = await to_thread(lambda: model_file(entry.path))
+            entry = self._fleet.find(self.ours(asked.model)).entry
+            file = await to_thread(lambda: _file(entry))
             info = await to_thread(lambda: whole_info(entry.path)) if asked.verbose else file.info
-            return json_response(shown(entry.name, file, info))
+            answer = shown(entry.name, file, info)
+            return json_response(answer if entry.created is None else _as_created(answer, entry.created))
 
         return await self._read_body(request, show)
 
@@ -93,7 +103,7 @@ class OllamaRoutes:
         field without which there is nothing to do but to load or unload the model."""
 
         async def answer(fields: Fields, to: Pass) -> web.StreamResponse:
-            name = self._ours(read(Named, {k: fields[k] for k in ("model", "name") if k in fields}).model)
+            name = self.ours(read(Named, {k: fields[k] for k in ("model", "name") if k in fields}).model)
             keep = fields.get("keep_alive")
             unloads = keep is not None and seconds("keep_alive", keep) == 0
             may_unload = request[CLIENT].is_admin or not self._guarded
@@ -125,7 +135,7 @@ class OllamaRoutes:
             is_here = any(self._fleet.get(name) is not None for name in names)
             lines = self._progress(None if is_here else await self._cached.download(names[-1]))
             if asked.stream:
-                return await _stream(request, lines)
+                return await stream(request, lines)
             last = [line async for line in lines][-1]
             return json_response(last, 502 if isinstance(last, OllamaError) else 200)
 
@@ -141,17 +151,17 @@ class OllamaRoutes:
         yield OllamaError(download.error) if download is not None and download.error else PullProgress("success")
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
-        """DELETE /api/delete: delete a downloaded model with its files, or cancel its download."""
+        """DELETE /api/delete: delete a downloaded or created model with its files, or cancel a download."""
 
         async def delete(fields: Fields, _: Pass) -> web.StreamResponse:
             names = candidates(read(Named, fields).model)
             running = [name for name in names if name in self._cached.downloads.running]
-            await self._cached.remove(running[0] if running else self._ours(names[0]))
+            await self._cached.remove(running[0] if running else self.ours(names[0]))
             return web.Response()
 
         return await self._read_body(request, delete)
 
-    def _ours(self, name: str) -> str:
+    def ours(self, name: str) -> str:
         """Our name of a client's model. NotFound: there is none."""
         if not name:
             raise InvalidRequest("field 'model': is required")
@@ -164,11 +174,32 @@ class OllamaRoutes:
 _EMPTY = {"generate": "prompt", "chat": "messages"}
 
 
-def _file(model: Model[ServerProcess]) -> ModelFile:
-    return model_file(model.entry.path)
+def _file(entry: Entry) -> ModelFile:
+    """The details of a model's file, with those that a created model has of its own."""
+    file, made = model_file(entry.path), entry.created
+    if made is None:
+        return file
+    template = made.template or file.template
+    can = tuple(name for name in file.capabilities if name != "tools" or "tools" in template)
+    digest = hashlib.sha256(f"{file.digest} {made.name} {made.created}".encode()).hexdigest()
+    details = replace_struct(file.details, parent_model=made.base)
+    return replace(file, modified=made.created, digest=digest, details=details, template=template, capabilities=can)
 
 
-async def _stream(request: web.Request, lines: AsyncIterator[PullProgress | OllamaError]) -> web.StreamResponse:
+def _as_created(answer: ShownModel, made: Manifest) -> ShownModel:
+    """The answer of /api/show, with what a created model's client gave."""
+    return replace_struct(
+        answer,
+        modelfile=made.as_modelfile(),
+        parameters=made.shown_parameters(),
+        system=made.system or UNSET,
+        messages=[OllamaMessage(m["content"], role=m["role"]) for m in made.messages] or UNSET,
+        license="\n".join(made.licenses) or answer.license,
+    )
+
+
+async def stream(request: web.Request, lines: AsyncIterator[PullProgress | OllamaError]) -> web.StreamResponse:
+    """The lines as they come."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     async for line in lines:
