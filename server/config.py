@@ -61,8 +61,9 @@ class ServerConfig:
     allow_integrations: tuple[str, ...] = ()  # trackers that jobs may report to beside tensorboard
     grader_url: str = ""  # the OpenAI-compatible server whose models score_model graders may ask, too
     grader_key: str = ""  # its API key
-    media_urls: bool = False  # whether images at http(s) addresses are fetched
-    media_path: str = ""  # the folder below which a request may name images by file://; "": none
+    media_urls: bool = False  # whether media at http(s) addresses are fetched
+    media_path: str = ""  # the folder below which a request may name media by file://; "": none
+    audio_max_seconds: int = 600  # of the sounds of one request together
     sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never
     metrics: bool = False
     slots: bool = True

@@ -81,16 +81,23 @@ PROJECTOR = (
     MMPROJ_URL,
     *model_flags("mmproj_auto mmproj_offload image_min_tokens image_max_tokens"),
 )
-IMAGES = Group(
-    "Images",
+MEDIA = Group(
+    "Images and audio",
     (
         *PROJECTOR,
         Flag(
             "--media-urls",
-            "fetch images of requests that name http:// and https:// addresses, public ones only",
+            "fetch images and audio of requests that name http:// and https:// addresses, public ones only",
             env="LOGITLESS_MEDIA_URLS",
         ),
-        Flag("--media-path", "folder below which requests may name images by file://", folder_name, "", "FOLDER"),
+        Flag("--media-path", "folder below which requests may name such files by file://", folder_name, "", "FOLDER"),
+        Flag(
+            "--audio-max-seconds",
+            "seconds of the sounds of one request together",
+            whole(1, 86_400),
+            600,
+            env="LOGITLESS_AUDIO_MAX_SECONDS",
+        ),
     ),
 )
 MODEL_KEYS = Group(
@@ -485,7 +492,7 @@ SERVE = (
         ),
     ),
     MODEL_KEYS,
-    IMAGES,
+    MEDIA,
     SERVING,
     ROUTER,
     CONTEXT,
@@ -553,7 +560,7 @@ BATCH = (
     CONTEXT,
     Group(CACHE.title, tuple(f for f in CACHE.flags if f.dest != "slot_save_path")),
     Group("Embeddings", model_flags("embedding pooling rerank")),
-    Group(IMAGES.title, PROJECTOR),
+    Group(MEDIA.title, PROJECTOR),
     SAMPLING,
     LORA,
     SPECULATION,
@@ -612,7 +619,7 @@ PLAN = (
     CONTEXT,
     CACHE,
     GUESSING,
-    Group(IMAGES.title, tuple(f for f in PROJECTOR if f is not MMPROJ_URL)),
+    Group(MEDIA.title, tuple(f for f in PROJECTOR if f is not MMPROJ_URL)),
     MODEL_KEYS,
     PLACE,
 )
@@ -630,7 +637,7 @@ WARM = (
     CONTEXT,
     Group(CACHE.title, tuple(f for f in CACHE.flags if f.dest != "slot_save_path")),
     Group("Embeddings", model_flags("embedding pooling rerank")),
-    Group(IMAGES.title, PROJECTOR),
+    Group(MEDIA.title, PROJECTOR),
     LORA,
     SPECULATION,
     MODEL_KEYS,

@@ -130,7 +130,7 @@ def image_reader(job: Row, store: Store, open_images: Callable[[], RunImages]) -
     def may_see(row: Row) -> bool:
         return row.get("owner", "") in ("", job.get("owner", ""))
 
-    return ImageReader(open_images, uploaded=lambda id: store.image_path(id, may_see))
+    return ImageReader(open_images, uploaded=lambda id: store.media_path(id, may_see))
 
 
 def prepare(

@@ -30,7 +30,7 @@ from logitless.models.vision.images import FileError
 VERSION = 1
 LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
 RETRY = 0.02  # seconds between attempts
-IMAGE_PURPOSES = ("vision", "user_data")  # of files that may be images
+MEDIA_PURPOSES = ("vision", "user_data")  # of images and sounds
 RESERVE = 1 << 18  # bytes of a file that gives way when the disk is full: deleting a row takes some
 _ADD_EVENT = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
 _SCHEMA = """
@@ -258,13 +258,13 @@ class Store:
     def delete(self, table: str, id: str) -> None:
         self._delete(f"delete from {table} where id = ?", id)
 
-    def image_path(self, id: str, may_see: Callable[[Row], bool]) -> Path:
-        """Content of an uploaded image. FileError: there is none that the client `may_see`."""
+    def media_path(self, id: str, may_see: Callable[[Row], bool]) -> Path:
+        """Content of an uploaded image or sound. FileError: there is none that the client `may_see`."""
         row = self.get("files", id)
         if row is None or not may_see(row):
             raise FileError("does not exist")
-        if row["purpose"] not in IMAGE_PURPOSES:
-            raise FileError(f"has the purpose {row['purpose']}: images have {' or '.join(IMAGE_PURPOSES)}")
+        if row["purpose"] not in MEDIA_PURPOSES:
+            raise FileError(f"has the purpose {row['purpose']}: media have {' or '.join(MEDIA_PURPOSES)}")
         return self.file_path(id)
 
     def file_path(self, id: str) -> Path:

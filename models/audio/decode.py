@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import io
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from threading import Lock
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from logitless.models.audio.waveform import RATE, Waveform
 FORMATS = ("WAV", "MP3", "FLAC", "Ogg")
 MAX_SECONDS = 600.0
 MAX_CHANNELS = 8
+KEPT_NBYTES = 64 << 20  # samples of files that were read last
 MIN_RATE, MAX_RATE = 1000, 384_000
 _UNKNOWN = 2**63 - 1  # samples, as libsndfile tells them
 _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)  # a tag, or a frame of the layers 1 to 3
@@ -92,3 +96,26 @@ def _open(data: bytes, kind: str) -> Sound:
         raise broken from None
     file.seekable = lambda: False  # else it seeks after each block, which some files do not allow
     return Sound(file.samplerate, file.channels, blocks())
+
+
+class KeptWaveforms:
+    """Decoder that keeps the waveforms that were read last, by the hashes of their files: each
+    request of a conversation has all of its sounds again. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, Waveform] = OrderedDict()  # least recently used first
+        self._lock = Lock()
+
+    def read(self, data: bytes, max_seconds: float, look: Callable[[], None]) -> Waveform:
+        """As decode_audio, whose work it does once for a file."""
+        name = blake2b(data, digest_size=16).digest()
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        waveform = decode_audio(data, max_seconds, look)
+        with self._lock:
+            self._kept[name] = waveform
+            while sum(kept.samples.nbytes for kept in self._kept.values()) > KEPT_NBYTES:
+                self._kept.popitem(last=False)
+        return waveform

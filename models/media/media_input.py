@@ -8,6 +8,7 @@ from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
+from logitless.models.audio.waveform import Waveform
 from logitless.models.media.prompt_media import PromptMedia, Span, Tile, place
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.images import decode_image
@@ -30,6 +31,18 @@ class MediaInput:
         self.mrope = mrope
         self._kept: OrderedDict[bytes, list[list[int] | Tile]] = OrderedDict()  # least recently used first
         self._lock = Lock()
+
+    @property
+    def reads_images(self) -> bool:
+        return True
+
+    @property
+    def reads_audio(self) -> bool:
+        return False
+
+    def audio(self, waveform: Waveform) -> list[list[int] | Tile]:
+        """Tokens and pieces of a sound, where the model `reads_audio`."""
+        raise NotImplementedError
 
     def image(self, data: bytes) -> list[list[int] | Tile]:
         """Tokens and tiles of an image file. ImageError: it cannot be used."""

@@ -112,14 +112,14 @@ class Context:
         return self._parser
 
     def parser_for(self, request: web.Request) -> RequestParser:
-        """The same for one request, which may name the images that its client may have."""
-        if self.served.media is None:  # there are no images
+        """The same for one request, which may name the media that its client may have."""
+        if self.served.media is None:  # there are none
             return self.parser
         tuning, client = self.served.tuning, request[CLIENT]
 
         def upload(id: str) -> Path:
             assert tuning is not None
-            return tuning.store.image_path(id, client.may_see)
+            return tuning.store.media_path(id, client.may_see)
 
         of_files = None if tuning is None else upload
         return self.parser.reading(Sources(self.config.media_urls, self.config.media_path, of_files))

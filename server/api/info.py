@@ -74,13 +74,13 @@ def _tuned(context: Context, *, checkpoints: bool) -> list[ModelEntry]:
 
 
 def _model(context: Context) -> ModelEntry:
-    info, config = context.served.info, context.config
+    info, config, modalities = context.served.info, context.config, _modalities(context)
     return ModelEntry(
         id=config.model,
         aliases=list(config.aliases or ([config.alias] if config.alias else [])),
         tags=list(config.tags),
         created=STARTED,
-        architecture=architecture(images=context.served.media is not None),
+        architecture=architecture(images=modalities.vision, audio=modalities.audio),
         meta=ModelMeta(
             vocab_type=info.vocab_type,
             n_vocab=info.n_vocab,
@@ -92,9 +92,15 @@ def _model(context: Context) -> ModelEntry:
     )
 
 
-def architecture(*, images: bool) -> Modality:
+def architecture(*, images: bool, audio: bool = False) -> Modality:
     """Modalities of a model in OpenAI's list, as llama-server tells them."""
-    return Modality(["text", *(["image"] if images else [])])
+    return Modality(["text", *(["image"] if images else []), *(["audio"] if audio else [])])
+
+
+def _modalities(context: Context) -> Modalities:
+    """Inputs that the model reads beside text."""
+    media = context.served.media
+    return Modalities(media is not None and media.reads_images, media is not None and media.reads_audio)
 
 
 async def props(request: web.Request) -> web.Response:
@@ -114,7 +120,7 @@ async def props(request: web.Request) -> web.Response:
             model_alias=config.model,
             model_path=config.model_path if whole else PurePath(config.model_path).name,
             model_ftype=served.info.ftype,
-            modalities=Modalities(served.media is not None),
+            modalities=_modalities(context),
             media_marker=context.parser.media.marker,
             endpoint_slots=bool(config.slots),
             endpoint_props=bool(config.props),

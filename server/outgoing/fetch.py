@@ -52,7 +52,7 @@ async def fetch_all(
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=SECONDS),
-        headers={"User-Agent": "logitless", "Accept": "image/*", "Accept-Encoding": "identity"},
+        headers={"User-Agent": "logitless", "Accept": "image/*, audio/*", "Accept-Encoding": "identity"},
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     ) as session:

@@ -23,7 +23,8 @@ from logitless.server.protocol.fields import article, as_integer, as_text, bad_r
 from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
-from logitless.server.protocol.media.images import Media
+from logitless.server.protocol.media.media import Media
+from logitless.server.protocol.media.parts import Medium
 from logitless.server.protocol.media.sources import Sources
 from logitless.server.protocol.sampling import parse_sampling
 from logitless.server.protocol.speculation import parse_speculation
@@ -95,10 +96,10 @@ class Job:
 
 
 class Prompt(NamedTuple):
-    """Token ids of a prompt, and its images, whose rows have negative ids."""
+    """Token ids of a prompt, and its media, whose rows have negative ids."""
 
     ids: tuple[int, ...]
-    images: PromptMedia | None = None
+    media: PromptMedia | None = None
 
 
 class RequestParser:
@@ -119,13 +120,13 @@ class RequestParser:
         self.config = config
         self.n_ctx = n_ctx
         self.grammars = Grammars(tokenizer)
-        self.media = Media(media, config.max_body)
+        self.media = Media(media, config.max_body, max_seconds=config.audio_max_seconds)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
 
     def reading(self, sources: Sources) -> RequestParser:
-        """The parser of a request that may name images of these sources."""
+        """The parser of a request that may name media of these sources."""
         other = copy(self)
         other.media = self.media.of(sources)
         return other
@@ -215,11 +216,11 @@ class RequestParser:
         if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
             bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")
         requests: list[CompletionRequest] = []
-        for given, images in prompts:
+        for given, media in prompts:
             check()
-            ids = given if images is not None else self._truncated(given, asked)
-            drafts = speculation.after(ids if images is None else (), self.tokenizer)
-            of_prompt = CompletionRequest(prompt=ids, media=images, speculation=drafts, **fields)
+            ids = given if media is not None else self._truncated(given, asked)
+            drafts = speculation.after(ids if media is None else (), self.tokenizer)
+            of_prompt = CompletionRequest(prompt=ids, media=media, speculation=drafts, **fields)
             requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
 
@@ -306,7 +307,7 @@ class RequestParser:
     def prompt(
         self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
     ) -> Prompt:
-        """One prompt, which may be a text with images: {prompt_string, multimodal_data}."""
+        """One prompt, which may be a text with media: {prompt_string, multimodal_data}."""
         if not isinstance(prompt, dict) or not prompt.get("multimodal_data"):
             return Prompt(self.tokens(prompt, name, add_special=add_special, most=most))
         return self.multimodal(prompt, name, add_special=add_special)
@@ -316,7 +317,7 @@ class RequestParser:
         text, data = as_text(name, prompt.get("prompt_string")), prompt["multimodal_data"]
         if not isinstance(data, list):
             bad_request(name, f"multimodal_data: expected an array, got {article(data)}")
-        found: list[tuple[str, bytes]] = []
+        found: list[Medium] = []
         for i, item in enumerate(data):
             self.media.add(f"{name}.multimodal_data[{i}]", item, found)
         return Prompt(*self.media.prompt(name, text, found, add_special=add_special))

@@ -20,6 +20,7 @@ from logitless.server.protocol.completions import MAX_RESULTS, Prompt, RequestPa
 from logitless.server.protocol.fields import article, bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
+from logitless.server.protocol.media.parts import Medium
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class EmbeddingBody(Embedded, frozen=True, kw_only=True):
 
     input: Annotated[
         Any,
-        Param("a text, token ids, a prompt with images as of /completion, {content: [parts]}, or an array of these"),
+        Param("a text, token ids, a prompt with media as of /completion, {content: [parts]}, or an array of these"),
     ] = None
     content: Annotated[Any, Param("llama-server's name of input")] = None
     encoding_format: Annotated[str, Param("of the vectors", choices=("float", "base64"))] = "float"
@@ -78,7 +79,7 @@ class EmbeddingJob:
     lora: Lora | None = None
     model: str = ""  # the finetune that was asked for by name
     dimensions: int | None = None  # leading numbers of each vector; None: all
-    images: Mapping[int, PromptMedia] = field(default_factory=dict)  # by the indices of their texts
+    media: Mapping[int, PromptMedia] = field(default_factory=dict)  # by the indices of their texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +103,18 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     room = Room(embedder.n_ctx, what="input")
     read_prompts = [room.take(_prompt(prompt, name, parser)) for prompt in prompts]
     texts = tuple(prompt.ids for prompt in read_prompts)
-    images = {i: prompt.images for i, prompt in enumerate(read_prompts) if prompt.images is not None}
+    media = {i: prompt.media for i, prompt in enumerate(read_prompts) if prompt.media is not None}
     if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
         bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
     lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
     base64 = asked.encoding_format == "base64"
-    return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions, images)
+    return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions, media)
 
 
 def _prompt(prompt: object, name: str, parser: RequestParser) -> Prompt:
     """One input: a text, token ids, {prompt_string, multimodal_data}, or {content: [parts]}, whose
     texts are joined."""
-    found: list[tuple[str, bytes]] = []
+    found: list[Medium] = []
     if isinstance(prompt, dict) and "content" in prompt:
         content = prompt["content"]
         if not isinstance(content, list):
@@ -124,7 +125,7 @@ def _prompt(prompt: object, name: str, parser: RequestParser) -> Prompt:
         read_prompt = Prompt(*parser.media.prompt(f"{name}.content", prompt, found))
     else:
         read_prompt = parser.prompt(prompt, name)
-    if read_prompt.images is not None and not read_prompt.images.causal:
+    if read_prompt.media is not None and not read_prompt.media.causal:
         bad_request(name, "this model makes vectors of texts only: its images are not read in one direction")
     return read_prompt
 

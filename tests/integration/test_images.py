@@ -98,7 +98,7 @@ def test_native(server: Any) -> None:
         if broken["multimodal_data"]:
             with pytest.raises(urllib.error.HTTPError) as refused:
                 server.post("/completion", {"prompt": broken, "n_predict": 1})
-            assert "2 images and 1 places" in json.loads(refused.value.read())["error"]["message"]
+            assert "2 images or sounds and 1 places" in json.loads(refused.value.read())["error"]["message"]
 
 
 def test_embeddings(server: Any) -> None:

@@ -6,7 +6,7 @@ lm-eval's remote tokenizer sends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -25,7 +25,7 @@ from logitless.server.protocol.answers.llamacpp import (
     TokenPiece,
     TokenPieces,
 )
-from logitless.server.protocol.chat.chat import render_chat
+from logitless.server.protocol.chat.chat import ChatPrompt, render_chat
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.fields import as_integer, as_text, bad_request, read
 from logitless.server.workers import check
@@ -73,13 +73,12 @@ async def tokenize(request: web.Request) -> web.Response:
             return json_response(_count(body, context, parser, most))
         asked = read(TokenizeBody, body)
         parts = asked.content if isinstance(asked.content, list) else [asked.content]
-        images = None
+        ids: list[int] = []
         if isinstance(asked.content, dict):
-            images = _with_images(asked.content, most, parser, add_special=asked.add_special)
-            parts = [asked.content.get("prompt_string")] if images is None else []
+            ids = _with_media(asked.content, most, parser, add_special=asked.add_special)
+            parts = [] if ids else [asked.content.get("prompt_string")]
         if sum(len(part) for part in parts if isinstance(part, str)) > most:
             raise TooLarge(f"field 'content': a text has at most {most} characters here")
-        ids: list[int] = [] if images is None else images
         for i, part in enumerate(parts):
             if isinstance(part, str):
                 special = asked.add_special and i == 0
@@ -96,32 +95,43 @@ async def tokenize(request: web.Request) -> web.Response:
     return await context.parsed(request, reply)
 
 
-def _with_images(
-    content: Mapping[str, Any], most: int, parser: RequestParser, *, add_special: bool
-) -> list[int] | None:
-    """Token ids of a prompt with images, whose rows are −1; None: it has none."""
+def _with_media(content: Mapping[str, Any], most: int, parser: RequestParser, *, add_special: bool) -> list[int]:
+    """Token ids of a prompt with media, whose rows are −1; none: it has no media."""
     if not content.get("multimodal_data"):
         as_text("content.prompt_string", content.get("prompt_string"))
-        return None
+        return []
     if len(as_text("content.prompt_string", content.get("prompt_string"))) > most:
         raise TooLarge(f"field 'content': a text has at most {most} characters here")
-    return [max(id, -1) for id in parser.multimodal(content, "content", add_special=add_special).ids]
+    return _rows(parser.multimodal(content, "content", add_special=add_special).ids)
 
 
 def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: int) -> TokenizedPrompt:
     """Tokens of vLLM's `prompt`, or of its `messages`."""
     asked, served = read(CountBody, body), context.served
     is_chat = asked.prompt is None
-    text = as_text("prompt", asked.prompt) if not is_chat else render_chat(body, parser, served.template).text
+    prompt = render_chat(body, parser, served.template) if is_chat else ChatPrompt(as_text("prompt", asked.prompt))
+    text = prompt.text
     if len(text) > most:
         raise TooLarge(f"field '{'messages' if is_chat else 'prompt'}': a text has at most {most} characters here")
     special = not is_chat if asked.add_special_tokens is None else asked.add_special_tokens
     ids: list[int] = []
-    for some in served.tokenizer.encode_parts(text, add_special=special, parse_special=True):
-        check()
-        ids += some
-    texts = [served.tokenizer.piece(id).decode("utf-8", "replace") for id in ids] if asked.return_token_strs else None
+    if prompt.media:
+        ids += _rows(parser.media.prompt("messages", text, list(prompt.media), add_special=special)[0])
+    else:
+        for some in served.tokenizer.encode_parts(text, add_special=special, parse_special=True):
+            check()
+            ids += some
+    texts = [_text(served.tokenizer, id) for id in ids] if asked.return_token_strs else None
     return TokenizedPrompt(len(ids), served.info.n_ctx, ids, texts)
+
+
+def _rows(ids: Iterable[int]) -> list[int]:
+    """Token ids of a prompt, those of media as −1."""
+    return [max(id, -1) for id in ids]
+
+
+def _text(tokenizer: Tokenizer, id: int) -> str:
+    return tokenizer.piece(id).decode("utf-8", "replace") if id >= 0 else ""
 
 
 def special_text(tokenizer: Tokenizer, id: int | None) -> str | None:

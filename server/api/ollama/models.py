@@ -114,7 +114,7 @@ async def _file(context: Context) -> ModelFile:
         can += ["tools"] if template.caps.get("supports_tools") else []
         can += ["thinking"] if template.reasoning is not None else []
     can += ["insert"] if served.tokenizer.fim_mid_id is not None else []
-    can += ["vision"] if served.media is not None else []
+    can += ["vision"] if served.media is not None and served.media.reads_images else []
     can += ["embedding"] if not info.generates else []
     details = file.details
     if not details.parameter_size:

@@ -51,7 +51,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
     await context.embeds(request, job.model, job.texts)
-    vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.images)
+    vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.media)
     n_tokens = sum(map(len, job.texts))
     model = job.model or context.config.model
 
@@ -71,7 +71,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
     await context.embeds(request, job.model, job.texts)
-    vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.images)
+    vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.media)
 
     def reply() -> web.Response:
         return json_response([NativeEmbedding(i, _rows(v, job)) for i, v in enumerate(vectors)])

@@ -1,4 +1,4 @@
-"""OpenAI's files: training data, checked line by line at upload, and images of requests."""
+"""OpenAI's files: training data, checked line by line at upload, and media of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
-from logitless.engine.finetuning.store import IMAGE_PURPOSES, Row, page
+from logitless.engine.finetuning.store import MEDIA_PURPOSES, Row, page
 from logitless.engine.sampling.params import Param
 from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
@@ -28,7 +28,7 @@ MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
 FINE_TUNE, BATCH = "fine-tune", "batch"
-PURPOSES = (FINE_TUNE, BATCH, *IMAGE_PURPOSES)
+PURPOSES = (FINE_TUNE, BATCH, *MEDIA_PURPOSES)
 OPEN = frozenset(("validating", "in_progress", "finalizing", "cancelling"))  # statuses of batches
 S = TypeVar("S", bound=Struct)
 
@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Struct)
 class UploadForm(Struct, frozen=True, kw_only=True):
     """POST /v1/files, a multipart form."""
 
-    purpose: Annotated[str, Param("its use: training data, requests of a batch, or images", choices=PURPOSES)]
+    purpose: Annotated[str, Param("its use: training data, requests of a batch, or media", choices=PURPOSES)]
     file: Annotated[bytes, Param("the file")]
 
 

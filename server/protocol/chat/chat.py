@@ -28,6 +28,7 @@ from logitless.server.protocol.completions import (
 from logitless.server.protocol.dialects import functions
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
+from logitless.server.protocol.media.parts import Medium
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
 """Variables that chat_template_kwargs cannot set."""
@@ -55,7 +56,7 @@ class ChatPrompt:
     limit: ReasoningLimit | None = None
     reasoning_format: str = "auto"
     include_reasoning: bool = True
-    images: tuple[tuple[str, bytes], ...] = ()  # by their fields; the text has a marker for each
+    media: tuple[Medium, ...] = ()  # the text has a marker for each
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
@@ -104,14 +105,14 @@ def _parse(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplat
 
 
 def chat_ids(prompt: ChatPrompt, parser: RequestParser, most: int | None = None) -> Prompt:
-    """The token ids of a rendered conversation, with its images. `most`: see RequestParser.encode."""
-    if not prompt.images:
+    """The token ids of a rendered conversation, with its media. `most`: see RequestParser.encode."""
+    if not prompt.media:
         return Prompt(parser.tokens(prompt.text, most=most))
-    return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.images)))
+    return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.media)))
 
 
 def chat_tokens(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
-    """Tokens of the prompt that a chat request would have, those of images among them."""
+    """Tokens of the prompt that a chat request would have, those of its media among them."""
     older = functions.chat_body(body)
     if older is not None:
         return older.read(lambda chat: chat_tokens(chat, parser, template))
@@ -138,8 +139,8 @@ def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTempla
         "reasoning_budget_message": config.reasoning_budget_message,
     }
     chat = read(Chat, body, defaults=defaults)
-    images: list[tuple[str, bytes]] = []
-    messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, images)
+    media: list[Medium] = []
+    messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, media)
     tools = parse_tools(chat, body, template)
     add, last = _continued(chat, messages, body, parser)
     if last is not None:
@@ -177,7 +178,7 @@ def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTempla
         _limit(chat, parser, template, style.primer),
         chat.reasoning_format,
         chat.include_reasoning,
-        tuple(images),
+        tuple(media),
     )
 
 
@@ -210,10 +211,10 @@ def _continued(
         return chat.add_generation_prompt, None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         bad_request("messages", "must not end with two messages of the assistant")
-    images: list[tuple[str, bytes]] = []
-    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n", parser.media, images) or ""
-    if images:
-        bad_request(images[0][0], "an answer that is continued has no images")
+    media: list[Medium] = []
+    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n", parser.media, media) or ""
+    if media:
+        bad_request(media[0].name, "an answer that is continued is text alone")
     return True, (text, last.get("reasoning_content") or "")
 
 

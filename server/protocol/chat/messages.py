@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.models.chat.tool_calls.free_text import INPUT, SYNTAXES
 from logitless.server.protocol.fields import article, bad_request
-from logitless.server.protocol.media.images import IMAGE_PARTS, OTHER_PARTS, Media
+from logitless.server.protocol.media.media import Media
+from logitless.server.protocol.media.parts import KINDS, OTHERS, Medium
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
@@ -132,17 +133,17 @@ class Chat(Struct, frozen=True, kw_only=True):
 
 
 def parse_messages(
-    chat: Chat, given: Sequence[Mapping[str, Any]], separator: str, media: Media, images: list[tuple[str, bytes]]
+    chat: Chat, given: Sequence[Mapping[str, Any]], separator: str, media: Media, found: list[Medium]
 ) -> list[dict[str, Any]]:
     """The conversation as templates expect it, with the fields that they alone know; `separator`:
-    the text between text parts; `images` gets its images, for each of which the text has a marker."""
+    the text between text parts; `found` gets its media, for each of which the text has a marker."""
     messages = []
     for i, (message, raw) in enumerate(zip(chat.messages, given, strict=True)):
         if not message.role:
             bad_request(f"messages[{i}].role", "must not be empty")
         if "content" not in raw and not message.tool_calls and not message.reasoning_content:
             bad_request(f"messages[{i}].content", "is required")
-        content = content_text(raw, i, separator, media, images)
+        content = content_text(raw, i, separator, media, found)
         said = {**raw, "content": "" if content is None and not message.tool_calls else content}
         if message.tool_calls:
             calls = enumerate(raw["tool_calls"])
@@ -165,26 +166,24 @@ def _call(where: str, call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": function.get("arguments") or "{}"}}
 
 
-def content_text(
-    message: Mapping[str, Any], i: int, separator: str, media: Media, images: list[tuple[str, bytes]]
-) -> str | None:
+def content_text(message: Mapping[str, Any], i: int, separator: str, media: Media, found: list[Medium]) -> str | None:
     """A message's text: a string, or typed parts joined by `separator`."""
     content: str | list[Any] | None = message.get("content")
     if content is None or isinstance(content, str):
         return content
-    return separator.join(part_texts(content, f"messages[{i}].content", media, images))
+    return separator.join(part_texts(content, f"messages[{i}].content", media, found))
 
 
-def part_texts(content: Sequence[Any], name: str, media: Media, images: list[tuple[str, bytes]]) -> list[str]:
-    """The texts of typed parts, which stand in the field `name`, and a marker for each image, which
-    goes to `images`. InvalidRequest: a part is neither."""
+def part_texts(content: Sequence[Any], name: str, media: Media, found: list[Medium]) -> list[str]:
+    """The texts of typed parts, which stand in the field `name`, and a marker for each file of media,
+    which goes to `found`. InvalidRequest: a part is neither."""
     texts: list[str] = []
     for k, part in enumerate(content):
         if not isinstance(part, dict):
             bad_request(f"{name}[{k}]", f"expected an object, got {article(part)}")
         kind = part.get("type")
-        if kind in IMAGE_PARTS or kind in OTHER_PARTS:
-            texts.append(media.part(f"{name}[{k}]", part, images))
+        if kind in KINDS or kind in OTHERS:
+            texts.append(media.part(f"{name}[{k}]", part, found))
             continue
         if not isinstance(kind, str) or kind not in _TEXTS:
             bad_request(f"{name}[{k}].type", "must be text")

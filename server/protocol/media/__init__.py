@@ -1,1 +1,1 @@
-"""Media of requests: images in messages and prompts."""
+"""Media of requests: images and sounds in messages and prompts."""

@@ -1,4 +1,4 @@
-"""Sources of a request's images beside its body: addresses, files of a folder, uploaded files."""
+"""Sources of a request's media beside its body: addresses, files of a folder, uploaded files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Unfetched(Exception):
 
 @dataclass(eq=False)
 class Sources:
-    """Images that one request may name. `fetched` has them by their addresses, or why they cannot be had;
+    """Media that one request may name. `fetched` has them by their addresses, or why they cannot be had;
     `missing` the addresses that were asked for in vain."""
 
     urls: bool = False  # --media-urls
@@ -29,8 +29,8 @@ class Sources:
     fetched: dict[str, bytes | Exception] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
-    def address(self, name: str, url: str) -> bytes:
-        """The image at an address in the field `name`; b"" until it was fetched."""
+    def address(self, name: str, url: str, kind: str) -> bytes:
+        """The image or other `kind` of file at an address in the field `name`; b"" until it was fetched."""
         scheme, _, rest = url.partition(":")
         try:
             if scheme.lower() == "file":
@@ -45,7 +45,7 @@ class Sources:
             if isinstance(found, Exception):
                 raise FileError(f"cannot be fetched: {found}")
         except FileError as error:
-            bad_request(name, f"the image {error}")
+            bad_request(name, f"the {kind} {error}")
         if found is None:
             self.missing.append(url)
         return found or b""

@@ -17,7 +17,7 @@ from logitless.models.vision import images
 from logitless.server.api import context
 from logitless.server.outgoing.fetch import FetchError
 from tests.helpers.http_fakes import Running, running
-from tests.helpers.vision_fakes import FakeVision, shown
+from tests.helpers.media_fakes import FakeMedia, shown
 from tests.helpers.vision_files import picture, png
 
 PICTURE = png(picture(40, 24))
@@ -56,7 +56,7 @@ async def refusal(
 
 
 async def test_addresses_need_the_flag() -> None:
-    async with running(media=FakeVision()) as server:
+    async with running(media=FakeMedia()) as server:
         for path, (body, name) in dialects("https://example.com/a.png").items():
             message = await refusal(server, body, path)
             assert (
@@ -82,7 +82,7 @@ async def test_addresses_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         return {url: answers.get(url, FetchError("its server answers 404")) for url in urls}
 
     monkeypatch.setattr(context, "fetch_all", fetch_all)
-    vision = FakeVision()
+    vision = FakeMedia()
     async with running(media=vision, media_urls=True) as server:
         for path, (body, _) in dialects("https://there/").items():
             status, reply = await server.post(path, body)
@@ -118,12 +118,12 @@ async def _too_much(urls: list[str], most: int, take: Any) -> dict[str, bytes]:
 async def test_images_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PICTURE)
     image = {"type": "image_url", "image_url": {"url": "file://a.png"}}
-    async with running(media=FakeVision(), media_path=str(tmp_path), max_body=2 * len(PICTURE)) as server:
+    async with running(media=FakeMedia(), media_path=str(tmp_path), max_body=2 * len(PICTURE)) as server:
         assert (await server.post("/v1/chat/completions", chat(image, image)))[0] == 200
         message = await refusal(server, chat(image, image, image))
-        assert message.startswith("field 'messages[0].content[3].image_url.url': the images of a request have at most")
+        assert message.startswith("field 'messages[0].content[3].image_url.url': the media of a request have at most")
     monkeypatch.setattr(images, "MAX_BYTES", len(PICTURE) - 1)
-    async with running(media=FakeVision(), media_path=str(tmp_path)) as server:
+    async with running(media=FakeMedia(), media_path=str(tmp_path)) as server:
         assert f"the image has more than {len(PICTURE) - 1} bytes" in await refusal(server, chat(image))
 
 
@@ -148,7 +148,7 @@ def folder(tmp_path: Path) -> Path:
      "file://sub/../sub/./b.png", "file://inner.png", "file://{folder}/sub/b.png", "file://localhost{folder}/inner.png"],
 )  # fmt: skip
 async def test_files_below_the_folder(url: str, folder: Path) -> None:
-    async with running(media=FakeVision(), media_path=str(folder)) as server:
+    async with running(media=FakeMedia(), media_path=str(folder)) as server:
         image = {"type": "image_url", "image_url": {"url": url.format(folder=quote(str(folder)))}}
         status, reply = await server.post("/v1/chat/completions", chat(image))
         assert status == 200, reply
@@ -162,7 +162,7 @@ async def test_files_below_the_folder(url: str, folder: Path) -> None:
      "file://{folder}/../secret.png", "file://a%00.png", "file://" + "a" * 5000, "file://" + "../" * 40 + "etc/passwd"],
 )  # fmt: skip
 async def test_nothing_else_is_read(url: str, folder: Path) -> None:
-    async with running(media=FakeVision(), media_path=str(folder)) as server:
+    async with running(media=FakeMedia(), media_path=str(folder)) as server:
         image = {"type": "image_url", "image_url": {"url": url.format(folder=folder)}}
         message = await refusal(server, chat(image))
         assert message == "field 'messages[0].content[1].image_url.url': the image is no file of --media-path"
@@ -173,7 +173,7 @@ async def test_images_in_outputs_of_functions() -> None:
     output = [{"type": "input_text", "text": "Seen"}, {"type": "input_image", "image_url": URI}]
     said = {"role": "user", "content": "Look"}
     items = [said, call, {"type": "function_call_output", "call_id": "c", "output": output}]
-    async with running(media=FakeVision()) as server:
+    async with running(media=FakeMedia()) as server:
         status, reply = await server.post("/v1/responses", {"input": items})
         assert status == 200, reply
         assert "Seen\n{40x24}" in shown(server)
@@ -189,7 +189,7 @@ async def test_uploaded_files(tmp_path: Path) -> None:
         for purpose in ("vision", "user_data", "fine-tune")
     }
     tuning = SimpleNamespace(store=store, stats=None, ready=False, pending=False, close=store.close)
-    async with running(media=FakeVision(), tuning=tuning) as server:
+    async with running(media=FakeMedia(), tuning=tuning) as server:
         for id in (ids["vision"], ids["user_data"]):
             for path, body in (
                 ("/v1/chat/completions", chat({"type": "file", "file": {"file_id": id}})),
@@ -201,7 +201,7 @@ async def test_uploaded_files(tmp_path: Path) -> None:
                 assert "{40x24}" in shown(server)
         assert (await server.post("/v1/chat/completions", chat({"type": "file", "file": {"file_data": URI}})))[0] == 200
         for id, problem in (
-            (ids["fine-tune"], "the file has the purpose fine-tune: images have vision or user_data"),
+            (ids["fine-tune"], "the file has the purpose fine-tune: media have vision or user_data"),
             ("file-none", "the file does not exist"),
             ("../logitless.sqlite", "the file does not exist"),
         ):
@@ -216,10 +216,10 @@ async def test_uploaded_files(tmp_path: Path) -> None:
         assert message == "field 'messages[0].content[1].source.file_id': the file cannot be read"
     store = Store(tmp_path)
     tuning.store, tuning.close = store, store.close
-    async with running(media=FakeVision(), tuning=tuning, api_keys=("k", "l")) as server:  # another key's
+    async with running(media=FakeMedia(), tuning=tuning, api_keys=("k", "l")) as server:  # another key's
         message = await refusal_with(server, "k", chat({"type": "file", "file": {"file_id": ids["user_data"]}}))
         assert message == "field 'messages[0].content[1].file.file_id': the file does not exist"
-    async with running(media=FakeVision()) as server:
+    async with running(media=FakeMedia()) as server:
         assert "--data-dir" in await refusal(server, chat({"type": "file", "file": {"file_id": "a"}}))
         assert "an object" in await refusal(server, chat({"type": "file", "file": "a"}))
 

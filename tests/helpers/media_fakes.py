@@ -1,4 +1,4 @@
-"""Fake vision input without a model: an image becomes a word with its size."""
+"""Fake media input without a model: an image becomes a word with its size, a sound one with its length."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from logitless.models.audio.waveform import Waveform
 from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.vision.images import decode_image
-from tests.helpers.http_fakes import FakeTokenizer
+from tests.helpers.http_fakes import BOS, FakeTokenizer
 
 
-class FakeVision:
-    """Writes {40x24} where an image of that size is."""
+class FakeMedia:
+    """Writes {40x24} where an image of that size is, {0.25s} where a sound of that length is."""
 
     params = SimpleNamespace(projector=SimpleNamespace(causal=True))
 
-    def __init__(self) -> None:
+    def __init__(self, *, images: bool = True, audio: bool = False) -> None:
+        self.reads_images, self.reads_audio = images, audio
         self.n_decoded = 0
+        self.waveforms: list[Waveform] = []
 
     def image(self, data: bytes) -> list[list[int]]:
         image = decode_image(data)
         self.n_decoded += 1
         return [self._ids(f"{{{image.width}x{image.height}}}")]
 
+    def audio(self, waveform: Waveform) -> list[list[int]]:
+        self.waveforms.append(waveform)
+        return [self._ids(f"{{{waveform.seconds:g}s}}")]
+
     def prompt(
-        self, texts: Sequence[str], images: Sequence[list[list[int]]], *, add_special: bool = True
+        self, texts: Sequence[str], pieces: Sequence[list[list[int]]], *, add_special: bool = True
     ) -> tuple[tuple[int, ...], PromptMedia]:
-        ids: list[int] = []
+        ids = [BOS] if add_special else []
         for i, text in enumerate(texts):
             ids += self._ids(text)
-            ids += [id for piece in (images[i] if i < len(images) else []) for id in piece]
+            ids += [id for piece in (pieces[i] if i < len(pieces) else []) for id in piece]
         return tuple(ids), PromptMedia(())
 
     def _ids(self, text: str) -> list[int]:

@@ -1,0 +1,141 @@
+"""Media of requests: message parts and `multimodal_data` → images and sounds, markers in the text."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+from logitless.models.audio.decode import MAX_SECONDS, KeptWaveforms, audio_format
+from logitless.models.audio.wav import AudioError
+from logitless.models.media.media_input import MediaInput
+from logitless.models.media.prompt_media import PromptMedia
+from logitless.models.vision.images import FileError, ImageError, data_of, from_base64
+from logitless.server.protocol.fields import article, bad_request
+from logitless.server.protocol.media.parts import AUDIO, FILE, IMAGE, KINDS, Medium, address
+from logitless.server.protocol.media.sources import Sources, Unfetched
+from logitless.server.workers import check
+
+MAX_MEDIA = 64  # of one request
+_ADDRESS = re.compile(r"(?!data:)[A-Za-z][\w+.-]*:", re.ASCII)
+_NEEDS = {
+    IMAGE: "images need a model that reads them",
+    AUDIO: "audio needs a model that reads it",
+    FILE: "files need a model that reads them",
+}
+
+
+class Media:
+    """Reads the media of one model's requests; without encoders it refuses them."""
+
+    def __init__(
+        self,
+        input: MediaInput | None,
+        max_bytes: int = 64 << 20,
+        sources: Sources | None = None,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        """`max_bytes`, `max_seconds`: of the media and of the sounds of one request together;
+        `sources`: allowed sources, None: none."""
+        self.input = input
+        self.max_bytes = max_bytes
+        self.max_seconds = max_seconds
+        self.sources = sources or Sources()
+        self.marker = f"<__media_{secrets.token_hex(8)}__>"  # no client can guess it
+        self._waveforms = KeptWaveforms()
+
+    def of(self, sources: Sources) -> Media:
+        """The same for a request that may name these sources."""
+        other = copy(self)
+        other.sources = sources
+        return other
+
+    def part(self, name: str, part: Mapping[str, Any], found: list[Medium]) -> str:
+        """The marker of a part of a message; its file goes to `found` with its name."""
+        kind = KINDS.get(part["type"])
+        if kind is None:
+            bad_request(name, f"{part['type']} needs a model that reads it, which this is not")
+        where, value = address(name, part)
+        if where.endswith("file_id"):
+            self._put(where, value, kind, lambda name, id, kind: self.sources.uploaded(name, id), found)
+        else:
+            self._put(where, value, kind, self._bytes, found)
+        return self.marker
+
+    def add(self, name: str, value: object, found: list[Medium]) -> None:
+        """Put the image or the sound in the field `name` to `found`: a data URI, base64, or an address."""
+        self._put(name, value, FILE, self._bytes, found)
+
+    def file(self, name: str, data: bytes, found: list[Medium]) -> str:
+        """The marker of a sound that came as the field `name` of a form; it goes to `found`."""
+        self._put(name, "", AUDIO, lambda name, value, kind: data, found)
+        return self.marker
+
+    def _put(
+        self, name: str, value: object, kind: str, read: Callable[[str, str, str], bytes], found: list[Medium]
+    ) -> None:
+        self._need(name, kind)
+        if not isinstance(value, str):
+            bad_request(name, f"expected a string, got {article(value)}")
+        if len(found) >= MAX_MEDIA:
+            bad_request(name, f"a request has at most {MAX_MEDIA} images and sounds")
+        data = read(name, value, kind)
+        if sum(len(other.data) for other in found) + len(data) > self.max_bytes:
+            bad_request(name, f"the media of a request have at most {self.max_bytes} bytes together")
+        found.append(Medium(name, data, kind))
+
+    def _need(self, name: str, kind: str) -> None:
+        """InvalidRequest: the model reads no such media."""
+        if self.input is None:
+            bad_request(name, f"{_NEEDS[kind]}: this server was started without --mmproj")
+        if kind == IMAGE and not self.input.reads_images:
+            bad_request(name, f"{_NEEDS[kind]}: the projector of --mmproj reads audio only")
+        if kind == AUDIO and not self.input.reads_audio:
+            bad_request(name, f"{_NEEDS[kind]}: the projector of --mmproj reads images only")
+
+    def _bytes(self, name: str, value: str, kind: str) -> bytes:
+        return self.sources.address(name, value, kind) if _ADDRESS.match(value) else _decoded(name, value)
+
+    def complete(self) -> None:
+        """Unfetched: a file is at an address that has not been fetched."""
+        if self.sources.missing:
+            raise Unfetched(self.sources)
+
+    def prompt(
+        self, name: str, text: str, found: list[Medium], *, add_special: bool = True
+    ) -> tuple[tuple[int, ...], PromptMedia]:
+        """(token ids, media) of a text with a marker for each of its media. `add_special`: see
+        MediaInput.prompt."""
+        assert self.input is not None
+        self.complete()
+        texts = text.split(self.marker)
+        if len(texts) != len(found) + 1:
+            bad_request(name, f"has {len(found)} images or sounds and {len(texts) - 1} places for them")
+        pieces, seconds = [], 0.0
+        for where, data, kind in found:
+            if kind == FILE:
+                kind = IMAGE if audio_format(data) is None else AUDIO
+                self._need(where, kind)
+            try:
+                if kind == IMAGE:
+                    pieces.append(self.input.image(data))
+                    continue
+                waveform = self._waveforms.read(data, self.max_seconds, check)
+            except (ImageError, AudioError) as error:
+                bad_request(where, f"the {kind} {error}")
+            seconds += waveform.seconds
+            if seconds > self.max_seconds:
+                bad_request(where, f"the sounds of a request have at most {self.max_seconds:g} seconds together")
+            pieces.append(self.input.audio(waveform))
+        return self.input.prompt(texts, pieces, add_special=add_special)
+
+
+def _decoded(name: str, value: str) -> bytes:
+    """The bytes of a data URI or of base64."""
+    try:
+        data = data_of(value)
+        return from_base64(value) if data is None else data
+    except FileError as error:
+        bad_request(name, str(error))
