@@ -1,9 +1,10 @@
-"""Images on the web page: pasted, shown as thumbnails, removed, sent, and kept in the conversation."""
+"""Images on the web page: by button, paste and drop; thumbnails, answers, and the conversation that keeps them."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.paths import MODELS
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
+from tests.server.ui.test_access import AXE, LOOK
 
 MODEL = MODELS / "stories260K.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf beside the checkout")
@@ -70,3 +72,62 @@ async def test_images_are_pasted_sent_and_kept(page: Tab) -> None:
     await page.until("document.querySelectorAll('.answer').length === 2 && !$('stop')")
     kinds = await page.run("JSON.parse(sent).messages[0].content.map(part => part.type)")
     assert kinds == ["image_url", "image_url", "text"]  # the first message still has its images
+
+
+async def choose(page: Tab, *files: Path) -> None:
+    """The files of a dialog that the button opens."""
+    await page.run("$('picker').addEventListener('click', e => (e.preventDefault(), globalThis.opened = true)); 0")
+    await page.point("#attach", click=True)
+    await page.until("globalThis.opened")
+    root = (await page.call("DOM.getDocument"))["root"]["nodeId"]
+    picker = (await page.call("DOM.querySelector", nodeId=root, selector="#picker"))["nodeId"]
+    await page.call("DOM.setFileInputFiles", nodeId=picker, files=[str(file) for file in files])
+
+
+async def drag(page: Tab, selector: str, file: Path, *kinds: str) -> None:
+    """Drag a file over an element, as the browser has it from the desktop."""
+    box = f"document.querySelector('{selector}').getBoundingClientRect()"
+    x, y = await page.run(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({box})")
+    data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+    for kind in kinds:
+        await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+async def test_images_by_button_and_drop(page: Tab, tmp_path: Path, width: int, scheme: str) -> None:
+    files = [tmp_path / f"{i}.png" for i in range(3)]
+    for seed, (file, size) in enumerate(zip(files, ((90, 60), (240, 40), (8, 8)), strict=True)):
+        file.write_bytes(png(picture(*size, seed=seed)))
+    await page.look(width, 800, scheme)
+    await page.run(AXE + "; 0")
+    await choose(page, *files[:2])
+    await page.until("document.querySelectorAll('#attached img').length === 2")
+    await drag(page, "#log", files[2], "dragEnter", "dragOver")
+    await page.until("$('form').className === 'dropping' && $('text').placeholder === 'Drop files here'")
+    await drag(page, "#log", files[2], "drop")
+    await page.until("document.querySelectorAll('#attached img').length === 3 && !$('form').className")
+    sizes = await page.run("[...document.querySelectorAll('#attached img')].map(i => [i.width, i.height])")
+    assert sizes == [[72, 72]] * 3
+    await page.run("document.getAnimations().forEach(a => a.finish())")
+    assert await page.run(LOOK) == []
+    await page.run("$('settings').click()")
+    await page.fill("[name=max_tokens]", "8")
+    await page.run("document.querySelector('.drawer .icon-button').click(); $('text').focus()")
+    await page.write("What are these?")
+    await page.key("Enter", 13)
+    await page.until("!$('stop') && document.querySelector('.answer')?.textContent")
+    shown = await page.run("[...document.querySelectorAll('article.user img')].map(i => [i.width, i.height])")
+    assert shown == [[90, 60], [240, 40], [8, 8]]  # as they are: a thumbnail is not stretched
+    assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert await page.run(LOOK) == []
+
+
+async def test_a_file_that_nothing_takes_is_refused(page: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(png(picture(8, 8)))
+    await page.run("document.querySelectorAll('.views button')[1].click()")
+    await page.until("document.querySelector('.compare')")
+    seen = "(e => (globalThis.seen = [e.defaultPrevented, e.dataTransfer.dropEffect]))"
+    await page.run(f"window.addEventListener('dragover', {seen}); 0")
+    await drag(page, ".talks", file, "dragEnter", "dragOver")
+    assert await page.run("globalThis.seen") == [True, "none"]  # else the browser would show the file instead

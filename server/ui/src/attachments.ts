@@ -53,4 +53,7 @@ export const joined = (old: Attached, found: Attached): Attached => ({
   errors: found.errors,
 });
 
+/** True where files are dragged, not a text or a link. */
+export const hasFiles = (event: DragEvent) => Boolean(event.dataTransfer?.types.includes("Files"));
+
 export const NOTHING: Attached = {images: [], files: [], errors: []};

@@ -184,7 +184,7 @@ class MessageView extends Component<MessageProps, MessageState> {
     };
     return html`<article class=${node.role} data-id=${node.id}>
       <h2 class="who">${who}</h2>
-      ${question?.images?.map((image, i) => html`<img class="thumbnail" src=${image} alt=${`image ${i + 1}`} />`)}
+      ${question?.images && html`<div class="images">${question.images.map((image, i) => html`<img class="thumbnail" src=${image} alt=${`image ${i + 1}`} />`)}</div>`}
       ${question?.files?.map(file => html`<details class="file"><summary>${file.name}</summary><pre tabindex="0">${file.text}</pre></details>`)}
       ${editing && question
         ? html`<${Edit} conversation=${conversation} node=${question} close=${() => this.setState({editing: false})} />`

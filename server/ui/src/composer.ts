@@ -1,7 +1,7 @@
 // The form at the foot of a conversation: the next message with its files, and the buttons that send and stop.
 
 import type {Attached} from "./attachments.js";
-import {attached, IMAGE_TYPES, joined, NOTHING} from "./attachments.js";
+import {attached, hasFiles, IMAGE_TYPES, joined, NOTHING} from "./attachments.js";
 import {send, stop} from "./generate.js";
 import {caps, chats, sees} from "./models.js";
 import type {On} from "./parts.js";
@@ -35,7 +35,7 @@ function Quick({settings, mode}: {settings: Settings; mode: Mode}) {
   const {schema} = settings;
   return html`<div class="quick">
     <button type="button" class="chip" aria-pressed=${String(settings.probabilities)}
-      onClick=${() => setSettings({probabilities: !settings.probabilities})}><${Icon} name="bars" />Probabilities</button>
+      onClick=${() => setSettings({probabilities: !settings.probabilities})}><${Icon} name="bars" /><span class="word">Probabilities</span></button>
     ${schema?.on && html`<button type="button" class="chip" aria-pressed="true"
       onClick=${() => setSettings({schema: {...schema, on: false}})}>JSON</button>`}
     ${mode === "chat" && html`<select id="thinking" class="chip" aria-label="Reasoning" value=${settings.thinking}
@@ -46,7 +46,7 @@ function Quick({settings, mode}: {settings: Settings; mode: Mode}) {
 }
 
 export function Composer() {
-  const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [, redraw] = useState(0);
+  const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [dropping, setDropping] = useState(false), [, redraw] = useState(0);
   const box = useRef<HTMLTextAreaElement>(null), picker = useRef<HTMLInputElement>(null);
   const conversation = useStore(current), id = conversation?.id ?? null;
   const running = useStore(state => id !== null && id in state.running), props = useStore(state => state.props);
@@ -61,7 +61,34 @@ export function Composer() {
     text.style.height = `${Math.min(text.scrollHeight + 2, innerHeight * 0.4)}px`;
   }, [text]);
 
-  const take = async (list: FileList | null) => setFiles(joined(files, await attached([...(list ?? [])], sees(props))));
+  const take = async (list?: FileList | null) => {
+    const found = await attached([...(list ?? [])], sees(get().props));
+    setFiles(old => joined(old, found));
+  };
+  useEffect(() => { // a file may be dropped anywhere on the page
+    const over = (event: DragEvent) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      setDropping(true);
+    };
+    const leave = (event: DragEvent) => {
+      if (!event.relatedTarget) setDropping(false);
+    };
+    const drop = (event: DragEvent) => {
+      setDropping(false);
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      take(event.dataTransfer?.files);
+    };
+    document.addEventListener("dragover", over);
+    document.addEventListener("dragleave", leave);
+    document.addEventListener("drop", drop);
+    return () => {
+      document.removeEventListener("dragover", over);
+      document.removeEventListener("dragleave", leave);
+      document.removeEventListener("drop", drop);
+    };
+  }, []);
   const submit = (event: Event) => {
     event.preventDefault();
     if (running || empty) return;
@@ -75,12 +102,6 @@ export function Composer() {
     const touch = matchMedia("(pointer: coarse)").matches;
     if (event.ctrlKey || event.metaKey || (enterSends && !touch)) submit(event);
   };
-  const drop = (event: DragEvent) => {
-    const {files} = event.dataTransfer!;
-    if (!files.length) return;
-    event.preventDefault();
-    take(files);
-  };
   const paste = (event: ClipboardEvent) => {
     const {files} = event.clipboardData!;
     if (!files.length) return;
@@ -93,11 +114,11 @@ export function Composer() {
     redraw(n => n + 1);
   };
   const begun = conversation?.leaf, accept = sees(props) ? [...IMAGE_TYPES, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
-  return html`<form id="form" onSubmit=${submit} onDrop=${drop} onDragOver=${(event: DragEvent) => event.preventDefault()} onPaste=${paste}>
+  return html`<form id="form" class=${dropping ? "dropping" : ""} onSubmit=${submit} onPaste=${paste}>
     <${Files} value=${files} change=${setFiles} />
     <label class="unseen" for="text">Message</label>
     <textarea id="text" ref=${box} rows="1" value=${text} onInput=${(event: On<HTMLTextAreaElement>) => setText(event.target.value)} onKeyDown=${key}
-      placeholder=${mode === "chat" ? "Ask anything" : "Text that the model continues"}></textarea>
+      placeholder=${dropping ? "Drop files here" : mode === "chat" ? "Ask anything" : "Text that the model continues"}></textarea>
     <div class="buttons">
       <${IconButton} icon="clip" label=${sees(props) ? "Attach images or text files" : "Attach text files"} id="attach" onClick=${() => picker.current?.click()} />
       <input id="picker" class="unseen" type="file" multiple tabindex="-1" aria-label="Files" accept=${accept || null} ref=${picker}

@@ -1,5 +1,6 @@
 // The page: its frame, the views in it, and the keys that work everywhere.
 import { reason } from "./api.js";
+import { hasFiles } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { stopHere } from "./composer.js";
 import { Live, watchServer } from "./live.js";
@@ -82,8 +83,20 @@ function App() {
                 event.preventDefault();
             act();
         };
+        const keep = (event) => {
+            if (event.defaultPrevented || !hasFiles(event))
+                return;
+            event.preventDefault();
+            event.dataTransfer.dropEffect = "none";
+        };
         document.addEventListener("keydown", press);
-        return () => document.removeEventListener("keydown", press);
+        window.addEventListener("dragover", keep);
+        window.addEventListener("drop", keep);
+        return () => {
+            document.removeEventListener("keydown", press);
+            window.removeEventListener("dragover", keep);
+            window.removeEventListener("drop", keep);
+        };
     }, []);
     return html `<div class=${`app ${drawer ? "with-drawer" : ""}`}>
     <${Sidebar} />

@@ -46,4 +46,6 @@ export const joined = (old, found) => ({
     files: [...old.files, ...found.files],
     errors: found.errors,
 });
+/** True where files are dragged, not a text or a link. */
+export const hasFiles = (event) => Boolean(event.dataTransfer?.types.includes("Files"));
 export const NOTHING = { images: [], files: [], errors: [] };

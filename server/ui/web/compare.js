@@ -26,7 +26,7 @@ function Side({ side, change, models, adapters, name }) {
     <select aria-label=${`Model on the ${name}`} value=${side.model} onChange=${(event) => change({ ...side, model: event.target.value })}>
       ${models.map(one => html `<option key=${one.id} value=${one.id}>${named(one.id)}</option>`)}</select>
     ${adapters.length > 0 && html `<select aria-label=${`Adapter on the ${name}`} value=${side.adapter} onChange=${(event) => change({ ...side, adapter: event.target.value })}>
-      <option value="">as the model’s name says</option><option value="none">no adapter</option>
+      <option value="">default adapters</option><option value="none">no adapter</option>
       ${adapters.map(one => html `<option value=${String(one.id)}>${one.model ?? named(one.path)}</option>`)}</select>`}
     ${side.adapter !== "" && side.adapter !== "none" && html `<label class="scale"><span class="unseen">Scale on the ${name}</span>
       <input type="range" min="0" max="2" step="0.05" value=${side.scale ?? 1} onInput=${(event) => change({ ...side, scale: event.target.valueAsNumber })} />${(side.scale ?? 1).toFixed(2)}</label>`}

@@ -1,5 +1,5 @@
 // The form at the foot of a conversation: the next message with its files, and the buttons that send and stop.
-import { attached, IMAGE_TYPES, joined, NOTHING } from "./attachments.js";
+import { attached, hasFiles, IMAGE_TYPES, joined, NOTHING } from "./attachments.js";
 import { send, stop } from "./generate.js";
 import { caps, chats, sees } from "./models.js";
 import { Icon, IconButton } from "./parts.js";
@@ -25,7 +25,7 @@ function Quick({ settings, mode }) {
     const { schema } = settings;
     return html `<div class="quick">
     <button type="button" class="chip" aria-pressed=${String(settings.probabilities)}
-      onClick=${() => setSettings({ probabilities: !settings.probabilities })}><${Icon} name="bars" />Probabilities</button>
+      onClick=${() => setSettings({ probabilities: !settings.probabilities })}><${Icon} name="bars" /><span class="word">Probabilities</span></button>
     ${schema?.on && html `<button type="button" class="chip" aria-pressed="true"
       onClick=${() => setSettings({ schema: { ...schema, on: false } })}>JSON</button>`}
     ${mode === "chat" && html `<select id="thinking" class="chip" aria-label="Reasoning" value=${settings.thinking}
@@ -35,7 +35,7 @@ function Quick({ settings, mode }) {
   </div>`;
 }
 export function Composer() {
-    const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [, redraw] = useState(0);
+    const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [dropping, setDropping] = useState(false), [, redraw] = useState(0);
     const box = useRef(null), picker = useRef(null);
     const conversation = useStore(current), id = conversation?.id ?? null;
     const running = useStore(state => id !== null && id in state.running), props = useStore(state => state.props);
@@ -48,7 +48,37 @@ export function Composer() {
         text.style.height = "auto";
         text.style.height = `${Math.min(text.scrollHeight + 2, innerHeight * 0.4)}px`;
     }, [text]);
-    const take = async (list) => setFiles(joined(files, await attached([...(list ?? [])], sees(props))));
+    const take = async (list) => {
+        const found = await attached([...(list ?? [])], sees(get().props));
+        setFiles(old => joined(old, found));
+    };
+    useEffect(() => {
+        const over = (event) => {
+            if (!hasFiles(event))
+                return;
+            event.preventDefault();
+            setDropping(true);
+        };
+        const leave = (event) => {
+            if (!event.relatedTarget)
+                setDropping(false);
+        };
+        const drop = (event) => {
+            setDropping(false);
+            if (!hasFiles(event))
+                return;
+            event.preventDefault();
+            take(event.dataTransfer?.files);
+        };
+        document.addEventListener("dragover", over);
+        document.addEventListener("dragleave", leave);
+        document.addEventListener("drop", drop);
+        return () => {
+            document.removeEventListener("dragover", over);
+            document.removeEventListener("dragleave", leave);
+            document.removeEventListener("drop", drop);
+        };
+    }, []);
     const submit = (event) => {
         event.preventDefault();
         if (running || empty)
@@ -65,13 +95,6 @@ export function Composer() {
         if (event.ctrlKey || event.metaKey || (enterSends && !touch))
             submit(event);
     };
-    const drop = (event) => {
-        const { files } = event.dataTransfer;
-        if (!files.length)
-            return;
-        event.preventDefault();
-        take(files);
-    };
     const paste = (event) => {
         const { files } = event.clipboardData;
         if (!files.length)
@@ -86,11 +109,11 @@ export function Composer() {
         redraw(n => n + 1);
     };
     const begun = conversation?.leaf, accept = sees(props) ? [...IMAGE_TYPES, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
-    return html `<form id="form" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()} onPaste=${paste}>
+    return html `<form id="form" class=${dropping ? "dropping" : ""} onSubmit=${submit} onPaste=${paste}>
     <${Files} value=${files} change=${setFiles} />
     <label class="unseen" for="text">Message</label>
     <textarea id="text" ref=${box} rows="1" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${key}
-      placeholder=${mode === "chat" ? "Ask anything" : "Text that the model continues"}></textarea>
+      placeholder=${dropping ? "Drop files here" : mode === "chat" ? "Ask anything" : "Text that the model continues"}></textarea>
     <div class="buttons">
       <${IconButton} icon="clip" label=${sees(props) ? "Attach images or text files" : "Attach text files"} id="attach" onClick=${() => picker.current?.click()} />
       <input id="picker" class="unseen" type="file" multiple tabindex="-1" aria-label="Files" accept=${accept || null} ref=${picker}
