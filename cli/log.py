@@ -57,6 +57,11 @@ class _Text(logging.Formatter):
 
     _made: tuple[int, str] = (-1, "")
 
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info or record.exc_text or record.stack_info:
+            return super().format(record)
+        return f"{self.formatTime(record)} {record.levelname} {record.name}: {record.getMessage()}"
+
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         second = int(record.created)
         made = self._made  # as of one moment: any thread may log

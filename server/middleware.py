@@ -37,8 +37,8 @@ _METHODS = "GET, POST, DELETE, OPTIONS"  # of routes
 
 
 class Guard:
-    """The middleware of one application (`middleware`), and its signal before a response begins
-    (`add_headers`). `application` makes an application that has both."""
+    """The middleware of an application, and its signal before a response begins. `application` makes
+    an application that has both."""
 
     def __init__(self, config: ServerConfig, keys: Keys, public: frozenset[str]) -> None:
         """`public`: paths that need no key."""
@@ -48,25 +48,25 @@ class Guard:
 
     def application(self) -> web.Application:
         """A new application behind this guard, without routes. Its connections unpack no body."""
-        app = web.Application(middlewares=[self.middleware], handler_args=RAW_BODIES)
-        app[TRAFFIC] = Traffic(self._config.model if self._config.behind_router else "")
-        app[BODIES] = Bodies(self._config.max_body, self._config.timeout)
+        traffic = Traffic(self._config.model if self._config.behind_router else "")
         traces = tracing.start()
+        app = web.Application(middlewares=[self._middleware(traffic, traces)], handler_args=RAW_BODIES)
+        app[TRAFFIC] = traffic
+        app[BODIES] = Bodies(self._config.max_body, self._config.timeout)
         if traces is not None:
             app[tracing.TRACING] = traces
             app.on_cleanup.append(traces.close)
         app.router.register_resource(Slashes(app.router))
-        app.on_response_prepare.append(self.add_headers)
+        app.on_response_prepare.append(self._add_headers)
         return app
 
-    @property
-    def middleware(self) -> Middleware:
+    def _middleware(self, traffic: Traffic, traces: tracing.Tracing | None) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             resource = request.match_info.route.resource
             route = "" if resource is None else resource.canonical.removeprefix(self._prefix)  # as it was declared
             record = request[RECORD] = Record(request, route)
-            if (traces := request.app.get(tracing.TRACING)) is not None and route not in PROBES:
+            if traces is not None and route not in PROBES:
                 record.trace = request[tracing.TRACE] = traces.begin(request, record)
             status = CLIENT_LEFT
             try:
@@ -78,7 +78,7 @@ class Guard:
                 raise
             finally:
                 record.end(status)
-                request.app[TRAFFIC].count(record)
+                traffic.count(record)
                 if record.is_logged:
                     asyncio.get_running_loop().call_soon(record.write_line)  # when the answer has been written
 
@@ -161,7 +161,7 @@ class Guard:
         headers = request.headers.get("Access-Control-Request-Headers") or "*"
         return web.Response(headers={"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": headers})
 
-    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         headers, record = response.headers, request.get(RECORD)
         headers["Server"] = "logitless"
         if record is not None:

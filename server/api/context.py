@@ -15,6 +15,7 @@ from aiohttp import web
 from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
 from msgspec.structs import replace
+from multidict import CIMultiDict
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
@@ -55,6 +56,7 @@ CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # client 
 STARTED = int(time.time())  # of the server, Unix time in seconds
 
 _encode = Encoder().encode
+_JSON = CIMultiDict({"Content-Type": "application/json; charset=utf-8"})
 
 
 def encode_json(data: object) -> bytes:
@@ -201,7 +203,7 @@ def client_of(request: web.Request) -> str:
 
 def json_response(data: object, status: int = 200) -> web.Response:
     """`data` as JSON."""
-    return web.Response(body=encode_json(data), status=status, content_type="application/json", charset="utf-8")
+    return web.Response(body=encode_json(data), status=status, headers=_JSON)
 
 
 def error_object(error: RequestError) -> Error:

@@ -119,9 +119,11 @@ class Record:
         fields = self._fields()
         shown = " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
         line = f"{self.method} {self.path} {self.status} {shown}"
-        told = {"method": self.method, "path": self.path, "status": self.status, **fields}
-        entry = logging.LogRecord(log.name, self.level, __file__, 0, line, None, None)  # looks at no stack
-        entry.fields = {"message": "request", **told}
+        entry = logging.LogRecord(log.name, self.level, "", 0, line, None, None)  # looks at no stack
+        entry.fields = {
+            **{"message": "request", "method": self.method, "path": self.path, "status": self.status},
+            **fields,
+        }
         log.handle(entry)
 
     def _fields(self) -> dict[str, Any]:

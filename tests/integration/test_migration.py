@@ -62,6 +62,12 @@ def test_flags_are_known(status: str, means: str) -> None:
         assert BY_NAME[name].status == means, name
 
 
+def test_every_flag_without_effect_has_a_row() -> None:
+    named = {name for cells in rows("Flags") for name in words(cells[0])}
+    unnamed = [flag.names for flag in FLAGS if flag.status in (IGNORED, LATER) and not named.issuperset(flag.all_names)]
+    assert unnamed == []
+
+
 def test_flags_that_are_not_here_are_refused_by_name() -> None:
     names = flags_that_are("not here")
     assert len(names) > 40
