@@ -11,7 +11,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 MAX_CHARS = 64 * 1024 * 1024  # of a rendered text
 
@@ -104,8 +104,9 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> SandboxedEnvironment:
+    """Lists and dictionaries may be changed, as in llama.cpp: Kimi's templates do. They are a rendering's own."""
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _to_json

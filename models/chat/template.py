@@ -85,6 +85,7 @@ class ChatTemplate:
         self._results_within = probe.reads_results_within_turns() and not probe.shows_results()
         self._reasoning_form = probe.reasoning_form()
         self._names_efforts = probe.names_efforts()
+        self._takes_results = probe.takes_results()
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
         self._probe_formats()
@@ -118,15 +119,17 @@ class ChatTemplate:
         a list of typed parts. Raises ChatTemplateError, one line with the template's own message,
         if the template refuses the conversation, fails, or exceeds a bound.
         """
-        variables = self._defaults(kwargs, tools) | kwargs | {"add_generation_prompt": add_generation_prompt}
+        variables = self._defaults(kwargs) | kwargs | {"add_generation_prompt": add_generation_prompt}
         if kwargs.get("reasoning_effort") == "none" and self._names_efforts:
             variables["reasoning_effort"] = "low"  # the level that is least
         if tools and self.calls.instructs:
             messages = generic.instructed(messages, tools, required=tools_required, parallel=parallel_tool_calls)
+        elif tools and not self.caps["supports_tools"] and generic.is_written(self.calls):
+            messages = generic.described(messages, tools, self.calls)
         elif tools:  # undefined otherwise: templates test for that
             variables["tools"] = tools
         if not self.caps["supports_tool_calls"]:
-            messages = generic.as_text(messages, self.calls.markers)
+            messages = generic.as_text(messages, self.calls, results=self.calls.instructs or not self._takes_results)
         elif self._results_within:
             messages = within_turns(messages)
         return self._render(self._adapt(messages), variables)
@@ -143,7 +146,7 @@ class ChatTemplate:
                 return self._render(self._adapt(messages), variables)
             return ""
 
-        formats = Probe(rendered)
+        formats = Probe(rendered, self.reasoning)
         if self.caps["supports_tool_calls"]:
             self.calls = formats.call_format(self.calls)
         if self.reasoning is None and self._reasoning_form:
@@ -151,7 +154,7 @@ class ChatTemplate:
                 lambda m, thought: _with_reasoning(m, self._reasoning_form, thought)
             )
 
-    def _defaults(self, variables: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def _defaults(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Variables that templates read and a request need not give, as llama.cpp has them."""
         now = datetime.now()
         values: dict[str, Any] = {
@@ -161,10 +164,6 @@ class ChatTemplate:
         }
         if variables.get("reasoning_effort") == "none":
             values |= {"enable_thinking": False, "thinking": False}
-        if "+ functions" in self.source:  # Firefunction's, which would fail without
-            values["functions"] = ""
-        if tools and not self.calls.instructs:
-            values["functions"] = json.dumps(tools, ensure_ascii=False, indent=2)
         return values
 
     def continuation(self, text: str, thought: str, opened: bool) -> tuple[str, str]:
@@ -192,8 +191,12 @@ class ChatTemplate:
         return syntax, text
 
     def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
-        tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        tokens: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token}
         renderer = self._tool_renderer if "tools" in variables else self._renderer
+        if tools := variables.get("tools"):  # by the names of Firefunction and SmolLM 3, too
+            tokens |= {"functions": json.dumps(tools, ensure_ascii=False, indent=2), "xml_tools": tools}
+        elif "+ functions" in self.source:  # Firefunction's, which would fail without
+            tokens |= {"functions": ""}
         return renderer(tokens | variables | {"messages": messages})
 
     def _adapt(self, messages: list[Message]) -> list[Message]:
@@ -303,6 +306,11 @@ class _Probe:
         calling = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
         turns = within_turns([_user("a"), calling, _RESULT])
         return _RESULT["content"] in self._text(turns, tools=[_TOOL])
+
+    def takes_results(self) -> bool:
+        """True if the template writes messages of results after a call that it does not write."""
+        calling = {"role": "assistant", "content": "a"}
+        return _RESULT["content"] in self._text([_user("a"), calling, _RESULT], tools=[_TOOL])
 
     def shows_results(self) -> bool:
         """True if the template writes a result in a message of its own as the result of a call."""

@@ -120,10 +120,8 @@ class Record:
         shown = " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
         line = f"{self.method} {self.path} {self.status} {shown}"
         entry = logging.LogRecord(log.name, self.level, "", 0, line, None, None)  # looks at no stack
-        entry.fields = {
-            **{"message": "request", "method": self.method, "path": self.path, "status": self.status},
-            **fields,
-        }
+        told = {"message": "request", "method": self.method, "path": self.path, "status": self.status}
+        entry.fields = told | fields
         log.handle(entry)
 
     def _fields(self) -> dict[str, Any]:

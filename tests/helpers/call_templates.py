@@ -123,3 +123,27 @@ COHERE = (
     "{% elif m.role == 'assistant' %}<|START_TEXT|>{{ m.content }}<|END_TEXT|>"
     "{% else %}{{ m.content }}" + _AFTER
 )
+DSML = template(
+    "\n\n<｜DSML｜function_calls>\n"
+    + _EACH
+    + '<｜DSML｜invoke name="{{ f.name }}">\n'
+    + _ITEMS
+    + """<｜DSML｜parameter name="{{ k }}" string="{{ 'true' if v is string else 'false' }}">"""
+    + _VALUE
+    + "</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n{% endfor %}</｜DSML｜function_calls>"
+)
+_QUEUE = "{% set queue = namespace(ids=[]) %}{% for m in messages if m.role != 'tool' %}"
+_QUEUE += "{% for c in m.tool_calls or [] %}{% set _ = queue.ids.append(c.id) %}{% endfor %}{% endfor %}"
+KIMI_QUEUE = _QUEUE + KIMI.replace("{{ c.id }}", "{{ queue.ids.pop(0) }}")
+EMPTY_THOUGHT = COHERE.replace("<|START_ACTION|>", "<|START_THINKING|><|END_THINKING|><|START_ACTION|>")
+LINE_AFTER = template("<TOOLCALL>[" + _LIST + "]</TOOLCALL>").replace(
+    "{% endif %}<|end|>", "{% else %}{{ 'X' if 0 }}{% endif %}<|end|>{{ '\\n' if m.tool_calls else '' }}"
+)
+FUNCTOOLS = template(" functools[" + _LIST + "]")
+NAME_FIRST = template(
+    _EACH + "{{ f.name }}\n{{ f.arguments | tojson }}{{ '' if loop.last else '>>>' }}{% endfor %}"
+).replace("|>{% if m.reasoning", "|>>>>{% if m.reasoning")  # Functionary's: the prompt ends in what begins a call
+TOOLS_ONLY = (
+    "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+)

@@ -10,7 +10,7 @@ from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, unescaped
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
-from logitless.models.chat.tool_calls.probed.markers import JSON, Markers
+from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 
@@ -158,9 +158,12 @@ MISTRAL = CallFormat(
 )
 NEMOTRON = CallFormat("Nemotron Nano 2", ("<TOOLCALL>",), (), _nemotron, ("<TOOLCALL>", "</TOOLCALL>"))
 MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
-GRANITE = replace(
-    call_format(Markers(JSON, "", ', "arguments": ', "", "<|tool_call|>[", "]", ", ", '{"name": ', "}")),
-    name="Granite 3",
+_GRANITE = Markers(JSON, "", ', "arguments": ', "", "<|tool_call|>[", "]", ", ", '{"name": ', "}")
+_GRANITE_THINKS = replace(_GRANITE, around=("<response>", "</response>"))  # after reasoning only
+GRANITE = replace(call_format(_GRANITE), name="Granite 3")
+GRANITE_THINKS = replace(call_format(_GRANITE_THINKS), name="Granite 3.3", around=None)
+LFM2 = replace(
+    call_format(Markers(PYTHON, "", "(", "", "<|tool_call_start|>[", "]<|tool_call_end|>", ", ")), name="LFM2"
 )
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
@@ -169,6 +172,7 @@ REASONING_TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 GPT_OSS_REASONING = ("<|channel|>analysis<|message|>", "<|end|>")
 
@@ -195,9 +199,11 @@ def family_of(template: str) -> CallFormat:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
         return LLAMA3
-    # the templates of Granite 3 describe calls but do not write them
+    # the templates of Granite 3 and LFM2 describe calls or tools, but do not write calls
     if "<|tool_call|>" in template:
-        return GRANITE
+        return GRANITE_THINKS if "<response>" in template else GRANITE
+    if "<|tool_list_start|>" in template or "List of tools: [" in template:
+        return LFM2
     return GENERIC
 
 
@@ -205,4 +211,9 @@ def reasoning_tags(template: str) -> tuple[str, str] | None:
     """The reasoning tags of models with this template, if they reason."""
     if family_of(template) is GPT_OSS:
         return GPT_OSS_REASONING
-    return next((tags for tags in REASONING_TAGS if tags[0] in template or tags[1] in template), None)
+    return next((tags for tags in REASONING_TAGS if _shows(template, tags[0]) or tags[1] in template), None)
+
+
+def _shows(template: str, text: str) -> bool:
+    """True if the template has the text, or Jinja's way to write it."""
+    return text in template or text.replace("\n", "\\n") in template

@@ -37,7 +37,7 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
         p.frame()
         return
     head = (yield from _until(p, "<|message|>")).removeprefix("assistant")
-    if trigger == "<|channel|>":
+    if trigger != "<|start|>":
         head = trigger + head
     channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
     if recipient is not None:
@@ -132,7 +132,7 @@ def _tool_names(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
 GPT_OSS = CallFormat(
     "GPT-OSS",
     ("<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"),
-    (),
+    ("to=functions.",),  # the prompt ends in <|start|>assistant
     _gpt_oss,
     ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
     around=("<|channel|>final<|message|>", ""),

@@ -1,7 +1,8 @@
 """Generic tool calls, for templates without tools: the system message explains them, answers are JSON.
 
 The form of answer is that of llama.cpp's generic handler: {"tool_call": …}, {"tool_calls": […]} or
-{"response": "…"}."""
+{"response": "…"}. Templates of known formats that show no tools, or do not write calls, get both in
+the format's own syntax (`described`, `as_text`)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from logitless.models.chat.tool_calls.probed.markers import Markers
+from logitless.models.chat.tool_calls.families import GENERIC, HERMES
+from logitless.models.chat.tool_calls.framed import DEEPSEEK, DEEPSEEK_V31
+from logitless.models.chat.tool_calls.parser import CallFormat
+from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON
 
 Message = dict[str, Any]
 
@@ -21,12 +25,21 @@ _ONE = '{"tool_call": {"name": <tool>, "arguments": <object>}}'
 def instructed(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool
 ) -> list[Message]:
-    """The conversation with a system message that describes the tools."""
-    descriptions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    """The conversation with a system message that describes the tools, for answers of generic JSON."""
     form = f"to call tools: {_MANY if parallel else _ONE}"
     if not required:
         form += '\nto answer the user: {"response": <text>}'
-    text = f"You can call these tools:\n{descriptions}\n\nRespond with nothing but JSON of this form,\n{form}"
+    return _with_tools(messages, tools, f"Respond with nothing but JSON of this form,\n{form}")
+
+
+def described(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], calls: CallFormat) -> list[Message]:
+    """The conversation with a system message that describes the tools, for calls in this format (`is_written`)."""
+    return _with_tools(messages, tools, f"To call a tool, write\n{_written(calls, [('<name>', '<JSON object>')])}")
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], how: str) -> list[Message]:
+    descriptions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = f"You can call these tools:\n{descriptions}\n\n{how}"
     first, rest = (messages[0], messages[1:]) if messages[0]["role"] in ("system", "developer") else (None, messages)
     system = {"role": "system", "content": text}
     if first is not None:
@@ -34,17 +47,22 @@ def instructed(
     return [system, *rest]
 
 
-def as_text(messages: Sequence[Message], markers: Markers | None = None) -> list[Message]:
-    """The conversation with calls and results as text, for templates without either; roles stay
+def is_written(calls: CallFormat) -> bool:
+    """True if `described` and `as_text` know the syntax of the format."""
+    return (calls.markers is not None and calls.markers.style in (JSON, PYTHON)) or calls in _SYNTAX
+
+
+def as_text(messages: Sequence[Message], calls: CallFormat = GENERIC, *, results: bool = True) -> list[Message]:
+    """The conversation with calls, and `results`, as text, for templates without them; roles stay
     alternating.
 
-    `markers`: those of the list of calls that the model was trained on.
+    `calls`: the format that the model was trained on.
     """
     turns: list[Message] = []
     for message in messages:
         if message.get("tool_calls"):
-            turns.append({"role": "assistant", "content": _calls(message, markers)})
-        elif message["role"] == "tool":
+            turns.append({"role": "assistant", "content": _calls(message, calls)})
+        elif message["role"] == "tool" and results:
             result = {"tool_response": {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}}
             result["tool_response"]["content"] = message["content"]
             text = json.dumps(result, ensure_ascii=False)
@@ -59,18 +77,53 @@ def as_text(messages: Sequence[Message], markers: Markers | None = None) -> list
     return turns
 
 
-def _calls(message: Message, markers: Markers | None) -> str:
+def _calls(message: Message, format: CallFormat) -> str:
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"].get("arguments", "{}")
         if isinstance(arguments, str):
             with suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
-        shape = {"name": call["function"]["name"], "arguments": arguments}
-        calls.append(shape | ({"id": call["id"]} if call.get("id") and markers is None else {}))
-    body = {"tool_call": calls[0]} if len(calls) == 1 else {"tool_calls": calls}
-    text = json.dumps(body, ensure_ascii=False)
-    if markers is not None:
-        objects = markers.separator.join(json.dumps(call, ensure_ascii=False) for call in calls)
-        text = f"{markers.section}{objects}{markers.section_end}"
+        calls.append({"name": call["function"]["name"], "arguments": arguments})
+    if is_written(format):
+        text = _written(format, [(each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in calls])
+    else:
+        for shape, call in zip(calls, message["tool_calls"], strict=True):
+            shape |= {"id": call["id"]} if call.get("id") else {}
+        text = json.dumps({"tool_call": calls[0]} if len(calls) == 1 else {"tool_calls": calls}, ensure_ascii=False)
     return f"{message['content']}\n{text}" if message.get("content") else text
+
+
+_BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_SYNTAX = {  # before all calls, one call by name and arguments, between two, after all
+    HERMES: ("", '<tool_call>\n{{"name": {quoted}, "arguments": {arguments}}}\n</tool_call>', "\n", ""),
+    DEEPSEEK: (
+        *("<｜tool▁calls▁begin｜>", f"{_BEGIN}function{_SEP}{{name}}\n```json\n{{arguments}}\n```{_END}", "\n"),
+        "<｜tool▁calls▁end｜>",
+    ),
+    DEEPSEEK_V31: ("<｜tool▁calls▁begin｜>", f"{_BEGIN}{{name}}{_SEP}{{arguments}}{_END}", "", "<｜tool▁calls▁end｜>"),
+}
+
+
+def _written(calls: CallFormat, named: Sequence[tuple[str, str]]) -> str:
+    """Calls by name and JSON of their arguments, as the model writes them."""
+    if (m := calls.markers) is not None:
+        begin, between, end = m.section, m.separator, m.section_end
+        form = '{{"name": {quoted}, "arguments": {arguments}}}' if m.style == JSON else "{name}({given})"
+    else:
+        begin, form, between, end = _SYNTAX[calls]
+    texts = [
+        form.format(
+            name=name, quoted=json.dumps(name, ensure_ascii=False), arguments=arguments, given=_python(arguments)
+        )
+        for name, arguments in named
+    ]
+    return f"{begin}{between.join(texts)}{end}"
+
+
+def _python(arguments: str) -> str:
+    """JSON of arguments as those of a call in Python."""
+    with suppress(ValueError):
+        if isinstance(given := json.loads(arguments), dict):
+            return ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return arguments

@@ -48,6 +48,11 @@ class CallFormat:
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
     markers: Markers | None = None  # of a format that was probed
 
+    @property
+    def frames(self) -> tuple[str, str] | None:
+        """Syntax that an answer without tools may have."""
+        return self.around or (self.markers.around if self.markers is not None else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Style:
@@ -254,8 +259,14 @@ class Parser:
         self.mark()
         c = yield from self.after_blanks()
         self.back(c)
-        if not (yield from self.literal(opening)):
-            self.back(self.raw)
+        if not (yield from self.literal(opening.rstrip())):
+            if not (yield from self.literal(closing)):
+                self.back(self.raw)
+                return
+            c = yield from self.after_blanks()  # nothing was thought
+            self.back(c)
+            self.frame()
+            self._repeat()
             return
         self._repeat()
         c = yield from self.after_blanks()

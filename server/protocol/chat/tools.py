@@ -169,7 +169,7 @@ def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -
     """The parser's style of the answer. `primer`: the part of the answer that the prompt contains."""
     kind = chat.reasoning_format
     return Style(
-        calls=template.calls if tools.parse and (tools.tools or template.calls.around) else None,
+        calls=template.calls if tools.parse and (tools.tools or template.calls.frames) else None,
         names=tools.names,
         custom=frozenset(tools.custom),
         texts=tools.texts,
@@ -182,7 +182,7 @@ def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -
 
 def preserved_ids(template: ChatTemplate, tools: Tools, tokenizer: Tokenizer) -> frozenset[int]:
     """Special tokens that are syntax of calls or reasoning, and must become text."""
-    calls = template.calls.preserved if tools.tools or template.calls.around else ()
+    calls = template.calls.preserved if tools.tools or template.calls.frames else ()
     texts = [*(template.reasoning or ()), *calls]
     found = [tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
     return frozenset(ids[0] for ids in found if len(ids) == 1)

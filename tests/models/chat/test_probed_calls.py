@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 
 from logitless.models import tokenizer as tokenizers
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import COMMAND_R, GRANITE, HERMES, CallFormat, Message, Parser, Style
+from logitless.models.chat.tool_calls import (
+    COMMAND_R,
+    DEEPSEEK_V31,
+    GENERIC,
+    GRANITE,
+    HERMES,
+    LFM2,
+    NEMOTRON,
+    CallFormat,
+    Message,
+    Parser,
+    Style,
+)
 from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
@@ -24,7 +36,7 @@ from tests.helpers import call_templates
 
 NAMES = [
     "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
-    "MINIMAX", "MINIMAX_M3", "LINES", "LFM", "PYTHON", "PYTHON_ONLY",
+    "MINIMAX", "MINIMAX_M3", "LINES", "LFM", "PYTHON", "PYTHON_ONLY", "DSML", "KIMI_QUEUE", "FUNCTOOLS",
 ]  # fmt: skip
 ADD: dict[str, Any] = {
     "name": "add",
@@ -289,11 +301,99 @@ def test_values_as_python_writes_them(vocabulary: Tokenizer) -> None:
         assert allows(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>") == allowed
 
 
+@pytest.mark.parametrize(
+    ("name", "calls"), [("EMPTY_THOUGHT", COMMAND_R.name), ("LINE_AFTER", NEMOTRON.name), ("NAME_FIRST", GENERIC.name)]
+)
+def test_what_is_around_calls_changes_no_family(name: str, calls: str) -> None:
+    """Reasoning tags with nothing between them, a line break after the turn, a prompt that ends in a marker."""
+    assert template(name).calls.name == calls
+
+
+def test_types_in_tags(vocabulary: Tokenizer) -> None:
+    calls = template("DSML").calls
+    text = rendered("DSML", [("now", {"zone": "12"})])
+    assert 'string="true">12<' in text
+    assert found(parsed(calls, text)) == [("now", {"zone": "12"})]
+    assert found(parsed(calls, text.replace("zone", "any"))) == [("now", {"any": "12"})]
+    assert found(parsed(calls, text.replace("zone", "any").replace("true", "false"))) == [("now", {"any": 12})]
+    made = call_grammar(calls, [ADD, NOW], required=True, parallel=True)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    for wrong in ("false", "maybe"):
+        assert not allows(grammar, text.strip().replace("true", wrong))
+
+
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC", "n": [true]}'}}],
+}
+RESULT = {"role": "tool", "content": "12:00"}
+
+
+def test_a_template_that_shows_tools_but_writes_no_calls(vocabulary: Tokenizer) -> None:
+    lfm = template("TOOLS_ONLY")
+    assert lfm.calls is LFM2
+    text = lfm.render([{"role": "user", "content": "Hi"}, CALLED, RESULT], tools=TOOLS)
+    assert text.startswith("List of tools: ")
+    written = "<|tool_call_start|>[now(zone='UTC', n=[True])]<|tool_call_end|>"
+    assert text.endswith(f"<|user|>Hi<|assistant|>{written}<|tool|>12:00")
+    assert found(parsed(lfm.calls, written)) == [("now", {"zone": "UTC", "n": [True]})]
+    grammar = Grammar.compile("lark", call_grammar(lfm.calls, [ADD], required=True, parallel=False).lark, vocabulary)
+    assert allows(grammar, '<|tool_call_start|>[add(a=1, unit="C")]<|tool_call_end|>')
+
+
+def test_a_template_that_writes_calls_but_shows_no_tools() -> None:
+    """DeepSeek V3.1's: the system message shows the tools, and the syntax that the model knows."""
+    call = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# " + call + " #}"
+    deepseek = ChatTemplate(source, bos_token="", eos_token="")
+    assert deepseek.calls is DEEPSEEK_V31
+    text = deepseek.render([{"role": "user", "content": "Hi"}, CALLED, RESULT], tools=TOOLS)
+    assert '"name": "now"' in text.partition("<user>")[0]
+    assert call.format("<name>", "<JSON object>") in text.partition("<user>")[0]
+    assert f"<assistant>{call.format('now', CALLED['tool_calls'][0]['function']['arguments'])}<tool>12:00" in text  # type: ignore[index]
+
+
+def test_smollm_reads_tools_by_another_name() -> None:
+    source = "{% if xml_tools %}{{ xml_tools | tojson }}{% endif %}<tool_call>"
+    source += "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    smollm = ChatTemplate(source, bos_token="", eos_token="")
+    assert smollm.caps["supports_tools"]
+    assert smollm.calls is HERMES
+    text = smollm.render([{"role": "user", "content": "Hi"}, CALLED, RESULT], tools=TOOLS)
+    written = '<tool_call>\n{"name": "now", "arguments": {"zone": "UTC", "n": [true]}}\n</tool_call>'
+    assert text.endswith(f"<user>Hi<assistant>{written}<tool>12:00")
+    assert "xml_tools" not in smollm.render([{"role": "user", "content": "Hi"}])
+
+
+def test_firefunction_reads_tools_as_text() -> None:
+    source = "{% set all = 'Functions:' + functions %}{% if tools %}{{ all }}{% endif %}"
+    fire = ChatTemplate(source + call_templates.FUNCTOOLS.partition("{% endif %}")[2], bos_token="", eos_token="")
+    assert fire.caps["supports_tools"]
+    assert found(parsed(fire.calls, ' functools[{"name": "now", "arguments": {"zone": "UTC"}}]')) == [
+        ("now", {"zone": "UTC"})
+    ]
+    assert parsed(fire.calls, "functions are fine").content == "functions are fine"
+
+
+def test_reasoning_tags_that_answers_always_have() -> None:
+    """Hunyuan 3's: the template writes them around nothing where there is no reasoning."""
+    source = call_templates.HUNYUAN.replace("<think>", "{{ '<th{}>'.format(':x') }}").replace(
+        "</think>", "{{ '</th{}>'.format(':x') }}{% elif m.role == 'assistant' %}<th:x></th:x>"
+    )
+    assert ChatTemplate(source, bos_token="", eos_token="").reasoning == ("<th:x>", "</th:x>")
+
+
 def test_granite_describes_calls_but_does_not_write_them(vocabulary: Tokenizer) -> None:
     source = "{% if tools %}{{ tools | tojson }} Answer <|tool_call|> and a list.{% endif %}"
     source += "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     granite = ChatTemplate(source, bos_token="", eos_token="")
     assert granite.calls is GRANITE
+    thinking = ChatTemplate(source + "{# <think></think><response></response> #}", bos_token="", eos_token="")
+    message = parsed(thinking.calls, "<think>Hm.</think><response>Two.</response>", reasoning=thinking.reasoning)
+    assert (message.reasoning, message.content) == ("Hm.", "Two.")
+    assert thinking.calls.around is None
+    assert thinking.calls.frames
     text = '<|tool_call|>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]'
     message = parsed(granite.calls, f"Look. {text}")
     assert (message.content, found(message)) == ("Look.", [ADDED])

@@ -158,6 +158,13 @@ def test_generic(text: str, expected: object) -> None:
     assert told(parse(text, GENERIC)) == expected
 
 
+def test_reasoning_that_was_left_out() -> None:
+    assert told(parse("</think>\n\nTwo.", None, THINK)) == content("Two.")
+    gemma = ("<|channel>thought\n", "<channel|>")
+    assert told(parse("<|channel>thought<channel|>Two.", None, gemma)) == content("Two.")
+    assert told(parse("</thin", None, THINK)) == content("</thin")
+
+
 def test_reasoning() -> None:
     def told_of(text: str, **kw: object) -> tuple[str, str]:
         message = parse(text, None, THINK, **kw)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from logitless.models.chat.tool_calls.free_text import TEXT
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of
@@ -107,6 +107,8 @@ def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, l
             text = f"text_{i}_{k}"
             rules.append(_text(text, end))
         rules += tagged_rules(function, f"value_{i}_{k}", inner, schema, end, text)
-        parameter = f"{syntax_rule(m.key_begin)} {quoted(name)} {quoted(m.key_end)} value_{i}_{k} {gap}"
+        is_text = function.get(TEXT) is not None or (isinstance(inner, dict) and inner.get("type") == "string")
+        key_end = quoted(m.key_end.replace(TYPE, m.types[0 if is_text else 1]))
+        parameter = f"{syntax_rule(m.key_begin)} {quoted(name)} {key_end} value_{i}_{k} {gap}"
         parts.append(parameter if name in required else f"({parameter})?")
     return " ".join(parts), rules

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 
 BLANK = " \t\r\n"
-NUMBER, ID, KEY = "\x00", "\x01", "\x02"
-"""Placeholders in a marker: the number of the call, its id, the parameter that a closing tag repeats."""
+NUMBER, ID, KEY, TYPE = "\x00", "\x01", "\x02", "\x03"
+"""Placeholders in a marker: the number of the call, its id, the parameter that a closing tag repeats, the
+word for the type of the value (DeepSeek V3.2: string="true")."""
 
 JSON, NAMED, TAGGED, PYTHON = "JSON", "named JSON", "tags", "Python"
 """Styles: an object with name and arguments; the name as text, then the arguments; a tag a parameter; f(x=1)."""
@@ -15,8 +16,9 @@ JSON, NAMED, TAGGED, PYTHON = "JSON", "named JSON", "tags", "Python"
 NAMESPACE = r"\]<\][^\s<>\[\]]+\[>\["
 """MiniMax M3's token before each tag."""
 
-_TAG = re.compile(rf"{NAMESPACE}|<[^<>\s\x00-\x02]+>|\[/?[A-Z_]+\]")
-_FIRST = re.compile(rf"(?:{NAMESPACE})?<[^<>\x00-\x02]+>?|\[[A-Z_]+\]")
+_TAG = re.compile(rf"{NAMESPACE}|<[^<>\s\x00-\x03]+>|\[/?[A-Z_]+\]")
+_WORD = re.compile(r"｜\w+｜")  # DeepSeek V3.2's token within tags
+_FIRST = re.compile(rf"(?:{NAMESPACE})?<[^<>\x00-\x03]+>?|\[[A-Z_]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Markers:
     key_end: str = ""
     value_end: str = ""
     gap: str = ""
+    types: tuple[str, str] = ("", "")  # TYPE of a text, and of any other value
     around: tuple[str, str] | None = None
 
     @property
@@ -60,7 +63,8 @@ class Markers:
         """Tags among the markers, each of which may be a special token."""
         parts = (self.section, self.begin, self.middle, self.key_begin, self.key_end, self.value_end)
         texts = (*parts, self.end, self.separator, self.section_end, *(self.around or ()))
-        return tuple(dict.fromkeys(tag for text in texts for tag in _TAG.findall(text)))
+        whole = (tag for text in texts for tag in _TAG.findall(text))
+        return tuple(dict.fromkeys((*whole, *(word for text in texts for word in _WORD.findall(text)))))
 
 
 def _first_tag(text: str) -> str:

@@ -21,6 +21,7 @@ from logitless.models.chat.tool_calls.probed.markers import (
     NUMBER,
     PYTHON,
     TAGGED,
+    TYPE,
     Markers,
 )
 from logitless.models.chat.tool_calls.probed.reader import call_format
@@ -52,9 +53,10 @@ _TOOLS: list[dict[str, Any]] = [
 class Probe:
     """Probe of one template, by its renderings."""
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
-        self._plain = self._turn({"role": "assistant", "content": _ANSWER})
+    def __init__(self, render: Render, reasoning: tuple[str, str] | None = None) -> None:
+        """`reasoning`: the known tags, if any, which the template may write without reasoning, too."""
+        self._render, self._thinks = render, reasoning
+        self._plain = self._turn({"role": "assistant", "content": _ANSWER}).rstrip()
         self._ids: tuple[str, ...] = _IDS
         body = self._difference(1)
         if _NAMES[0] not in body and _IDS[0] in body:
@@ -71,6 +73,8 @@ class Probe:
         if markers is None:
             return default
         probed = call_format(replace(markers, around=self._around()))
+        if not all(probed.triggers + probed.opening):  # the prompt ends in what begins a call
+            return default
         return probed if _reads(probed, one, 1) and (not two or _reads(probed, two, 2)) else default
 
     def _framed(self, default: CallFormat) -> CallFormat:
@@ -90,10 +94,13 @@ class Probe:
         before, thought, after = text.partition(_THOUGHT)
         if not thought or not self._plain:
             return None
-        before = before[_boundary(_shared(before, self._plain)) :].strip()
+        n_shared = _boundary(_shared(before, self._plain))
         after, answer, _ = after.partition(_ANSWER)
-        opening, closing = re.search(r"<[^<>]+>$", before), re.match(r"\s*(</?[^<>]+>)", after)
-        return (opening[0], closing[1]) if answer and opening and closing else None
+        opening, closing = re.search(r"<[^<>]+>$", before.strip()), re.match(r"\s*(</?[^<>]+>)", after)
+        if not (answer and opening and closing):
+            return None
+        is_pair = closing[1] == f"</{opening[0][1:]}"  # then an answer without reasoning may have it, too
+        return (opening[0], closing[1]) if is_pair or before[n_shared:].strip() else None
 
     def _turn(self, message: dict[str, Any]) -> str:
         return self._render([_USER, message], _TOOLS)
@@ -103,7 +110,7 @@ class Probe:
             {"id": id, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS}}
             for name, id in zip(_NAMES[:n], self._ids, strict=False)
         ]
-        return self._turn({"role": "assistant", "content": "", "tool_calls": calls})
+        return self._turn({"role": "assistant", "content": "", "tool_calls": calls}).rstrip()
 
     def _body(self, n: int) -> str:
         """The calls of a rendering; "" if it does not have them all."""
@@ -116,7 +123,13 @@ class Probe:
         if not self._plain or not calling:
             return ""
         begin, end = _difference(calling, self._plain)
-        return _END_OF_TURN.sub("", calling[begin : len(calling) - end]).strip()
+        return self._without_reasoning(_END_OF_TURN.sub("", calling[begin : len(calling) - end]).strip())
+
+    def _without_reasoning(self, text: str) -> str:
+        """The text without tags of reasoning at its beginning that have none between them."""
+        opening, closing = self._thinks or ("", "")
+        rest = text.removeprefix(opening.strip()).lstrip()
+        return rest.removeprefix(closing).lstrip() if opening and rest.startswith(closing) else text
 
     def _around(self) -> tuple[str, str] | None:
         """Tags around an answer without calls that one with calls lacks."""
@@ -124,6 +137,8 @@ class Probe:
         begin, end = _difference(calling, self._plain)
         before, _, after = self._plain[begin : len(self._plain) - end].partition(_ANSWER)
         before, after = before.strip(), _END_OF_TURN.sub("", after).strip()
+        for tag in self._thinks or ():
+            before = before.removeprefix(tag.strip()).strip()
         if re.fullmatch(r"<[^<>/]+>", before) and re.fullmatch(r"<[^<>]+>|", after):
             return before, after
         return None
@@ -235,7 +250,8 @@ def _tagged(text: str, i: int) -> _Call | None:
     middle, key_end = text[name + len(_NAMES[i]) : key], text[key + len(first) : value]
     between = text[value + len(_ARGUMENTS[first]) : next_key].replace(first, KEY)
     end = last + len(str(number))
-    if text[next_key + len(second) : last] != key_end:
+    key_end, types = _typed(key_end, text[next_key + len(second) : last])
+    if not key_end:
         return None
     value_end = _tags_only(_shared(between, text[end:].replace(second, KEY))).rstrip()
     key_begin = between[len(value_end) :].strip()
@@ -243,8 +259,23 @@ def _tagged(text: str, i: int) -> _Call | None:
         return None
     gap = between[len(value_end) : between.rindex(key_begin)]
     middle = middle[: len(middle) - len(key_begin)]
-    markers = Markers(TAGGED, "", middle, "", key_begin=key_begin, key_end=key_end, value_end=value_end, gap=gap)
+    markers = Markers(
+        *(TAGGED, "", middle, ""), key_begin=key_begin, key_end=key_end, value_end=value_end, gap=gap, types=types
+    )
     return _Call(name, end + len(value_end.replace(KEY, second)), markers)
+
+
+def _typed(of_text: str, of_number: str) -> tuple[str, tuple[str, str]]:
+    """(marker, words for TYPE) of what is between a key and a text, and a key and a number. ("", …): they differ
+    in more than a word."""
+    pieces, others = (re.split(r"(\w+)", text) for text in (of_text, of_number))
+    places = [i for i, (a, b) in enumerate(zip(pieces, others, strict=False)) if a != b]
+    if not places and of_text == of_number:
+        return of_text, ("", "")
+    if len(places) != 1 or len(pieces) != len(others) or not pieces[places[0]].isalpha():
+        return "", ("", "")
+    at = places[0]
+    return "".join((*pieces[:at], TYPE, *pieces[at + 1 :])), (pieces[at], others[at])
 
 
 def _objects(text: str, start: int, end: int) -> list[int]:

@@ -9,22 +9,24 @@ from functools import partial
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
 from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, Step
-from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import arguments
 from logitless.models.chat.tool_calls.tagged import tagged_value
 
 FOUND, ABSENT, CUT = "found", "absent", "cut"
 _ID = frozenset(string.ascii_letters + string.digits + "_.:-")
-_PIECE = re.compile(rf"[{BLANK}]+|[{NUMBER}{ID}]|[^{BLANK}{NUMBER}{ID}]+")
+_WORD = re.compile(r"(?s:\w+\W?|.?)")  # what begins a call without tags
+_PIECE = re.compile(rf"[{BLANK}]+|[{NUMBER}{ID}{TYPE}]|[^{BLANK}{NUMBER}{ID}{TYPE}]+")
 
 
 def call_format(markers: Markers) -> CallFormat:
     """The call format of these markers."""
     frames = tuple(text for text in markers.around or () if text)
+    before = (markers.section + markers.begin + markers.head).lstrip()
     return CallFormat(
         f"Template ({markers.style})",
         markers.triggers + frames,
-        () if markers.trigger else ((markers.section + markers.begin + markers.head).lstrip()[:1],),
+        () if markers.trigger else (_WORD.match(before)[0],),  # type: ignore[index]
         partial(_read, markers),
         markers.tags,
         around=markers.around,
@@ -128,13 +130,17 @@ def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
             raise NotACall
         if state == ABSENT:
             break
+        start = len(p.raw)
         key = "" if state == CUT else (yield from _until(p, m.key_end.strip()))
         if not key:
             return False
+        is_text = (name, key) in p.style.texts
+        if TYPE in m.key_end:
+            is_text = m.key_end.strip().replace(TYPE, m.types[0]) in p.raw[start:]
         p.argument(f"{', ' if n_given else ''}{json.dumps(key, ensure_ascii=False)}: ")
         n_given += 1
         opens_line, value_end = m.key_end.endswith("\n"), m.value_end.replace(KEY, key)
-        if not (yield from tagged_value(p, (name, key) in p.style.texts, value_end, opens_line)):
+        if not (yield from tagged_value(p, is_text, value_end, opens_line)):
             return False
     p.argument("}")
     return True
@@ -171,7 +177,7 @@ def syntax(p: Parser, text: str) -> Step[str]:
     """
     start = len(p.raw)
     for piece in _PIECE.findall(" " + text):
-        if piece in (NUMBER, ID):
+        if piece in (NUMBER, ID, TYPE):
             yield from _placeholder(p, piece)
             continue
         if not piece.strip():
