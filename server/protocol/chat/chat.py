@@ -243,12 +243,13 @@ def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, primer: st
         return None
     opening, closing = template.reasoning
     forced = tuple(parser.encode(chat.reasoning_budget_message + closing, parse_special=True))
-    begun = primer.lstrip().startswith(opening) and closing not in primer
+    begun = primer.lstrip().startswith(opening.rstrip()) and closing not in primer
     return ReasoningLimit(opening.encode(), closing.encode(), forced, budget, begun)
 
 
 def _begun(text: str, template: ChatTemplate) -> str:
     """The opening tag of reasoning that the template itself has written, with the blanks after it."""
-    if template.reasoning is None or not text.rstrip().endswith(template.reasoning[0]):
+    opening = template.reasoning[0].rstrip() if template.reasoning is not None else ""
+    if not opening or not text.rstrip().endswith(opening):
         return ""
-    return text[text.rindex(template.reasoning[0]) :]
+    return text[text.rindex(opening) :]

@@ -307,6 +307,20 @@ async def test_a_continued_answer_closes_reasoning_that_the_prompt_opened(server
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": " two."}
 
 
+async def test_reasoning_whose_opening_is_a_line() -> None:
+    """Apriel's: the prompt ends in a line that opens the reasoning."""
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    source += "{% if add_generation_prompt %}<assistant>{{ 'Here are my reasoning steps:\\n' }}{% endif %}"
+    async with chatting(source + "{# [BEGIN FINAL RESPONSE] #}") as server:
+        says(server, "Hm.\n[BEGIN FINAL RESPONSE]\nTwo.")
+        _, reply = await server.post("/v1/chat/completions", {"messages": ASK})
+        message = reply["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("Two.", "Hm.")
+        said = [*ASK, {"role": "assistant", "content": "It is"}]
+        _, reply = await server.post("/apply-template", {"messages": said})
+        assert reply["prompt"].endswith("reasoning steps:\n[BEGIN FINAL RESPONSE]It is")
+
+
 async def test_a_tool_without_properties_takes_any_object_and_one_without_parameters_none(server: Running):
     for function, arguments in (
         ({"name": "any", "parameters": {"type": "object"}}, '{"x": 1}'),
