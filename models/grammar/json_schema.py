@@ -214,7 +214,7 @@ class _Identifiers:
 
 
 class _Closing:
-    """Closes objects with `properties`: no members beside the named ones.
+    """Closes objects with `properties`: no members beside the named ones and those of `required`.
 
     An object stays open if it has a keyword for other members (`additionalProperties`,
     `patternProperties`, `unevaluatedProperties`). Where a composition describes one object in
@@ -246,6 +246,9 @@ class _Closing:
         if schema.get("type") is None and not any(key in schema for key in _NOT_ONLY_OBJECTS):
             schema["type"] = "object"
         if path not in self._open and not any(key in schema for key in _OPENING):
+            own, required = schema["properties"], schema.get("required")
+            others = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+            schema["properties"] = own | {name: True for name in others if name not in own}
             schema["additionalProperties"] = False
         return schema
 

@@ -78,6 +78,14 @@ def test_an_object_with_properties_is_closed(schema: Any, strict: bool) -> None:
     assert not allows(schema, {"a": 1, "invented": 1}, strict)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_required_member_need_not_be_described(strict: bool) -> None:
+    schema = {**OBJECT_A, "required": ["a", "b"]}
+    assert allows(schema, {"a": 1, "b": ["x"]}, strict)
+    assert not allows(schema, {"a": 1}, strict)
+    assert not allows(schema, {"a": 1, "b": 2, "c": 3}, strict)
+
+
 def test_objects_in_arrays_and_members_are_closed() -> None:
     nested = {"type": "object", "properties": {"list": {"type": "array", "items": OBJECT_A}, "one": OBJECT_B}}
     assert allows(nested, {"list": [{"a": 1}], "one": {"b": 2}})
