@@ -380,6 +380,10 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
     if trainer.settings.schedule.kind != "halving" and warmup >= trainer.n_steps:
         reached = f"the {trainer.n_steps} steps of the run never reach the learning rate"
         print(f"logitless: warning: --warmup {warmup}: {reached}", file=sys.stderr)
+    epochs, n = trainer.settings.n_epochs, trainer.settings.n_logical
+    if trainer.n_steps < epochs and n > len(trainer.order):
+        few = f"a step takes {n} samples, more than there are: {epochs:g} epochs are {trainer.n_steps} steps"
+        print(f"logitless: warning: --batch-size: {few}", file=sys.stderr)
     reporter = Reporter(show, terminal=terminal)
     trackers = trackers_of(o, trainer, output, lambda line: show(f"logitless: warning: {line}", True))
     last_validation = None

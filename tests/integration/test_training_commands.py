@@ -280,6 +280,12 @@ def test_ranks_that_cannot_be_had_are_refused(given: Path, tmp_path: Path, capsy
     code, told = run(capsys, *one, "--warmup", "1")
     assert code == 0
     assert "warning: --warmup 1: the 1 steps of the run never reach the learning rate" in told
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "ab"}\n{"text": "ba"}\n')
+    few = f"finetune -m {given}/m.gguf --file {rows} -c 8 -b 8 -t 1 --epochs 2 --val-split 0 --lora-out".split()
+    code, told = run(capsys, *few, str(tmp_path / "few.gguf"))
+    assert code == 0
+    assert "warning: --batch-size: a step takes 8 samples, more than there are: 2 epochs are 1 steps" in told
     for flags, problem in (
         ("--lora-target-modules q_proj,x", "--lora-target-modules: the model has no matrix 'x' to adapt"),
         ("--lora-rslora", "--lora-rslora: needs a lora_alpha"),
