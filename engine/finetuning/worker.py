@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.gguf.file import GGUFFile
+    from logitless.models.media.encoders import Encoders
     from logitless.models.media.media_input import MediaInput
     from logitless.models.tokenizer import Tokenizer
-    from logitless.models.vision.encoder import VisionEncoder
     from logitless.training.data.run_images import RunImages
     from logitless.training.graders.grade import Surroundings
     from logitless.training.reporting.trackers import Trackers
@@ -220,12 +220,12 @@ class FineTuningWorker:
         if self._media is None:
             raise TrainingError("an image needs a projector that reads it: this server was started without --mmproj")
 
-        def encoder(_: Session) -> VisionEncoder:
+        def encoders(_: Session) -> Encoders:
             assert self.engine.media is not None
-            return self.engine.media.encoder
+            return self.engine.media.encoders
 
         n_embd = self.engine.hparams.n_embd
-        return RunImages(self._media, n_embd, encoder, shared=True, folder=self.store.folder)
+        return RunImages(self._media, n_embd, encoders, shared=True, folder=self.store.folder)
 
     def check(self, path: Path, filename: str, goes_on: Callable[[], None] = lambda: None) -> None:
         """Check a training file. Raises TrainingError that names the wrong line; `goes_on` is called

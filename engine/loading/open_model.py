@@ -42,9 +42,9 @@ from logitless.models.gguf.types import FILE_TYPES
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides, Value
 from logitless.models.media.media_input import MediaInput
+from logitless.models.media.params import read_media_params
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
-from logitless.models.vision.params import read_params
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
@@ -356,7 +356,7 @@ def is_usable(projector: Path, h: Hparams) -> bool:
         return False
     try:
         with GGUFFile.open(projector) as gguf:
-            read_params(gguf)
+            read_media_params(gguf)
     except ModelFileError as error:
         log.warning("images are not read: %s", error)
         return False

@@ -1,9 +1,9 @@
-"""Image encoder: runs the vision encoder on the model's session and keeps its rows on the device."""
+"""Media encoder: runs the encoders of images and sounds on the session, and keeps rows on the device."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,16 +11,17 @@ import numpy as np
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, store_v
+from logitless.graph.ops.elementwise import scale
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.encoders import Encoders
+from logitless.models.media.params import MediaParams
 from logitless.models.media.prompt_media import Tile
-from logitless.models.vision.encoder import VisionEncoder
-from logitless.models.vision.params import VisionParams
 
-ARENA = "vision"  # name of the plans' memory arena
-MOST_PATCHES = 8192  # of tiles that are encoded together
-LEAST_ROWS = 1024  # rows of images that the device keeps at least
+ARENA = "media"  # name of the plans' memory arena
+MOST_INPUTS = 8192  # patches and frames of tiles that are encoded together
+LEAST_ROWS = 1024  # rows of media that the device keeps at least
 
 
 class MediaEncoder:
@@ -29,11 +30,11 @@ class MediaEncoder:
     Row 0 of the pool is zero: tokens of text read it.
     """
 
-    def __init__(self, session: Session, gguf: GGUFFile, p: VisionParams, n_embd: int, n_rows: int) -> None:
+    def __init__(self, session: Session, gguf: GGUFFile, p: MediaParams, n_embd: int, n_rows: int) -> None:
         """`n_rows`: rows that the pool keeps."""
         self.params = p
         self._session = session
-        self.encoder = VisionEncoder.define(session, gguf, p, n_embd)
+        self.encoders = Encoders.define(session, gguf, p, n_embd)
         self.n_rows = max(n_rows, LEAST_ROWS)
         n_pages = -(-(1 + self.n_rows) // PAGE)
         names = ["image_rows", *(f"image_rows.deepstack.{i}" for i in range(len(p.deepstack)))]
@@ -71,13 +72,14 @@ class MediaEncoder:
 
     def _run(self, placed: Sequence[tuple[Tile, int]]) -> Iterator[float]:
         tiles = [tile for tile, _ in placed]
-        height, width, _ = tiles[0].pixels.shape
-        key = ("vision", len(tiles), height, width)
-        plan = self._session.cached_plan(key, partial(self._build, len(tiles), height, width), ARENA)
+        size, is_audio = tiles[0].size, tiles[0].is_audio
+        key = ("media", is_audio, len(tiles), *size)
+        plan = self._session.cached_plan(key, partial(self._build, is_audio, len(tiles), *size), ARENA)
         assert isinstance(plan, PreemptiblePlan)
-        feeds = self.encoder.feeds([tile.pixels for tile in tiles])
+        encoder = self.encoders.of(is_audio)
+        feeds = encoder.feeds([tile.values for tile in tiles])
         firsts = np.array([first for _, first in placed])[:, None]
-        *places, kinds = self.encoder.row_places(height, width)
+        *places, kinds = encoder.row_places(*size)
         for name, of_tile in zip(("to", "extra"), places, strict=True):
             feeds[f"image.{name}"] = (firsts + of_tile).reshape(-1).astype(np.int32)
         feeds["image.kinds"] = np.tile(kinds.astype(np.int32), len(tiles))
@@ -85,23 +87,24 @@ class MediaEncoder:
 
     def together(self, tile: Tile) -> int:
         """Tiles of this size that are encoded in one run at most."""
-        height, width, _ = tile.pixels.shape
-        n_patches: int = (height // self.params.patch_size) * (width // self.params.patch_size)
-        return max(1, MOST_PATCHES // max(1, n_patches))
+        return max(1, MOST_INPUTS // max(1, self.encoders.of(tile.is_audio).n_inputs(*tile.size)))
 
-    def largest(self) -> list[Tensor]:
-        """Graph of one tile of the usual largest size."""
-        return self._build(1, *self.params.usual_size)
+    @property
+    def largest(self) -> list[Callable[[], list[Tensor]]]:
+        """Graphs of one tile of the usual largest size, for each encoder."""
+        return [partial(self._build, kind, 1, *encoder.usual_size) for kind, encoder in self.encoders]
 
-    def _build(self, n_tiles: int, height: int, width: int) -> list[Tensor]:
+    def _build(self, is_audio: bool, n_tiles: int, height: int, width: int) -> list[Tensor]:
         """Nodes that write the rows of tiles to the pools, and the rows beside those of patches."""
-        n_extra = n_tiles * len(self.encoder.row_places(height, width)[1])
-        rows = self.encoder.rows(n_tiles, height, width)
+        encoder = self.encoders.of(is_audio)
+        n_extra = n_tiles * len(encoder.row_places(height, width)[1])
+        rows = encoder.rows(n_tiles, height, width)
+        rows += [scale(rows[0], factor=0.0)] * (len(self.pools) - len(rows))  # sounds add nothing after layers
         to = feed("image.to", rows[0].shape[:1], "i32")
         pools = [_stored(pool, of_pool, to) for pool, of_pool in zip(self.pools, rows, strict=True)]
         if n_extra:
             to, kinds = (feed(f"image.{name}", (n_extra,), "i32") for name in ("extra", "kinds"))
-            pools[0] = _stored(pools[0], self.encoder.extra_rows(kinds), to)
+            pools[0] = _stored(pools[0], self.encoders.extra_rows(kinds), to)
         return pools
 
     def _make_room(self, n: int, pinned: Collection[bytes]) -> int | None:

@@ -50,9 +50,9 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
+from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
-from logitless.models.vision.params import VisionParams, params_for
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights
@@ -86,7 +86,7 @@ class RunnerOptions:
     swa_full: bool = True
     n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
     block: str = ""  # file of the MTP head, if the model's file has none
-    mmproj: str = ""  # file of the vision encoder and its projector; "": no images
+    mmproj: str = ""  # file of encoders and projectors of media; "": none
     projector_on_cpu: bool = False  # else on the first device beside it
     image_tokens: tuple[int, int] = (0, 0)  # least and most rows of an image of dynamic size; 0: the projector's
 
@@ -107,7 +107,7 @@ class ModelRunner:
         self.options = options = options or RunnerOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
-        self._projector: tuple[GGUFFile, VisionParams] | None = None
+        self._projector: tuple[GGUFFile, MediaParams] | None = None
         if options.mmproj:
             projector = GGUFFile.open(options.mmproj)
             params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
@@ -391,7 +391,8 @@ class ModelRunner:
         """Graphs that together contain every op of a step, of an MTP draft and of images."""
         graphs = [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
         if self.media is not None:
-            graphs += [self.media.largest(), self.build(Shape(self.options.n_ubatch, 64, images=True))]
+            graphs += [build() for build in self.media.largest]
+            graphs.append(self.build(Shape(self.options.n_ubatch, 64, images=True)))
         return graphs
 
     @property
@@ -402,7 +403,7 @@ class ModelRunner:
 
     @property
     def _image_graphs(self) -> list[Callable[[], list[Tensor]]]:
-        return [self.media.largest] if self.media is not None else []
+        return self.media.largest if self.media is not None else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Shapes of the warm-up set, with up to `most` decoding sequences."""

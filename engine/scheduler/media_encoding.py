@@ -108,7 +108,7 @@ class MediaEncoding:
         for seq, tile in wanted:
             if encoder.first_row(tile) is None and tile.key not in tiles:
                 first = next(iter(tiles.values()), tile)
-                if tile.pixels.shape != first.pixels.shape:
+                if (tile.is_audio, tile.size) != (first.is_audio, first.size):
                     continue  # its turn comes
                 if len(tiles) == encoder.together(first) or not encoder.place(tile, pinned):
                     break

@@ -1,66 +1,72 @@
-"""Vision input: texts and images of a prompt → token ids and tiles."""
+"""Media input: texts, images and sounds of a prompt → token ids and tiles."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from hashlib import blake2b
 from threading import Lock
 
+from logitless.models.audio.spectrogram import chunks_of
 from logitless.models.audio.waveform import Waveform
+from logitless.models.media.params import MediaParams
 from logitless.models.media.prompt_media import PromptMedia, Span, Tile, place
 from logitless.models.tokenizer import Tokenizer
-from logitless.models.vision.images import decode_image
-from logitless.models.vision.params import VisionParams
+from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.preprocess import pieces_of
 
-KEPT_NBYTES = 64 << 20  # pixels of images that were read last
+KEPT_NBYTES = 64 << 20  # of tiles of media that were read last
+Pieces = list[list[int] | Tile]
 
 
 class MediaInput:
-    """Reads prompts with images for one model. Any thread may call it.
+    """Reads prompts with images and sounds for one model. Any thread may call it.
 
-    The images that were read last are kept by the hashes of their files: each request of a
-    conversation has all of its images again.
+    The media that were read last are kept by the hashes of their files: each request of a
+    conversation has all of them again.
     """
 
-    def __init__(self, params: VisionParams, tokenizer: Tokenizer, *, mrope: bool) -> None:
+    def __init__(self, params: MediaParams, tokenizer: Tokenizer, *, mrope: bool) -> None:
         self.params = params
         self._tokenizer = tokenizer
         self.mrope = mrope
-        self._kept: OrderedDict[bytes, list[list[int] | Tile]] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[bytes, Pieces] = OrderedDict()  # least recently used first
         self._lock = Lock()
 
     @property
     def reads_images(self) -> bool:
-        return True
+        return self.params.vision is not None
 
     @property
     def reads_audio(self) -> bool:
-        return False
+        return self.params.audio is not None
 
-    def audio(self, waveform: Waveform) -> list[list[int] | Tile]:
-        """Tokens and pieces of a sound, where the model `reads_audio`."""
-        raise NotImplementedError
-
-    def image(self, data: bytes) -> list[list[int] | Tile]:
+    def image(self, data: bytes) -> Pieces:
         """Tokens and tiles of an image file. ImageError: it cannot be used."""
-        name = blake2b(data, digest_size=16).digest()
+        return self._known(blake2b(data, digest_size=16).digest(), partial(self._image, data))
+
+    def audio(self, waveform: Waveform) -> Pieces:
+        """Tokens and tiles of a sound."""
+        return self._known(waveform.digest, partial(self._audio, waveform))
+
+    def _known(self, name: bytes, read: Callable[[], Pieces]) -> Pieces:
         with self._lock:
             if name in self._kept:
                 self._kept.move_to_end(name)
                 return self._kept[name]
-        pieces = self._read(data)
+        pieces = read()
         with self._lock:
             self._kept[name] = pieces
             while sum(map(_nbytes, self._kept.values())) > KEPT_NBYTES:
                 self._kept.popitem(last=False)
         return pieces
 
-    def _read(self, data: bytes) -> list[list[int] | Tile]:
-        p = self.params
-        pieces: list[list[int] | Tile] = []
+    def _image(self, data: bytes) -> Pieces:
+        p = self.params.vision
+        if p is None:
+            raise ImageError("needs a model that reads images, which this is not")
+        pieces: Pieces = []
         for piece in pieces_of(decode_image(data), p):
             if isinstance(piece, str):
                 pieces.append(self._ids(piece))
@@ -69,10 +75,16 @@ class MediaInput:
                 pieces.append(Tile(piece, p.n_rows(height, width), p.grid(height, width)))
         return pieces
 
+    def _audio(self, waveform: Waveform) -> Pieces:
+        p = self.params.audio
+        assert p is not None  # the caller asks reads_audio
+        texts = [[self._ids(text)] if text else [] for text in (p.projector.begin, p.projector.end)]
+        return [*texts[0], *(Tile(chunk, p.n_rows, None) for chunk in chunks_of(waveform, p)), *texts[1]]
+
     def prompt(
-        self, texts: Sequence[str], images: Sequence[list[list[int] | Tile]], *, add_special: bool = True
+        self, texts: Sequence[str], media: Sequence[Pieces], *, add_special: bool = True
     ) -> tuple[tuple[int, ...], PromptMedia]:
-        """(token ids, tiles) of texts with an image between each two. `add_special`: with BOS and EOS
+        """(token ids, tiles) of texts with an image or a sound between each two. `add_special`: with BOS and EOS
         where the vocabulary has them.
 
         As in llama.cpp each text is tokenized by itself.
@@ -83,16 +95,15 @@ class MediaInput:
             pieces.append([words.bos_id])
         for i, text in enumerate(texts):
             pieces.append(words.encode(text, add_special=False, parse_special=True) if text else [])
-            pieces += images[i] if i < len(images) else []
+            pieces += media[i] if i < len(media) else []
         if add_special and words.add_eos and words.eos_id is not None:
             pieces.append([words.eos_id])
         ids, spans = place(pieces)
-        return ids, self.images(spans)
+        return ids, self.placed(spans)
 
-    def images(self, spans: Sequence[Span]) -> PromptMedia:
+    def placed(self, spans: Sequence[Span]) -> PromptMedia:
         """The tiles of a prompt with their rows' positions."""
-        p = self.params
-        return PromptMedia(tuple(spans), p.causal, self.mrope, p.projector.framed)
+        return PromptMedia(tuple(spans), self.params.causal, self.mrope, self.params.framed)
 
     @cached_property
     def _newline(self) -> int | None:
@@ -106,5 +117,5 @@ class MediaInput:
         return self._tokenizer.encode(text, add_special=False, parse_special=True)
 
 
-def _nbytes(pieces: Sequence[list[int] | Tile]) -> int:
-    return sum(piece.pixels.nbytes for piece in pieces if isinstance(piece, Tile))
+def _nbytes(pieces: Pieces) -> int:
+    return sum(piece.values.nbytes for piece in pieces if isinstance(piece, Tile))

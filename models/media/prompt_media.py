@@ -1,7 +1,7 @@
-"""Images of a prompt: tiles of pixels, their places among the tokens, and M-RoPE positions.
+"""Media of a prompt: tiles of pixels or sound, their places among the tokens, and M-RoPE positions.
 
-Each row of an image is a token of the prompt whose id is negative and made from the hash of the
-pixels. So prefix cache, host memory and slot files tell images apart as they do texts.
+Each row of a tile is a token of the prompt whose id is negative and made from the hash of its
+values. So prefix cache, host memory and slot files tell media apart as they do texts.
 """
 
 from __future__ import annotations
@@ -11,28 +11,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Pixels = npt.NDArray[np.uint8]
-FIRST_ID = -2  # ids of image rows are at most this; −1 has other meanings
+Values = npt.NDArray[Any]
+FIRST_ID = -2  # ids of media rows are at most this; −1 has other meanings
 
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One input of the vision encoder: pixels (height, width, 3), and its rows in the prompt."""
+    """One input of an encoder: pixels (height, width, 3) u8 or a spectrogram (frames, bins) f32, and
+    its rows in the prompt."""
 
-    pixels: Pixels
+    values: Values
     n_rows: int  # in the prompt
-    grid: tuple[int, int]  # rows and columns of the result, for M-RoPE
+    grid: tuple[int, int] | None  # lines and columns of an image's rows, for M-RoPE; None: it is sound
+
+    @property
+    def is_audio(self) -> bool:
+        return self.grid is None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image, frames and bins of sound. Tiles of one are a batch."""
+        height, width = self.values.shape[:2]
+        return height, width
 
     @cached_property
     def key(self) -> bytes:
-        """Hash of pixels and sizes. Equal keys have equal rows."""
+        """Hash of values and sizes. Equal keys have equal rows."""
         digest = blake2b(digest_size=16)
-        digest.update(repr((self.pixels.shape, self.grid)).encode())
-        digest.update(self.pixels.tobytes())
+        digest.update(repr((self.values.shape, self.grid)).encode())
+        digest.update(self.values.tobytes())
         return digest.digest()
 
     @cached_property
@@ -62,7 +74,7 @@ class PromptMedia:
     """The tiles of one prompt, in order."""
 
     spans: tuple[Span, ...]
-    causal: bool = True  # a row sees only earlier rows; else all rows of its tile
+    causal: bool = True  # a row of an image sees only earlier rows, as of sound; else all rows of its tile
     mrope: bool = False
     framed: bool = False  # a row begins each tile, one ends each of its lines, and one ends it (HunyuanVL)
 
@@ -82,7 +94,8 @@ class PromptMedia:
     def chunk(self, start: int, n: int) -> int:
         """Tokens of a prefill chunk of about n tokens from `start`: rows of a bidirectional tile are
         computed together."""
-        if self.causal or (span := self.at(start + n - 1)) is None or span.end == start + n:
+        span = None if self.causal else self.at(start + n - 1)
+        if span is None or span.tile.is_audio or span.end == start + n:
             return n
         return span.start - start if span.start > start else span.end - start
 
@@ -91,6 +104,8 @@ class PromptMedia:
         seen = list(range(start, start + n))
         if not self.causal:
             for span in self.within(start, start + n):
+                if span.tile.is_audio:
+                    continue
                 for p in range(max(start, span.start), min(start + n, span.end)):
                     seen[p - start] = span.end - 1
         return seen
@@ -99,12 +114,15 @@ class PromptMedia:
         """M-RoPE positions (4, n) of n tokens from `start`, in time, height, width and images.
 
         An image has one position in time, and the text after it goes on behind its larger side
-        (Qwen2-VL). Framed rows have their own positions in time, their line and place in it, and
-        the number of images before; the first and the last row have those of text (HunyuanVL).
+        (Qwen2-VL); rows of sound have those of text. Framed rows have their own positions in time,
+        their line and place in it, and the number of images before; the first and the last row have
+        those of text (HunyuanVL).
         """
         places = np.tile(np.arange(start, start + n), (4, 1))
         behind = 0  # positions that the images so far have saved
         for number, span in enumerate(self.spans):
+            if span.tile.grid is None:
+                continue
             rows, columns = span.tile.grid
             inside = np.arange(max(start, span.start + self.framed), min(start + n, span.end - self.framed))
             if self.framed:

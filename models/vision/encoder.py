@@ -107,6 +107,20 @@ class VisionEncoder:
         return cls(p, w, constants)
 
     @property
+    def states(self) -> list[str]:
+        """Names of the encoder's constants on the session."""
+        return [t.name for t in (*self.w.tensors.values(), *self.constants.values())]
+
+    def n_inputs(self, height: int, width: int) -> int:
+        """Patches of a tile, which attend to each other."""
+        return (height // self.p.patch_size) * (width // self.p.patch_size)
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """(height, width) of a tile as large as usual images become."""
+        return self.p.usual_size
+
+    @property
     def has_class(self) -> bool:
         return "class" in self.constants
 
@@ -184,7 +198,7 @@ class VisionEncoder:
         Their inputs are those of `feeds`.
         """
         p, w = self.p, self.w
-        n_patches = (height // p.patch_size) * (width // p.patch_size)
+        n_patches = self.n_inputs(height, width)
         length = n_patches + self.has_class
         total = n_tiles * length
         x = feed("patches", (total, 3 * p.patch_size**2))

@@ -12,7 +12,6 @@ import numpy as np
 from logitless.models.architectures.architecture import Activation
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.keys import Keys
 from logitless.models.vision.images import MAX_ASPECT
 from logitless.models.vision.projectors import PROJECTORS, Positions, Projector, Sizing
@@ -87,16 +86,6 @@ class VisionParams:
         if self.projector.framed:
             return lines * (columns + 1) + 2
         return lines * columns + self.breaks * (lines - 1)
-
-
-def params_for(
-    text: GGUFFile, h: Hparams, projector: GGUFFile, tokens: tuple[int, int] = (0, 0), n_ubatch: int = 0
-) -> VisionParams:
-    """`read_params` for a text model. ModelFileError: it reads no images, or not by this projector."""
-    if not h.causal or h.architecture.altup:
-        raise ModelFileError(text.path, f"a model of architecture {h.arch} reads no images here")
-    # the Gemmas with per-layer embeddings are trained with causal images
-    return read_params(projector, tokens, causal=bool(h.n_embd_per_layer), n_ubatch=n_ubatch)
 
 
 def read_params(

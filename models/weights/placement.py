@@ -16,7 +16,7 @@ from logitless.graph.execution.partition import PlacementHint
 from logitless.graph.tensor import Tensor
 
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recurrent)\.(\d+)$")
-_OF_ENCODER = re.compile(r"v\.(?!\d+$)|mm\.|vision\.")
+_OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
 # The name in the file, within ours.
 _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")

@@ -328,10 +328,43 @@ SPECS["qwen2.5o"] = replace(SPECS["qwen2.5vl"], kind="qwen2.5o")
 
 def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
     """Write the projector file of a spec."""
-    r = np.random.default_rng(seed)
-    n, w = spec.n_embd, GGUFWriter(path, "clip")
-    w.add_bool("clip.has_vision_encoder", True)
+    w = GGUFWriter(path, "clip")
     w.add_string("clip.projector_type", spec.kind)
+    add_vision(w, spec, filler(w, seed))
+    return written(w, path)
+
+
+def filler(w: GGUFWriter, seed: int) -> Fill:
+    """A function that adds random tensors to a file."""
+    r = np.random.default_rng(seed)
+
+    def fill(
+        name: str, *shape: int, std: float = 0.0, mean: float = 0.0, values: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        if values is not None:
+            w.add_tensor(name, values.astype(np.float32))
+            return
+        std = std or (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
+        # llama.cpp reads no others
+        half = (name.startswith("a.conv1d.") and len(shape) == 3) or (len(shape) == 4 and shape[1] == 1)
+        w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float16 if half else np.float32))
+
+    return fill
+
+
+def written(w: GGUFWriter, path: Path) -> Path:
+    """The path of a file whose keys and tensors are complete."""
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def add_vision(w: GGUFWriter, spec: VisionSpec, fill: Fill) -> None:
+    """Add the keys and tensors of an encoder of images and its projector."""
+    n = spec.n_embd
+    w.add_bool("clip.has_vision_encoder", True)
     w.add_bool("clip.use_gelu", spec.gelu)
     sizes = {
         "image_size": spec.image,
@@ -350,16 +383,6 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
     for key, given in spec.keys.items():
         add = {bool: w.add_bool, int: w.add_uint32, list: w.add_array}[type(given)]
         add(key, given)
-
-    def fill(
-        name: str, *shape: int, std: float = 0.0, mean: float = 0.0, values: np.ndarray[Any, Any] | None = None
-    ) -> None:
-        if values is not None:
-            w.add_tensor(name, values.astype(np.float32))
-            return
-        std = std or (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
-        depthwise = len(shape) == 4 and shape[1] == 1  # llama.cpp reads no others
-        w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float16 if depthwise else np.float32))
 
     if spec.flat_patches:
         fill("v.patch_embd.weight", n, 3 * spec.flat_patches**2, std=0.1)
@@ -387,14 +410,9 @@ def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
             if not spec.bare:
                 fill(f"{b}{name}.bias", n)
     spec.extra(fill, n)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
 
 
-def write_text_model(path: Path, spec: VisionSpec, stories: Path) -> Path:
+def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 512) -> Path:
     """Write a text model that a projector's rows fit: random, or `stories` with SmolVLM's tokens."""
     if spec.text == "llama":
         return with_tokens(stories, path, SMOL_TOKENS)
@@ -412,7 +430,14 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path) -> Path:
     write(
         path,
         Spec(
-            spec.text, n_embd=spec.n_text, n_vocab=512, vocabulary=True, n_ctx_train=512, n_ctx=512, keys=keys, **size
+            spec.text,
+            n_embd=spec.n_text,
+            n_vocab=512,
+            vocabulary=True,
+            n_ctx_train=n_ctx,
+            n_ctx=n_ctx,
+            keys=keys,
+            **size,
         ),
     )
     return path
@@ -433,11 +458,7 @@ def with_tokens(source: Path, path: Path, tokens: Sequence[str]) -> Path:
         w.add_key_value(key, value, kind, sub_type=given.types[-1] if kind == GGUFValueType.ARRAY else None)
     for t in reader.tensors:
         w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
+    return written(w, path)
 
 
 def picture(width: int, height: int, seed: int = 1) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Requests with images on a model runner and its scheduler."""
+"""Requests with images and sounds on a model runner and its scheduler."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from logitless.engine.requests import CompletionRequest, Failed, Token, TokenPro
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from logitless.models.audio.waveform import Waveform
 from logitless.models.tokenizer import from_metadata
 
 
 class Runs:
     """A model with a projector. Close it, or use it as a context manager."""
 
-    def __init__(self, model: Path, projector: Path, *, n_ubatch: int = 512, **options: Any) -> None:
+    def __init__(self, model: Path, projector: Path, *, n_ubatch: int = 512, n_ctx: int = 512, **options: Any) -> None:
         self.runner = ModelRunner(
-            model, RunnerOptions(n_ctx=512, n_slots=3, n_ubatch=n_ubatch, mmproj=str(projector), **options)
+            model, RunnerOptions(n_ctx=n_ctx, n_slots=3, n_ubatch=n_ubatch, mmproj=str(projector), **options)
         )
         self.runner.load()
         self.words = from_metadata(self.runner.gguf.metadata)
         self.input = media_input(self.runner, self.words)
         self.scheduler = Scheduler(
-            self.runner, self.words, SchedulerConfig(n_slots=3, n_ctx=512, n_ubatch=n_ubatch, cache_ram=0)
+            self.runner, self.words, SchedulerConfig(n_slots=3, n_ctx=n_ctx, n_ubatch=n_ubatch, cache_ram=0)
         )
 
     def __enter__(self) -> Runs:
@@ -37,14 +38,15 @@ class Runs:
     ) -> None:
         self.runner.close()
 
-    def request(self, text: str, images: Sequence[bytes], n: int = 1, **more: Any) -> CompletionRequest:
-        """A request for n tokens after a text with `<image>` in the places of images."""
+    def request(self, text: str, media: Sequence[bytes | Waveform], n: int = 1, **more: Any) -> CompletionRequest:
+        """A request for n tokens after a text with `<image>` in the places of images and sounds."""
         sampling = SamplingParams(temperature=0, n_probs=512)
-        if not images:
+        if not media:
             ids = tuple(self.words.encode(text))
             return CompletionRequest(ids, sampling, n_predict=n, ignore_eos=True, **more)
         assert self.input is not None
-        ids, of_prompt = self.input.prompt(text.split("<image>"), [self.input.image(image) for image in images])
+        pieces = [self.input.audio(m) if isinstance(m, Waveform) else self.input.image(m) for m in media]
+        ids, of_prompt = self.input.prompt(text.split("<image>"), pieces)
         return CompletionRequest(ids, sampling, n_predict=n, ignore_eos=True, media=of_prompt, **more)
 
     def run(self, *requests: CompletionRequest) -> list[list[TokenProb]]:
@@ -59,8 +61,8 @@ class Runs:
                     found[seq.id].append(event.prob)
         return [found[seq.id] for seq in seqs]
 
-    def first(self, text: str, images: Sequence[bytes]) -> tuple[int, dict[int, float]]:
+    def first(self, text: str, media: Sequence[bytes | Waveform]) -> tuple[int, dict[int, float]]:
         """(tokens of the prompt, log-probabilities of the next token by id)."""
-        request = self.request(text, images, cache_prompt=False)
+        request = self.request(text, media, cache_prompt=False)
         ((prob,),) = self.run(request)
         return len(request.prompt), dict(prob.top)

@@ -97,7 +97,7 @@ class ImageReader:
         for span in spans:
             first = self.images.add(span.tile)
             rows[span.start : span.end] = np.arange(first, first + span.tile.n_rows)
-        of_prompt = self.images.input.images(spans)
+        of_prompt = self.images.input.placed(spans)
         return TokenImages(
             rows,
             tuple((span.start, span.end) for span in spans),

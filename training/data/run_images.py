@@ -22,11 +22,11 @@ from logitless.graph.tensor import Tensor, feed
 from logitless.models.batch import MediaRows, Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.media.encoders import Encoders
 from logitless.models.media.media_input import MediaInput
+from logitless.models.media.params import params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.tokenizer import Tokenizer
-from logitless.models.vision.encoder import VisionEncoder
-from logitless.models.vision.params import params_for
 
 Array = npt.NDArray[Any]
 I32 = npt.NDArray[np.int32]
@@ -62,11 +62,13 @@ PlacedImages = tuple[int, TokenImages]  # first token of a sequence in its windo
 
 
 class _Kept(NamedTuple):
-    """A tile: its size, the place of its pixels in their file, and its rows."""
+    """A tile: its kind and size, the place of its values in their file, and its rows."""
 
+    is_audio: bool
     height: int
     width: int
     at: int
+    nbytes: int
     first: int
     n_rows: int
 
@@ -78,7 +80,7 @@ class RunImages:
         self,
         input: MediaInput,
         n_embd: int,
-        define: Callable[[Session], VisionEncoder],
+        define: Callable[[Session], Encoders],
         *,
         shared: bool = False,
         folder: str | Path | None = None,
@@ -87,10 +89,10 @@ class RunImages:
         are deleted when all is encoded. `folder`: of the temporary files; None: the system's."""
         self.input = input
         self._n_embd, self._define, self._shared = n_embd, define, shared
-        self._pixels, self._rows = self._file(folder), self._file(folder)
+        self._values, self._rows = self._file(folder), self._file(folder)
         self._kept: dict[bytes, _Kept] = {}
         self._n_rows = 1
-        self._n_pixels = 0  # bytes
+        self._n_values = 0  # bytes
 
     def _file(self, folder: str | Path | None) -> IO[bytes]:
         """A temporary file, for as long as this object lives."""
@@ -111,11 +113,11 @@ class RunImages:
         """The first row of a tile, which is kept if it is new. OSError: the disk is full."""
         kept = self._kept.get(tile.key)
         if kept is None:
-            height, width, _ = tile.pixels.shape
-            self._pixels.seek(self._n_pixels)
-            self._pixels.write(tile.pixels.tobytes())
-            self._kept[tile.key] = kept = _Kept(height, width, self._n_pixels, self._n_rows, tile.n_rows)
-            self._n_pixels += tile.pixels.nbytes
+            at, nbytes = self._n_values, tile.values.nbytes
+            self._values.seek(at)
+            self._values.write(tile.values.tobytes())
+            self._kept[tile.key] = kept = _Kept(tile.is_audio, *tile.size, at, nbytes, self._n_rows, tile.n_rows)
+            self._n_values += nbytes
             self._n_rows += tile.n_rows
         return kept.first
 
@@ -124,35 +126,38 @@ class RunImages:
     def encode(self, session: Session, arena: str = "") -> Iterator[float | int]:
         """Encode all tiles: yields before each part of a device run its seconds (a float, 0: unknown),
         and after each tile the number of those that are done."""
-        encoder = self._define(session)
-        size, plan = (0, 0), None
+        encoders = self._define(session)
+        kind, plan = (False, 0, 0), None
         for done, kept in enumerate(sorted(self._kept.values()), 1):
-            if plan is None or size != kept[:2]:
-                size = kept[:2]
-                plan = session.plan(partial(_graph, encoder, *size), arena)
-            self._pixels.seek(kept.at)
-            pixels = np.frombuffer(self._pixels.read(3 * size[0] * size[1]), np.uint8).reshape(*size, 3)
+            if plan is None or kind != kept[:3]:
+                kind = kept[:3]
+                plan = session.plan(partial(_graph, encoders, *kind), arena)
+            encoder, size = encoders.of(kept.is_audio), kept[1:3]
+            self._values.seek(kept.at)
+            values = np.frombuffer(self._values.read(kept.nbytes), np.float32 if kept.is_audio else np.uint8)
+            values = values.reshape(size if kept.is_audio else (*size, 3))
             *places, kinds = encoder.row_places(*size)
-            feeds = {**encoder.feeds([pixels]), "image.kinds": kinds.astype(np.int32)}
+            feeds = {**encoder.feeds([values]), "image.kinds": kinds.astype(np.int32)}
             if isinstance(plan, PreemptiblePlan):
                 yield from plan.parts(feeds)
-                values = plan.results()
+                found = plan.results()
             else:
-                values = plan.run(feeds)
+                found = plan.run(feeds)
             rows = np.zeros((kept.n_rows, self._depth, self._n_embd), np.float32)
-            rows[places[0]] = np.stack(values[: self._depth], 1)
+            depth = 1 if kept.is_audio else self._depth
+            rows[places[0], :depth] = np.stack(found[:depth], 1)
             if len(kinds):
-                rows[places[1], 0] = values[-1]
+                rows[places[1], 0] = found[-1]
             self._rows.seek(kept.first * rows[0].nbytes)
             self._rows.write(rows.tobytes())
             yield done
         if not self._shared:
-            session.delete([t.name for t in (*encoder.w.tensors.values(), *encoder.constants.values())])
+            session.delete([name for _, encoder in encoders for name in encoder.states])
 
     def largest(self, session: Session) -> list[Tensor]:
         """Graph of the largest tile."""
         kept = max(self._kept.values(), key=lambda kept: kept.height * kept.width)
-        return _graph(self._define(session), kept.height, kept.width)
+        return _graph(self._define(session), kept.is_audio, kept.height, kept.width)
 
     # -- training steps
 
@@ -196,11 +201,12 @@ class RunImages:
         return values
 
 
-def _graph(encoder: VisionEncoder, height: int, width: int) -> list[Tensor]:
+def _graph(encoders: Encoders, is_audio: bool, height: int, width: int) -> list[Tensor]:
     """Rows of one tile: those of patches, then those beside them."""
+    encoder = encoders.of(is_audio)
     rows = encoder.rows(1, height, width)
     if n := len(encoder.row_places(height, width)[1]):
-        rows.append(encoder.extra_rows(feed("image.kinds", (n,), "i32")))
+        rows.append(encoders.extra_rows(feed("image.kinds", (n,), "i32")))
     return rows
 
 
@@ -219,6 +225,4 @@ def projector_images(
     gguf = GGUFFile.open(projector)
     params = params_for(text, h, gguf, tokens, SERVED_UBATCH)
     input = MediaInput(params, tokenizer, mrope=bool(h.mrope))
-    return RunImages(
-        input, h.n_embd, lambda session: VisionEncoder.define(session, gguf, params, h.n_embd), folder=folder
-    )
+    return RunImages(input, h.n_embd, lambda session: Encoders.define(session, gguf, params, h.n_embd), folder=folder)

@@ -97,12 +97,13 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def projector_of(engine: ModelRunner, names: Sequence[str]) -> dict[str, Any] | None:
-    """The file that images are read with, its type, and the devices that run the encoder."""
+    """The file that images and sounds are read with, its type, and the devices that run the encoders."""
     if engine.media is None:
         return None
-    placement, _ = engine.session.measure(engine.media.largest)
+    placements = [engine.session.measure(build)[0] for build in engine.media.largest]
     runs = {
         placement.backend_of[node]
+        for placement in placements
         for node in placement.order
         for leaf in node.src
         if leaf.op == "variable" and leaf.attrs["constant"]
@@ -213,7 +214,7 @@ def as_text(report: dict[str, Any]) -> str:
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
     if (projector := report["projector"]) is not None:
         lines.append(
-            f"images: {projector['file']} ({projector['type']}), weights and rows counted above, encoded by "
+            f"media: {projector['file']} ({projector['type']}), weights and rows counted above, encoded by "
             + " and ".join(projector["devices"])
         )
     most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"

@@ -123,7 +123,7 @@ def test_where_the_encoder_runs(
     files = model, write_projector(tmp_path / "mm.gguf", spec)
     with Runs(*files, devices=("opencl:0", "cpu"), placement=placement, projector_on_cpu=on_cpu) as runs:
         assert runs.runner.media is not None
-        found, _ = runs.runner.session.measure(runs.runner.media.largest)
+        found, _ = runs.runner.session.measure(runs.runner.media.largest[0])
         of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}
         assert {backend for name, backend in of.items() if name.startswith(("v.", "mm."))} == {encoder}
         told = projector_of(runs.runner, ["opencl:0", "cpu"])

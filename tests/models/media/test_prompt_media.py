@@ -57,3 +57,16 @@ def test_framed_rows_have_their_places_in_lines_and_the_number_of_their_image() 
     expected[11:13] = [(11 + x, x, 0, 1) for x in range(2)]
     for start in range(15):  # of any part of it
         assert images.positions(start, 15 - start).T.tolist() == [list(p) for p in expected[start:]]
+
+
+def test_sound_is_causal_and_has_positions_of_text() -> None:
+    """Behind an image, too, which saves some; among bidirectional images."""
+    sound = Tile(np.zeros((6, 4), np.float32), 3, None)
+    assert sound.is_audio
+    assert sound.key != Tile(np.zeros((6, 4), np.float32), 3, (3, 1)).key
+    _, spans = place([[1], tile(2, 2), sound, [1]])
+    images = PromptMedia(spans, causal=False, mrope=True)
+    assert images.chunk(0, 7) == 7
+    assert images.chunk(0, 3) == 1
+    assert images.last_seen(0, 9) == [0, 4, 4, 4, 4, 5, 6, 7, 8]
+    assert images.positions(5, 4).tolist() == [[3, 4, 5, 6]] * 4

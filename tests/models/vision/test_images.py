@@ -15,6 +15,7 @@ from PIL import Image
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media import media_input
+from logitless.models.media.params import read_media_params
 from logitless.models.vision import images
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
@@ -160,7 +161,7 @@ def test_images_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest
     """By their files' bytes, up to a number of bytes of pixels."""
     monkeypatch.setattr(media_input, "KEPT_NBYTES", 2 * 16 * 16 * 3)
     with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["mlp"])) as file:
-        reads = media_input.MediaInput(read_params(file), cast(Any, None), mrope=False)
+        reads = media_input.MediaInput(read_media_params(file), cast(Any, None), mrope=False)
     files = [png(picture(20, 16, seed=seed)) for seed in range(3)]
     first, second, third = (reads.image(file) for file in files)
     assert reads.image(files[1]) == second  # tiles are equal only to themselves

@@ -25,10 +25,13 @@ pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama
 SIZES = ((16, 16), (50, 30), (24, 72))
 LLAMA_CPP = """
 import json, sys, urllib.request, xllamacpp
-for model, projector, prompts, most in json.load(sys.stdin):
+for model, projector, prompts, most, n_ctx, exact in json.load(sys.stdin):
     p = xllamacpp.CommonParams()
-    p.model.path, p.mmproj.path, p.mmproj_use_gpu, p.n_ctx, p.n_parallel = model, projector, False, 512, 1
+    p.model.path, p.mmproj.path, p.mmproj_use_gpu, p.n_ctx, p.n_parallel = model, projector, False, n_ctx, 1
     p.image_max_tokens = most or -1
+    if exact:
+        p.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        p.cache_type_k = p.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     p.warmup, p.fit_params, p.verbosity, p.cpuparams.n_threads = False, False, -1, 1
     server = xllamacpp.Server(p)
     def ask(path, body=None):
@@ -45,9 +48,12 @@ for model, projector, prompts, most in json.load(sys.stdin):
 """
 
 
-def theirs(cases: list[tuple[str, str, list[tuple[str, list[str]]]]], most: int = 0) -> list[Any]:
-    """Answers to (model, projector, prompts). `most`: rows of an image at most; 0: the projector's own limit."""
-    asked = json.dumps([(*case, most) for case in cases])
+def theirs(
+    cases: list[tuple[str, str, list[tuple[str, list[str]]]]], most: int = 0, n_ctx: int = 512, *, exact: bool = False
+) -> list[Any]:
+    """Answers to (model, projector, prompts). `most`: rows of an image at most; 0: the projector's own limit.
+    `exact`: attention in f32, and not by halves."""
+    asked = json.dumps([(*case, most, n_ctx, exact) for case in cases])
     done = subprocess.run([sys.executable, "-c", LLAMA_CPP], input=asked, capture_output=True, text=True, timeout=120)
     if done.returncode == -signal.SIGILL:
         pytest.skip("the package of llama.cpp is not built for this processor")

@@ -1,0 +1,112 @@
+"""Audio projectors, and the hyper-parameters of an audio encoder by GGUF's names.
+
+A projector type is one row of data; sizes and tensors come from the file. The encoder is Whisper's
+(Radford et al., 2022) in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.keys import Keys
+
+N_FRAMES = 3000  # of a spectrogram that the encoder reads at once: 30 seconds
+N_POSITIONS = N_FRAMES // 2  # of the encoder
+MAX_MEL = 256  # bins of a spectrogram
+
+
+class AudioHead(Enum):
+    """Layers from the encoder's rows to rows of the text model."""
+
+    LINEAR = auto()  # one matrix (Qwen2-Audio)
+    MLP = auto()  # two matrices, GELU (Voxtral)
+    GATED = auto()  # RMS norm, SwiGLU, RMS norm, matrix (Ultravox)
+
+
+@dataclass(frozen=True)
+class AudioProjector:
+    """Traits of one audio projector type."""
+
+    head: AudioHead
+    begin: str = ""  # text before the rows of a sound
+    end: str = ""  # text after them
+    pooled: bool = False  # the mean of each two rows, before the encoder's last norm
+    stacked: bool = False  # several rows become one, side by side
+    # as many chunks as a sound has begun, and the frames at its end see it mirrored; else, as in
+    # llama.cpp, silence follows a sound, and one chunk more than it fills is read
+    mirrored: bool = False
+
+
+_QWEN2 = AudioProjector(AudioHead.LINEAR, "<|audio_bos|>", "<|audio_eos|>", pooled=True)
+
+AUDIO_PROJECTORS: dict[str, AudioProjector] = {
+    "ultravox": AudioProjector(AudioHead.GATED, stacked=True),
+    "qwen2a": _QWEN2,
+    "qwen2.5o": _QWEN2,
+    "voxtral": AudioProjector(AudioHead.MLP, "[BEGIN_AUDIO]", stacked=True, mirrored=True),
+}
+
+
+@dataclass(frozen=True)
+class AudioParams:
+    """Sizes and constants of one audio encoder and its projector."""
+
+    kind: str  # key of AUDIO_PROJECTORS
+    n_embd: int
+    n_ff: int
+    n_layer: int
+    n_head: int
+    n_mel: int
+    stack: int  # rows of the encoder that become one
+    eps: float
+
+    @property
+    def projector(self) -> AudioProjector:
+        return AUDIO_PROJECTORS[self.kind]
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a chunk in the prompt; the last ones that fill no stack are left out."""
+        return N_POSITIONS // (2 if self.projector.pooled else 1) // self.stack
+
+
+def audio_kind(metadata: Mapping[str, Any]) -> str | None:
+    """The type of a file's audio projector; None: it has no audio encoder."""
+    if metadata.get("clip.has_audio_encoder") is not True:
+        return None
+    return str(metadata.get("clip.projector_type") or metadata.get("clip.audio.projector_type"))
+
+
+def read_audio_params(gguf: GGUFFile) -> AudioParams:
+    """The parameters of the audio encoder of a projector file. ModelFileError names the key at fault."""
+    metadata, path = gguf.metadata, str(gguf.path)
+    kind = audio_kind(metadata)
+    if kind not in AUDIO_PROJECTORS:
+        known = ", ".join(AUDIO_PROJECTORS)
+        raise ModelFileError(path, f"audio projector type {shown(str(kind))} is not supported: {known}")
+    keys = Keys(metadata, "clip.audio", path)
+    params = AudioParams(
+        kind=kind,
+        n_embd=keys.count("embedding_length"),
+        n_ff=keys.count("feed_forward_length"),
+        n_layer=keys.count("block_count"),
+        n_head=keys.count("attention.head_count"),
+        n_mel=keys.count("num_mel_bins"),
+        stack=keys.count("projector.stack_factor") if AUDIO_PROJECTORS[kind].stacked else 1,
+        eps=keys.positive("attention.layer_norm_epsilon", 1e-5),
+    )
+    if params.n_embd % params.n_head or params.head_dim % 4:
+        raise keys.error("attention.head_count", f"is {params.n_head}, for vectors of {params.n_embd}")
+    if params.n_mel > MAX_MEL:
+        raise keys.error("num_mel_bins", f"is {params.n_mel}, at most {MAX_MEL} are possible")
+    if not params.n_rows:
+        raise keys.error("projector.stack_factor", f"is {params.stack}, for {N_POSITIONS} rows")
+    return params

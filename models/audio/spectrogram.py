@@ -1,0 +1,65 @@
+"""Log-mel spectrograms of waveforms, as Whisper's encoder reads them: chunks of 30 seconds."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.audio.params import N_FRAMES, AudioParams
+from logitless.models.audio.waveform import RATE, Waveform
+
+F32 = npt.NDArray[np.float32]
+N_FFT, HOP = 400, 160  # samples of a frame, and from one to the next
+_EDGE = N_FFT // 2  # samples before the first that its frame has
+_CHUNK = N_FRAMES * HOP
+_FLOOR = 1e-10  # least power, and that of silence
+
+
+def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
+    """Spectrograms (N_FRAMES, n_mel) of the chunks of a sound, one after the other.
+
+    Values are relative to the loudest of the sound: 8 decades below it everything is silence.
+    """
+    samples = np.asarray(waveform.samples, np.float32)
+    n = len(samples)
+    n_chunks = -(-n // _CHUNK) if p.projector.mirrored else (n // HOP + N_FRAMES + 1) // N_FRAMES
+    n_chunks = max(1, n_chunks)
+    # frames from here on have no sample
+    n_frames = min(n_chunks * N_FRAMES, (max(n, N_FFT) + _EDGE) // HOP + 1)
+    padded = np.zeros(max(n_frames * HOP, n) + N_FFT, np.float32)
+    padded[_EDGE : _EDGE + n] = samples
+    padded[:_EDGE] = padded[_EDGE + 1 : N_FFT + 1][::-1]
+    end = _EDGE + n_chunks * _CHUNK
+    if p.projector.mirrored and len(padded) >= end + _EDGE:
+        padded[end : end + _EDGE] = padded[end - _EDGE - 1 : end - 1][::-1]
+    out = np.full((n_chunks * N_FRAMES, p.n_mel), np.log10(_FLOOR), np.float32)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP]
+    for i in range(0, n_frames, N_FRAMES):
+        part = slice(i, min(i + N_FRAMES, n_frames))
+        power = np.abs(np.fft.rfft(frames[part] * _window())) ** 2
+        out[part] = np.log10(np.maximum(power @ mel_filters(p.n_mel).T, _FLOOR))
+    out = (np.maximum(out, out.max() - 8) + 4) / 4
+    return list(out.astype(np.float32).reshape(n_chunks, N_FRAMES, p.n_mel))
+
+
+@lru_cache
+def _window() -> F32:
+    window: F32 = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
+    return window
+
+
+@lru_cache
+def mel_filters(n_mel: int) -> F32:
+    """Weights (n_mel, frequencies) of triangles of equal area, whose corners are equally far apart on
+    Slaney's mel scale: linear up to 1 kHz, then logarithmic."""
+    step, knee, log_step = 200 / 3, 15.0, np.log(6.4) / 27
+    top = knee + np.log(RATE / 2 / 1000) / log_step
+    mels = np.linspace(0, top, n_mel + 2)
+    corners = np.where(mels < knee, mels * step, 1000 * np.exp((mels - knee) * log_step))
+    frequencies = np.linspace(0, RATE / 2, N_FFT // 2 + 1)
+    low, middle, high = (corners[i : i + n_mel, None] for i in range(3))
+    rising, falling = (frequencies - low) / (middle - low), (high - frequencies) / (high - middle)
+    filters: F32 = (np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)).astype(np.float32)
+    return filters

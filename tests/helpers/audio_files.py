@@ -1,0 +1,145 @@
+"""Audio projector files (mmproj) with random weights, text models beside them, and sounds."""
+
+from __future__ import annotations
+
+import io
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+
+from logitless.models.audio.waveform import RATE, Waveform
+from tests.helpers.vision_files import (
+    N_TEXT,
+    SPECS,
+    Fill,
+    VisionSpec,
+    add_vision,
+    filler,
+    with_tokens,
+    write_text_model,
+    written,
+)
+
+
+@dataclass(frozen=True)
+class AudioSpec:
+    """A small Whisper encoder and its projector."""
+
+    kind: str
+    stack: int = 0  # rows of the encoder that become one
+    n_mel: int = 80
+    n_embd: int = 40  # with which llama.cpp's rounding of Ultravox's stacks is that of real ones
+    n_head: int = 2
+    n_ff: int = 32
+    n_layer: int = 2
+    vision: VisionSpec | None = None  # the encoder of images beside it
+    tokens: tuple[str, ...] = ()  # around sounds, in the text model
+
+
+N_CTX = 2048  # tokens of the text models
+BOS_EOS = ("<|audio_bos|>", "<|audio_eos|>")
+AUDIO_SPECS = {
+    "ultravox": AudioSpec("ultravox", stack=8, tokens=("<|audio|>",)),
+    "qwen2a": AudioSpec("qwen2a", n_mel=128, tokens=BOS_EOS),
+    "voxtral": AudioSpec("voxtral", stack=4, n_mel=128, tokens=("[BEGIN_AUDIO]",)),
+    "qwen2.5o audio": AudioSpec("qwen2.5o", n_mel=128, vision=SPECS["qwen2.5o"]),
+}
+
+
+def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0) -> Path:
+    """Write the projector file of a spec."""
+    w = GGUFWriter(path, "clip")
+    w.add_string("clip.projector_type", spec.kind)
+    fill = filler(w, seed)
+    if spec.vision is not None:
+        add_vision(w, spec.vision, fill)
+    w.add_bool("clip.has_audio_encoder", True)
+    sizes = {
+        "num_mel_bins": spec.n_mel,
+        "embedding_length": spec.n_embd,
+        "feed_forward_length": spec.n_ff,
+        "projection_dim": N_TEXT,
+        "block_count": spec.n_layer,
+        "attention.head_count": spec.n_head,
+    }
+    if spec.stack:
+        sizes["projector.stack_factor"] = spec.stack
+    for key, value in sizes.items():
+        w.add_uint32(f"clip.audio.{key}", value)
+    w.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    _add_encoder(fill, spec)
+    _add_head(fill, spec)
+    return written(w, path)
+
+
+def _add_encoder(fill: Fill, spec: AudioSpec) -> None:
+    n = spec.n_embd
+    for i, n_in in ((1, spec.n_mel), (2, n)):
+        fill(f"a.conv1d.{i}.weight", n, n_in, 3, std=(3 * n_in) ** -0.5)
+        fill(f"a.conv1d.{i}.bias", n, 1)
+    fill("a.position_embd.weight", 1500, n, std=0.3)
+    for i in range(spec.n_layer):
+        b = f"a.blk.{i}."
+        for name, n_out, n_in in (
+            *((f"attn_{kind}", n, n) for kind in ("q", "k", "v", "out")),
+            ("ffn_up", spec.n_ff, n),
+            ("ffn_down", n, spec.n_ff),
+        ):
+            fill(f"{b}{name}.weight", n_out, n_in)
+            if name != "attn_k":
+                fill(f"{b}{name}.bias", n_out)
+        for name in ("ln1", "ln2"):
+            fill(f"{b}{name}.weight", n, mean=1.0)
+            fill(f"{b}{name}.bias", n)
+    fill("a.post_ln.weight", n, mean=1.0)
+    fill("a.post_ln.bias", n)
+
+
+def _add_head(fill: Fill, spec: AudioSpec) -> None:
+    n, hidden = spec.n_embd * max(1, spec.stack), 48
+    if spec.kind == "ultravox":
+        fill("mm.a.norm_pre.weight", n, mean=1.0)
+        fill("mm.a.mlp.1.weight", 2 * hidden, n)
+        fill("mm.a.norm_mid.weight", hidden, mean=1.0)
+        fill("mm.a.mlp.2.weight", N_TEXT, hidden)
+    elif spec.kind == "voxtral":
+        fill("mm.a.mlp.1.weight", hidden, n)
+        fill("mm.a.mlp.2.weight", N_TEXT, hidden)
+    else:
+        fill("mm.a.fc.weight", N_TEXT, n)
+        fill("mm.a.fc.bias", N_TEXT)
+
+
+def write_audio_text_model(path: Path, spec: AudioSpec, stories: Path) -> Path:
+    """Write a text model that a projector's rows fit."""
+    if spec.vision is not None:
+        return write_text_model(path, spec.vision, stories, N_CTX)
+    return with_tokens(stories, path, spec.tokens)
+
+
+def sound(seconds: float, seed: int = 0, *, bits: int = 16) -> Waveform:
+    """Tones that come and go, and noise; values that a file of so many bits has."""
+    r = np.random.default_rng(seed)
+    t = np.arange(int(seconds * RATE)) / RATE
+    x = 0.02 * r.normal(size=len(t))
+    for pitch in r.uniform(100, 4000, 4):
+        x += 0.2 * np.sin(2 * np.pi * pitch * t) * (np.sin(2 * np.pi * r.uniform(0.2, 1) * t) > 0)
+    x = np.clip(x, -1, 1)
+    exact = np.round(x * 32767) / 32768 if bits == 16 else np.round(x * 127 + 127.5) / 127.5 - 1
+    return Waveform(exact.astype(np.float32))
+
+
+def wav(waveform: Waveform, *, bits: int = 16) -> bytes:
+    """The bytes of a file of a waveform."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(bits // 8)
+        file.setframerate(RATE)
+        x = waveform.samples
+        data = np.round(x * 32768).astype("<i2") if bits == 16 else np.round((x + 1) * 127.5).astype(np.uint8)
+        file.writeframes(data.tobytes())
+    return out.getvalue()

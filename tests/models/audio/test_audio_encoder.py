@@ -1,0 +1,123 @@
+"""Spectrograms and rows of every projector type, compared with a float64 reference; faults of files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from logitless.backends.registry import open_backends
+from logitless.graph import Session
+from logitless.models.audio.encoder import AudioEncoder
+from logitless.models.audio.params import AudioParams, read_audio_params
+from logitless.models.audio.spectrogram import chunks_of
+from logitless.models.audio.waveform import Waveform
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.params import read_media_params
+from tests.helpers import reference_audio
+from tests.helpers.audio_files import AUDIO_SPECS, AudioSpec, sound, write_audio_projector
+from tests.helpers.vision_files import N_TEXT, SPECS
+
+
+def params_of(path: Path) -> AudioParams:
+    with GGUFFile.open(path) as gguf:
+        return read_audio_params(gguf)
+
+
+@pytest.mark.parametrize("name", ["ultravox", "qwen2a", "voxtral"])
+def test_rows_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    """But for GELU's tanh approximation: 0.0013 of rows whose standard deviation is 1."""
+    spec, heard = AUDIO_SPECS[name], sound(3)
+    path = write_audio_projector(tmp_path / "mm.gguf", spec)
+    mel = reference_audio.spectrogram(heard, spec.n_mel, seconds=30)
+    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
+        p = read_audio_params(gguf)
+        (chunk,) = chunks_of(heard, p)
+        assert np.abs(chunk - mel).max() < 1e-4
+        encoder = AudioEncoder.define(session, gguf, p, N_TEXT)
+        # two chunks at once: each is as alone
+        rows = encoder.rows(2, 3000, spec.n_mel)
+        (found,) = session.compute(rows, encoder.feeds([chunk, np.zeros_like(chunk)]))
+    assert found.shape == (2 * p.n_rows, N_TEXT)
+    expected = reference_audio.rows(path, spec, mel)
+    assert np.abs(found[: p.n_rows] - expected).max() < 2e-3 * expected.std()
+
+
+def test_chunks_of_long_sounds() -> None:
+    """As in llama.cpp; of Voxtral as many as a sound has begun, and its end is mirrored."""
+    usual = AudioParams("qwen2a", 8, 8, 1, 1, 80, 1, 1e-5)
+    voxtral = replace(usual, kind="voxtral", stack=4)
+    for seconds, n_usual, n_voxtral in ((0.0, 1, 1), (0.01, 1, 1), (29.98, 1, 1), (30, 2, 1), (30.5, 2, 2), (61, 3, 3)):
+        heard = Waveform(np.ones(int(seconds * 16000), np.float32))
+        for p, expected in ((usual, n_usual), (voxtral, n_voxtral)):
+            assert [chunk.shape for chunk in chunks_of(heard, p)] == [(3000, 80)] * expected, (seconds, p.kind)
+    heard = sound(30)
+    expected = reference_audio.spectrogram(heard, 80, seconds=30)
+    assert np.abs(chunks_of(heard, voxtral)[0] - expected).max() < 1e-4
+    # silence follows here, where the reference mirrors
+    assert np.abs(chunks_of(heard, usual)[0] - expected)[:-2].max() < 1e-4
+    loud = Waveform(np.r_[sound(31).samples, np.sin(np.arange(480000))].astype(np.float32))
+    quiet, _, *_ = chunks_of(loud, usual)
+    assert quiet.min() > chunks_of(sound(31), usual)[0].min()  # what is silence depends on the whole sound
+
+
+def test_silence_is_finite() -> None:
+    p = AudioParams("qwen2a", 8, 8, 1, 1, 128, 1, 1e-5)
+    (chunk,) = chunks_of(Waveform(np.zeros(500, np.float32)), p)
+    assert np.abs(chunk + 1.5).max() < 1e-6
+
+
+def write(path: Path, spec: AudioSpec, **changes: int) -> Path:
+    return write_audio_projector(path, replace(spec, **changes))
+
+
+def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
+    ultravox = AUDIO_SPECS["ultravox"]
+    for changes, text in (
+        ({"kind": "lfm2a"}, "audio projector type 'lfm2a' is not supported: ultravox, qwen2a, qwen2.5o, voxtral"),
+        ({"n_head": 3}, "key 'clip.audio.attention.head_count' is 3, for vectors of 40"),
+        ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300, at most 256 are possible"),
+        ({"stack": 0}, "key 'clip.audio.projector.stack_factor' is missing"),
+        ({"stack": 1600}, "key 'clip.audio.projector.stack_factor' is 1600, for 1500 rows"),
+    ):
+        path = write(tmp_path / "f.gguf", ultravox, **changes)  # type: ignore[arg-type]
+        with pytest.raises(ModelFileError, match=re.escape(text)):
+            params_of(path)
+    path = write(tmp_path / "f.gguf", ultravox)
+    p = params_of(path)
+    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
+        with pytest.raises(
+            ModelFileError, match=r"tensor 'a\.conv1d\.1\.weight' has shape .40, 80, 3., expected .40, 128, 3."
+        ):
+            AudioEncoder.define(session, gguf, replace(p, n_mel=128), N_TEXT)
+        with pytest.raises(
+            ModelFileError, match=r"tensor 'a\.blk\.1\.attn_q\.weight' is unknown in a projector of type ultra"
+        ):
+            AudioEncoder.define(session, gguf, replace(p, n_layer=1), N_TEXT)
+
+
+def test_encoders_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of sounds alone, of both, and of images beside sounds of an unknown type."""
+    found = {}
+    both = AUDIO_SPECS["qwen2.5o audio"]
+    for name, spec in (("audio", AUDIO_SPECS["voxtral"]), ("both", both)):
+        with GGUFFile.open(write_audio_projector(tmp_path / name, spec)) as gguf:
+            found[name] = read_media_params(gguf)
+    assert (found["audio"].vision, found["audio"].kind, found["audio"].causal) == (None, "voxtral", True)
+    assert found["both"].vision is not None
+    assert found["both"].audio is not None
+    assert found["both"].kind == "qwen2.5o"
+    assert found["audio"].audio is not None
+    assert (found["audio"].audio.n_rows, found["both"].audio.n_rows) == (375, 750)
+    path = write_audio_projector(tmp_path / "f.gguf", replace(both, kind="gemma4v", vision=SPECS["gemma4v"]))
+    with GGUFFile.open(path) as gguf:
+        unknown = read_media_params(gguf)
+    assert unknown.audio is None
+    assert unknown.vision is not None
+    assert "sounds are not read" in caplog.text
+    assert any(t.name.startswith("a.blk") for t in GGUFReader(path).tensors)
