@@ -38,6 +38,7 @@ from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from logitless.server.app import PUBLIC, description, endpoints
 from logitless.server.auth import Keys
+from logitless.server.bodies.form import form_texts, is_form
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES, STRIDE_SECONDS
 from logitless.server.clients import CLIENT
@@ -289,7 +290,10 @@ class Router:
         return request.app[BODIES].read(request, client_of(request))
 
     async def _fields(self, request: web.Request, body: bytes | bytearray) -> dict[str, Any]:
-        parse = partial(json_object, body)
+        """The fields of a body, JSON or a form."""
+        parse: Callable[[], dict[str, Any]] = partial(json_object, body)
+        if is_form(request):
+            parse = partial(form_texts, request.headers["Content-Type"], body)
         return await compute(parse, client_of(request)) if len(body) > _LARGE else parse()
 
     async def _outlives(self, request: web.Request, body: bytes | bytearray) -> str:

@@ -121,6 +121,8 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("POST", "/api/blobs/{id}", "ollama.models.only_in_router"),
     ("POST", "/api/push", "ollama.models.not_here"),
     ("POST", "/v1/score", "score.score"),
+    ("POST", "/v1/audio/transcriptions", "transcriptions.transcriptions"),
+    ("POST", "/v1/audio/translations", "transcriptions.translations"),
     ("DELETE", "/v1/models/{id:.+}", "openai.fine_tuning.delete_model"),
     ("GET", "/v1/batches", "batches.openai.batches"),
     ("POST", "/v1/batches", "batches.openai.create"),

@@ -19,10 +19,10 @@ from logitless.server.auth import Keys
 from logitless.server.config import ServerConfig
 from logitless.server.sockets import UNIX_SUFFIX
 
-UPLOAD = "/v1/files"  # the one route whose body is a form
+FORMS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # their bodies are forms
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _LOCAL_SUFFIXES = (".localhost", ".internal")  # never names of the public DNS (host.docker.internal)
-_FORMS = frozenset({"text/plain", "multipart/form-data"})  # content types that a page may send without asking
+_SIMPLE = frozenset({"text/plain", "multipart/form-data"})  # content types that a page may send without asking
 _CURL = "application/x-www-form-urlencoded"  # a form's, too, and what `curl -d` says of any body
 _ELSEWHERE = frozenset({"cross-site", "same-site"})
 _KEPT = 64  # hosts and addresses that were judged
@@ -63,9 +63,9 @@ class Origins:
             raise Forbidden(f"header 'Origin': pages of {origin[:100]!r} may not call this server (--cors-origins)")
         if not origin and fetched in _ELSEWHERE and not _is_visit(request) and not self._allows(request, "null"):
             raise Forbidden("header 'Sec-Fetch-Site': pages of other sites may not call this server (--cors-origins)")
-        if request.can_read_body and path != UPLOAD:
+        if request.can_read_body and path not in FORMS:
             kind = request.content_type if "Content-Type" in headers else ""
-            if kind in _FORMS or (kind in ("", _CURL) and (origin or fetched)):
+            if kind in _SIMPLE or (kind in ("", _CURL) and (origin or fetched)):
                 raise UnsupportedMediaType(f"header 'Content-Type': must be application/json, not {kind[:100]!r}")
 
     def allowed(self, request: web.Request) -> str:

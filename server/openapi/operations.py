@@ -29,6 +29,7 @@ from logitless.server.protocol.answers import (
     ollama,
     openai,
     responses,
+    transcriptions,
     vectors,
 )
 from logitless.server.protocol.chat.chat import ChatGeneration
@@ -37,6 +38,7 @@ from logitless.server.protocol.completions import Completion, OpenAICompletion
 from logitless.server.protocol.dialects import ollama as ollama_bodies
 from logitless.server.protocol.dialects.anthropic import MessagesBody
 from logitless.server.protocol.dialects.responses import ResponsesBody
+from logitless.server.protocol.dialects.transcriptions import TranscriptionForm, TranslationForm
 from logitless.server.protocol.embeddings import EmbeddingBody, RerankBody
 from logitless.server.protocol.fine_tuning import GradeBody, GraderBody, JobBody
 from logitless.server.protocol.infill import Infill
@@ -457,6 +459,22 @@ OPERATIONS: tuple[Operation, ...] = (
         empty=201,
     ),
     _delete("/api/delete", OLLAMA, "Delete a model (a router's)", (ollama_bodies.Named,), empty=200),
+    _post(
+        "/v1/audio/transcriptions",
+        OPENAI,
+        "The text of a sound",
+        (TranscriptionForm,),
+        [transcriptions.SpokenText, transcriptions.VerboseText],
+        events=[transcriptions.SpokenDelta, transcriptions.SpokenDone],
+    ),
+    _post(
+        "/v1/audio/translations",
+        OPENAI,
+        "The text of a sound, in English",
+        (TranslationForm,),
+        [transcriptions.SpokenText, transcriptions.VerboseText],
+        events=[transcriptions.SpokenDelta, transcriptions.SpokenDone],
+    ),
     _post(
         "/v1/score",
         "training",

@@ -67,6 +67,18 @@ async def test_paths_and_methods() -> None:
             assert reply.status == 502  # asked of the model, which does not start
 
 
+async def test_a_form_names_its_model() -> None:
+    async with routing() as (session, url):
+        for fields, status, text in (
+            ({"model": "a", "file": "x" * 100_000}, 502, "model 'a'"),  # asked of it; it does not start
+            ({"model": "b"}, 404, "'b'"),
+            ({"prompt": "a"}, 400, "model name is missing"),
+        ):
+            form = aiohttp.FormData(fields, default_to_multipart=True)
+            async with session.post(f"{url}/v1/audio/transcriptions", data=form) as reply:
+                assert (reply.status, text in await reply.text()) == (status, True), await reply.text()
+
+
 async def test_every_endpoint_of_a_model_is_passed_on() -> None:
     async with running() as server:
         _, told = await server.get("/openapi.json")

@@ -59,23 +59,27 @@ class ChatPrompt:
     media: tuple[Medium, ...] = ()  # the text has a marker for each
 
 
-def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
-    """POST /v1/chat/completions."""
+def parse_chat(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
+) -> Job:
+    """POST /v1/chat/completions. `media`: those whose markers the messages have already."""
     older = functions.chat_body(body)
     if older is not None:
         job = older.read(lambda chat: _parse(chat, parser, template))
         return replace(job, options=replace(job.options, functions=bool(body.get("functions"))))
-    return _parse(body, parser, template)
+    return _parse(body, parser, template, media)
 
 
-def _parse(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
+def _parse(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
+) -> Job:
     asked = parser.read(ChatGeneration, body)
     top = asked.n_probs or None
     if asked.logprobs:
         top = asked.top_logprobs
     elif body.get("top_logprobs") is not None:
         bad_request("top_logprobs", "needs logprobs to be true")
-    prompt = _render(body, parser, template)
+    prompt = _render(body, parser, template, media)
     prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
     job = parser.job(asked, body, [chat_ids(prompt, parser, most_tokens(asked))], top=top, prefixes=prefixes)
     told = {
@@ -127,7 +131,9 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     return _render(body, parser, template)
 
 
-def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
+def _render(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, given: Sequence[Medium] = ()
+) -> ChatPrompt:
     refuse_unsupported(body)
     if template is None:
         raise InvalidRequest("this model has no chat template; give one with --chat-template")
@@ -139,7 +145,7 @@ def _render(body: Mapping[str, Any], parser: RequestParser, template: ChatTempla
         "reasoning_budget_message": config.reasoning_budget_message,
     }
     chat = read(Chat, body, defaults=defaults)
-    media: list[Medium] = []
+    media = list(given)
     messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, media)
     tools = parse_tools(chat, body, template)
     add, last = _continued(chat, messages, body, parser)

@@ -73,6 +73,10 @@ class Media:
         self._put(name, "", AUDIO, lambda name, value, kind: data, found)
         return self.marker
 
+    def seconds(self, data: bytes) -> float:
+        """Length of a sound."""
+        return self._waveforms.read(data, self.max_seconds, check).seconds
+
     def _put(
         self, name: str, value: object, kind: str, read: Callable[[str, str, str], bytes], found: list[Medium]
     ) -> None:
