@@ -47,6 +47,12 @@ FUNCTIONARY = FUNCTIONARY.replace(
     "{% endfor %}<|python_tag|>{% endif %}", "{% endfor %}<|eom_id|>{% else %}<|eot_id|>{% endif %}"
 )
 FUNCTIONARY = "{# <|python_tag|> #}" + FUNCTIONARY
+LLAMA4_COMMENT = "{# <|header_start|>ipython #}"
+LLAMA4 = LLAMA4_COMMENT + template(
+    "<|python_start|><|python_end|>"
+    + _EACH
+    + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endfor %}'
+)
 GLM_46 = template(
     _EACH
     + "\n<tool_call>{{ f.name }}"

@@ -14,6 +14,7 @@ from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON, Marker
 from logitless.models.chat.tool_calls.probed.reader import call_format
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 
+_PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
@@ -40,6 +41,14 @@ def _llama3(p: Parser, trigger: str) -> Step[None]:
             if p.raw.strip():
                 raise NotACall  # the separator was text
             return
+
+
+def _llama4(p: Parser, trigger: str) -> Step[None]:
+    """As Llama 3's, perhaps between <|python_start|> and <|python_end|>, or behind both."""
+    if trigger == _PYTHON_START:
+        yield from p.literal(_PYTHON_END)
+    yield from _llama3(p, trigger)
+    yield from closing(p, _PYTHON_END)
 
 
 def _mistral(p: Parser, trigger: str) -> Step[None]:
@@ -147,6 +156,8 @@ def _response(p: Parser) -> Step[bool]:
 
 HERMES = CallFormat("Hermes 2 Pro", ("<tool_call>",), (), _hermes, ("<tool_call>", "</tool_call>"))
 LLAMA3 = CallFormat("Llama 3.x", ("<|python_tag|>",), ("{",), _llama3, ("<|python_tag|>",))
+# its other templates write Python, which probes find
+LLAMA4 = CallFormat("Llama 4", (_PYTHON_START,), ("{",), _llama4, (_PYTHON_START, _PYTHON_END))
 MISTRAL = CallFormat(
     "Mistral Nemo",
     ("[TOOL_CALLS]",),
@@ -199,6 +210,8 @@ def family_of(template: str) -> CallFormat:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
         return LLAMA3
+    if "<|header_start|>" in template and "ipython" in template:
+        return LLAMA4
     # the templates of Granite 3 and LFM2 describe calls or tools, but do not write calls
     if "<|tool_call|>" in template:
         return GRANITE_THINKS if "<response>" in template else GRANITE

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from logitless.models.chat.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, NEMOTRON
+from logitless.models.chat.tool_calls.families import GENERIC, HERMES, LLAMA3, LLAMA4, MISTRAL, MISTRAL_NAMED, NEMOTRON
 from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from logitless.models.chat.tool_calls.free_text import INPUT, TEXT, json_string
 from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
@@ -56,7 +56,7 @@ def call_grammar(
     without calls.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
-    key = "parameters" if calls.name in (LLAMA3.name, COMMAND_R.name, COMMAND_R_ACTION.name) else "arguments"
+    key = "parameters" if calls in (LLAMA3, LLAMA4, COMMAND_R_ACTION) or calls.name == COMMAND_R.name else "arguments"
     for i, function in enumerate(functions):
         strict, text = function.get("strict") is True, function.get(TEXT)
         schema = object_schema(function.get("parameters"), strict=strict)
@@ -228,6 +228,7 @@ _BODIES = {
     GEMMA4.name: _gemma4,
     HERMES.name: _hermes,
     LLAMA3.name: _llama3,
+    LLAMA4.name: _llama3,
     MISTRAL.name: _mistral,
     MISTRAL_NAMED.name: _mistral_named,
     NEMOTRON.name: _nemotron,
@@ -241,9 +242,9 @@ def _triggers(
     """Words and patterns that begin a call outside of reasoning."""
     if calls.markers is not None and not word:
         return (), (rf"^\s*({in_regex(calls.opening[0])})",)
-    if calls is LLAMA3:
-        names = "|".join(in_regex(f["name"]) for f in functions)
-        return (), (rf'^\s*(?:<\|python_tag\|>)?(\{{ ?"name": ?"(?:{names})")',)
+    if calls in (LLAMA3, LLAMA4):
+        names, tags = "|".join(in_regex(f["name"]) for f in functions), "|".join(map(in_regex, calls.preserved))
+        return (), (rf'^\s*(?:{tags})*(\{{ ?"name": ?"(?:{names})")',)
     if reasoning is None:
         return (word,), ()
     opening, closing = (in_regex(tag) for tag in reasoning)

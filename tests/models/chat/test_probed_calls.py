@@ -22,6 +22,7 @@ from logitless.models.chat.tool_calls import (
     GRANITE,
     HERMES,
     LFM2,
+    LLAMA4,
     NEMOTRON,
     CallFormat,
     Message,
@@ -120,6 +121,15 @@ def test_what_a_template_writes_is_read_back(name: str, calls: list[Call]) -> No
     for after in ("", "\nDone <ok>."):
         message = parsed(template(name).calls, before + text + after)
         assert (found(message), message.content) == (calls, before.rstrip() + after)
+
+
+def test_templates_of_llama_4_write_json_or_python() -> None:
+    calls = [ADDED, ASKED]
+    assert template("LLAMA4").calls is LLAMA4
+    assert found(parsed(LLAMA4, rendered("LLAMA4", calls))) == calls
+    source = call_templates.LLAMA4_COMMENT + call_templates.PYTHON_ONLY
+    python = ChatTemplate(source, bos_token="<s>", eos_token="</s>").calls
+    assert found(parsed(python, rendered("PYTHON_ONLY", calls))) == calls
 
 
 @settings(max_examples=60)

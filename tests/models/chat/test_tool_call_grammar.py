@@ -21,6 +21,7 @@ from logitless.models.chat.tool_calls import (
     GPT_OSS,
     HERMES,
     LLAMA3,
+    LLAMA4,
     MISTRAL,
     NEMOTRON,
     QWEN3_CODER,
@@ -52,12 +53,13 @@ ADD = {
 }
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 FAMILIES = [
-    HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, COMMAND_R_ACTION,
-    QWEN3_CODER, NEMOTRON, GEMMA4,
+    HERMES, LLAMA3, LLAMA4, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R,
+    COMMAND_R_ACTION, QWEN3_CODER, NEMOTRON, GEMMA4,
 ]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
     LLAMA3.name: '{"name": "add", "parameters": {"a": 1, "unit": "C"}}',
+    LLAMA4.name: '{"name": "add", "parameters": {"a": 1, "unit": "C"}}',
     MISTRAL.name: '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "unit": "C"}, "id": "abcdefghi"}]',
     MISTRAL_NAMED.name: '[TOOL_CALLS]add[ARGS]{"a": 1, "unit": "C"}',
     GPT_OSS.name: '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "unit": "C"}',
@@ -254,6 +256,7 @@ def test_triggers() -> None:
     assert begins(QWEN3_CODER, "<tool_call>") == -1
     assert begins(QWEN3_CODER, "<tool_call>\n<function=") == 0
     assert begins(LLAMA3, '<|python_tag|>{"name": "add"') == 14
+    assert begins(LLAMA4, '<|python_start|>{"name": "add"') == 16
     assert begins(LLAMA3, '{"name": "Bob"') == begins(LLAMA3, 'So {"name": "add"') == -1
     for text, place in (
         ("<think> <tool_call>", -1),

@@ -19,6 +19,7 @@ from logitless.models.chat.tool_calls import (
     GPT_OSS,
     HERMES,
     LLAMA3,
+    LLAMA4,
     MISTRAL,
     NEMOTRON,
     QWEN3_CODER,
@@ -99,6 +100,24 @@ def test_hermes(text: str, expected: object) -> None:
 )  # fmt: skip
 def test_llama3(text: str, expected: object) -> None:
     assert told(parse(text, LLAMA3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "add", "parameters": {"a": 1}}', called(("add", '{"a": 1}'))),
+        ('<|python_start|>{"name": "add", "parameters": {"a": 1}}<|python_end|>', called(("add", '{"a": 1}'))),
+        ('<|python_start|>{"name": "add", "parameters": {"a": 1}}', called(("add", '{"a": 1}'))),
+        ('<|python_start|><|python_end|>{"name": "add", "parameters": {"a": 1}}', called(("add", '{"a": 1}'))),
+        ('<|python_start|>{"name": "add", "parameters": {}}; {"name": "get_weather", "parameters": {}}<|python_end|>',
+         called(("add", "{}"), ("get_weather", "{}"))),
+        ("<|python_start|>print(1)<|python_end|>", content("<|python_start|>print(1)<|python_end|>")),
+        ("<|python_start|><|python_end|>Well.", content("<|python_start|><|python_end|>Well.")),
+        ('{"name": "Bob", "age": 3}', content('{"name": "Bob", "age": 3}')),
+    ],
+)  # fmt: skip
+def test_llama4(text: str, expected: object) -> None:
+    assert told(parse(text, LLAMA4)) == expected
 
 
 @pytest.mark.parametrize(
@@ -303,6 +322,7 @@ def test_families_by_what_their_templates_write() -> None:
         (COMMAND_R, "<|START_ACTION|>[{{ c }}]<|END_ACTION|>"),
         (COMMAND_R_ACTION, 'Write "Action:" followed by a list of actions, each with its "tool_name"'),
         (GEMMA4, "{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}"),
+        (LLAMA4, "{{ '<|header_start|>ipython<|header_end|>' }}"),
         (NEMOTRON, "<TOOLCALL>[{{ calls }}]</TOOLCALL><SPECIAL_11>Assistant <think>"),
         (QWEN3_CODER, "<tool_call>\\n<function={{ n }}>\\n<parameter={{ k }}>"),
     ):
