@@ -468,8 +468,8 @@ def picture(width: int, height: int, seed: int = 1) -> Image.Image:
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def png(image: Image.Image, form: str = "PNG") -> bytes:
+def png(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     """The bytes of an image file."""
     out = io.BytesIO()
-    image.save(out, form)
+    image.save(out, form, **options)
     return out.getvalue()

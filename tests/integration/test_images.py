@@ -29,8 +29,14 @@ MODEL = MODELS / "stories260K.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf beside the checkout")
 IMAGE = base64.b64encode(png(picture(40, 24))).decode()
 URI = f"data:image/png;base64,{IMAGE}"
+ROTATED = b"\0\1\x01\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"  # orientation 6
+MODES = (("CMYK", "JPEG"), ("L", "JPEG"), ("RGBA", "WEBP"), ("P", "BMP"), ("L", "GIF"))
 FILES = {form: png(picture(24, 24), form) for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP")}
-FILES |= {mode: png(picture(24, 24).convert(mode)) for mode in ("RGBA", "P", "1", "LA")}
+FILES |= {mode: png(picture(24, 24).convert(mode)) for mode in ("L", "RGBA", "P", "1", "LA", "I;16")}
+FILES |= {f"{mode} {form}": png(picture(24, 24).convert(mode), form) for mode, form in MODES}
+FRAMES = {"save_all": True, "append_images": [picture(24, 24, seed=2)]}
+FILES |= {f"two frames of {form}": png(picture(24, 24), form, **FRAMES) for form in ("PNG", "GIF", "WEBP")}
+FILES["progressive"] = png(picture(24, 16), "JPEG", progressive=True, exif=b"Exif\0\0MM\0*\0\0\0\x08" + ROTATED)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +140,7 @@ def test_mutated_images(server: Any, seed: int) -> None:
     whole = FILES[r.choice(sorted(FILES))]
     data = bytearray(whole if r.random() < 0.7 else whole[: r.randint(1, len(whole))])
     for _ in range(r.randint(0, 6)):
-        at = r.randrange(min(len(data), r.choice((40, len(whole)))))
+        at = r.randrange(min(len(data) + 1, r.choice((40, len(whole)))))
         data[at : at + r.randint(0, 2)] = r.randbytes(r.randint(0, 3))
     uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     parts = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": uri}}]
