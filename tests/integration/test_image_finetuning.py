@@ -81,7 +81,7 @@ def test_uploads_that_no_job_can_learn_are_refused(serve: Any, connect: Any, pro
     text = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
     for more, part, message in (
-        (("--no-mmproj",), by_uri("red"), "image_url.url: an image needs a projector.*--mmproj"),
+        (("--no-mmproj",), by_uri("red"), "image_url.url: an image or a sound needs a projector.*--mmproj"),
         (("--mmproj", str(projector)), broken, "image_url.url: the image is no image of a known format"),
     ):
         server = serve(MODEL, *flags, *more)
@@ -105,7 +105,8 @@ def test_the_command_line(
     run = (*data, "--lora-out", str(adapter), "-b", "4", "-epochs", "24", "--adam-alpha", "5e-3", "-val-split", "0")
     assert main(["finetune", *run, "--no-mmproj"]) == 1
     assert capsys.readouterr().err.endswith(
-        f"{rows}: line 1: messages[0].content[0].image_url.url: an image needs a projector that reads it (--mmproj)\n"
+        f"{rows}: line 1: messages[0].content[0].image_url.url: "
+        "an image or a sound needs a projector that reads it (--mmproj)\n"
     )
     assert main(["plan", "finetune", *data, "--mmproj", str(projector), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Training on rows with images: losses of requests, gradients of float64, refusals by line and part."""
+"""Training on rows with images and sounds: losses of requests, gradients of float64, refusals by line and part."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from logitless.graph.execution.session import Session
 from logitless.graph.order import toposort
 from logitless.graph.testing.evaluate import evaluate
+from logitless.models.audio.waveform import Waveform
 from logitless.models.chat.template import of_file
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.packing import Groups, PackedExamples
@@ -24,10 +25,12 @@ from logitless.training.errors import TrainingError
 from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import objective
 from logitless.training.trainer import Encoding, Event, Finished, Settings, Trainer
+from tests.helpers.audio_files import AUDIO_SPECS, sound, wav, write_audio_projector, write_audio_text_model
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
 IMAGES = [png(picture(40, 24)), png(picture(24, 40, seed=2))]
+SOUNDS = [sound(1), sound(0.5, seed=1)]
 ANSWER = "cd"
 TEXTS = (["x"], ["h", "<image>", "g", "<image>"], ["k", "<image>"])
 
@@ -36,14 +39,19 @@ def uri(image: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(image).decode()
 
 
-def row(*content: str | bytes, answer: str = ANSWER) -> dict[str, Any]:
-    """A conversation about texts and images."""
-    parts = [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": uri(part)}}
-        for part in content
-    ]
+def part_of(part: str | bytes | Waveform) -> dict[str, Any]:
+    """A part of a message: a text, an image or a sound."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, Waveform):
+        data = base64.b64encode(wav(part)).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    return {"type": "image_url", "image_url": {"url": uri(part)}}
+
+
+def row(*content: str | bytes | Waveform, answer: str = ANSWER) -> dict[str, Any]:
+    """A conversation about texts, images and sounds."""
+    parts = [part_of(part) for part in content]
     return {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]}
 
 
@@ -55,8 +63,13 @@ def files(tmp_path: Path, shared_data: Path) -> Files:
     """The model and the projector of a spec."""
 
     def write(name: str) -> tuple[Path, Path]:
+        stories = shared_data / "models" / "stories260K.gguf"
+        if name in AUDIO_SPECS:
+            heard = AUDIO_SPECS[name]
+            model = write_audio_text_model(tmp_path / "m.gguf", heard, stories)
+            return model, write_audio_projector(tmp_path / "p.gguf", heard)
         spec = SPECS[name]
-        model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
+        model = write_text_model(tmp_path / "m.gguf", spec, stories)
         return model, write_projector(tmp_path / "p.gguf", spec)
 
     return write
@@ -71,14 +84,16 @@ def encoded(trainer: Trainer) -> RunImages:
 
 
 FAMILIES = ["mlp", "gemma3", "gemma4v", "gemma4v E2B", "qwen2.5vl", "qwen3vl", "mistral3", "hunyuanvl", "idefics3"]
+FAMILIES.append("ultravox")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_loss_of_an_answer_is_that_of_requests(name: str, session: Session, files: Files) -> None:
     """Whatever stands beside it in the window: a text before it, and an example with another image."""
     model, projector = files(name)
-    pixels = iter([*IMAGES, IMAGES[1]])
-    rows = [row(*(next(pixels) if text == "<image>" else text for text in texts)) for texts in TEXTS]
+    given: list[Any] = SOUNDS if name in AUDIO_SPECS else IMAGES
+    media = iter([*given, given[1]])
+    rows = [row(*(next(media) if text == "<image>" else text for text in texts)) for texts in TEXTS]
     with FineTuning(session, model, rows, projector=projector, settings=Settings(n_ctx=480, n_batch=1)) as run:
         encoded(run.trainer)
         found: list[tuple[list[int], list[float]]] = []  # the learned tokens of each row, and their losses
@@ -90,7 +105,7 @@ def test_the_loss_of_an_answer_is_that_of_requests(name: str, session: Session, 
                 found.append((window.labels[where].tolist(), losses[where].tolist()))
     with Runs(model, projector, type_k="f32", type_v="f32") as runs:
         template = of_file(runs.runner.gguf.metadata, runs.words)
-        for texts, images, (ids, losses) in zip(TEXTS, ([], IMAGES, IMAGES[1:]), filter(any, found), strict=True):
+        for texts, images, (ids, losses) in zip(TEXTS, ([], given, given[1:]), filter(any, found), strict=True):
             content = template.between_parts.join(texts)
             request = runs.request(template.render([{"role": "user", "content": content}]), images)
             wanted = []
@@ -280,7 +295,14 @@ def test_a_file_of_rows_names_files_below_its_folder(
             {"type": "file", "file": {"file_id": "file-1"}},
             r"content\[1\]\.file\.file_id: the image is an uploaded file",
         ),
-        ({"type": "input_audio", "input_audio": {}}, r"content\[1\]: must be a part of type text or image_url"),
+        ({"type": "input_audio", "input_audio": {}}, r"content\[1\]: field 'input_audio\.data' must be a non-empty"),
+        ({"type": "audio_url"}, r"content\[1\]: field 'audio_url' must be a non-empty string"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "*"}},
+            r"content\[1\]\.input_audio\.data: the sound is not valid base64",
+        ),
+        (part_of(SOUNDS[0]), r"content\[1\]\.input_audio\.data: the sound needs a projector that reads it"),
+        ({"type": "video_url"}, r"content\[1\]: must be a part of type text, image_url or input_audio"),
     ],
 )
 def test_an_image_at_fault_is_named_by_line_and_part(
@@ -295,7 +317,7 @@ def test_an_image_at_fault_is_named_by_line_and_part(
 
 def test_images_that_cannot_be_learned_are_refused(run_of: Callable[..., FineTuning]) -> None:
     with pytest.raises(
-        TrainingError, match=r"rows: line 1: messages\[0\]\.content\[1\]\.image_url\.url: an image needs .*--mmproj"
+        TrainingError, match=r"rows: line 1: messages\[0\]\.content\[1\]\.image_url\.url: an image or .*--mmproj"
     ):
         run_of([row("a", IMAGES[0])], projector=None)
     of_assistant = row("a", answer="b")

@@ -12,11 +12,12 @@ IMAGE = "row_image"  # type of a part whose field of this name is a RowImage
 
 @dataclass(frozen=True)
 class RowImage:
-    """An image in a message, as the value of its part: a data URI, the path of a file, or the id of an
-    uploaded one. `where`: the part, for messages."""
+    """An image or a sound in a message, as the value of its part: a data URI, the path of a file, or
+    the id of an uploaded one. `where`: the part, for messages."""
 
     source: str
     is_id: bool = False
+    is_sound: bool = False  # as its part says; a file is what its bytes are
     where: str = field(default="", compare=False)
 
 
@@ -60,7 +61,7 @@ class DatasetRow:
 
     @property
     def images(self) -> list[RowImage]:
-        """The images of the messages, in their order."""
+        """The images and sounds of the messages, in their order."""
         return [image for message in self.messages for image in images_of(message)]
 
     def answered(self, answer: Answer) -> DatasetRow:
@@ -73,6 +74,6 @@ class DatasetRow:
 
 
 def images_of(message: dict[str, Any]) -> list[RowImage]:
-    """The images of a message, in their order."""
+    """The images and sounds of a message, in their order."""
     content = message.get("content")
     return [part[IMAGE] for part in content if IMAGE in part] if isinstance(content, list) else []

@@ -11,6 +11,7 @@ from logitless.training.errors import TrainingError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _IMAGES = ("image_url", "input_image", "file", "image")  # types of parts
+_SOUNDS = ("input_audio", "audio_url")
 _SPEAKERS = {  # ShareGPT's `from` → a role
     "system": "system",
     "human": "user",
@@ -261,21 +262,28 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
 
 
 def _part(part: Any, at: str, role: str) -> dict[str, Any]:
-    """A part of a message's content: a text as it is, or an image as a RowImage."""
+    """A part of a message's content: a text as it is, or an image or a sound as a RowImage."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _IMAGES:
+    if kind not in (*_IMAGES, *_SOUNDS):
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise TrainingError(f"{at}: must be a part of type text or image_url")
+            raise TrainingError(f"{at}: must be a part of type text, image_url or input_audio")
         return part
     if role == "assistant":
-        raise TrainingError(f"{at}: is an image of the assistant, which learns to write text")
+        medium = "a sound" if kind in _SOUNDS else "an image"
+        raise TrainingError(f"{at}: is {medium} of the assistant, which learns to write text")
     field, value = kind, part.get(kind)
+    usual = {"input_audio": "data"}.get(kind, "url")
     if isinstance(value, dict):
-        key = next((key for key in ("url", "file_id", "file_data") if value.get(key) is not None), "url")
+        keys = ("url", "file_id", "file_data", "data")
+        key = next((key for key in keys if value.get(key) is not None), usual)
         field, value = f"{kind}.{key}", value.get(key)
     elif value is None:
-        field = "file_id" if part.get("file_id") is not None else "image_url"
+        field = kind if kind in _SOUNDS else "image_url"
+        if part.get("file_id") is not None:
+            field = "file_id"
         value = part.get(field)
     if not isinstance(value, str) or not value:
         raise TrainingError(f"{at}: field '{field}' must be a non-empty string")
-    return {"type": IMAGE, IMAGE: RowImage(value, field.endswith("file_id"), f"{at}.{field}")}
+    if field == "input_audio.data" and not value.startswith("data:"):
+        value = f"data:;base64,{value}"
+    return {"type": IMAGE, IMAGE: RowImage(value, field.endswith("file_id"), kind in _SOUNDS, f"{at}.{field}")}

@@ -1,4 +1,4 @@
-"""Images of rows: data URIs, files and uploads → tokens, rows of the run's images, positions."""
+"""Images and sounds of rows: data URIs, files and uploads → tokens, rows of the run, positions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from logitless.models.audio.decode import audio_format, decode_audio
+from logitless.models.audio.wav import AudioError
 from logitless.models.media.prompt_media import Span, Tile
 from logitless.models.vision.images import FileError, ImageError, data_of, path_of, read_below, read_file
 from logitless.training.data.dataset_rows import RowImage
@@ -16,7 +18,7 @@ from logitless.training.data.sources import HUB
 from logitless.training.errors import TrainingError
 
 Pieces = list[list[int] | Tile]
-NO_PROJECTOR = "an image needs a projector that reads it (--mmproj)"
+NO_PROJECTOR = "an image or a sound needs a projector that reads it (--mmproj)"
 MAX_IMAGES = 64  # of one row
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]+:", re.ASCII)
 
@@ -27,7 +29,7 @@ def folder_of(data: object) -> Path | None:
 
 
 class ImageReader:
-    """Reads the images of rows for one run."""
+    """Reads the images and sounds of rows for one run."""
 
     def __init__(
         self,
@@ -53,18 +55,25 @@ class ImageReader:
         """Token ids and tiles of a row's images. TrainingError names the part of one that cannot be
         read."""
         if len(images) > MAX_IMAGES:
-            raise TrainingError(f"{images[MAX_IMAGES].where}: a row has at most {MAX_IMAGES} images")
+            raise TrainingError(f"{images[MAX_IMAGES].where}: a row has at most {MAX_IMAGES} images and sounds")
         recent, self._recent = self._recent, {}
         for image in images:
             self._recent[image] = recent.get(image) or self._pieces(image)
         return [self._recent[image] for image in images]
 
     def _pieces(self, image: RowImage) -> Pieces:
-        images = self._open_for(image)
+        input = self._open_for(image).input
+        kind = "sound" if image.is_sound else "image"
         try:
-            return images.input.image(self._data(image))
-        except (FileError, ImageError) as error:
-            raise TrainingError(f"{image.where}: the image {error}") from None
+            data = self._data(image)
+            if audio_format(data) is None:
+                return input.image(data)
+            kind = "sound"
+            if not input.reads_audio:
+                raise AudioError("needs a projector that reads it, which this is not")
+            return input.audio(decode_audio(data))
+        except (FileError, ImageError, AudioError) as error:
+            raise TrainingError(f"{image.where}: the {kind} {error}") from None
 
     def _open_for(self, image: RowImage) -> RunImages:
         if self.images is None:
