@@ -71,7 +71,7 @@ class Backend(Protocol):
     preemptible: bool = False  # true if `split` cuts programs
     # true if its ops are tried at start; `refuse` gets the failed ones
     self_tested: bool = False
-    # device and driver, under which self-test results are cached; "": they are not
+    # device and driver: equal ones give equal bits, and share cached self-test results; "": unknown
     identity: str = ""
 
     # --- graph and programs -----------------------------------------------------------------------

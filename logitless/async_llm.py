@@ -45,6 +45,7 @@ from logitless.training.reporting.trackers import KINDS
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from logitless.engine.finetuning.rollout_queue import Queues
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.options import Options
     from logitless.training.graders.grade import Surroundings
@@ -92,6 +93,7 @@ class AsyncLLM:
         self._stack = ExitStack()
         self._data_dir = data_dir
         self._names: Collection[str] | None = None  # models whose jobs of `data_dir` this one runs; None: all
+        self._queues: Queues | None = None
         self._loading: asyncio.Future[LoadedModel] | None = None
         self._parser: RequestParser | None = None
         self._closed = False
@@ -331,11 +333,12 @@ class AsyncLLM:
         tuning.created()
         return AsyncFinetuneJob(self, row["id"])
 
-    def share_jobs(self, name: str) -> None:
+    def share_jobs(self, name: str, queues: Queues | None = None) -> None:
         """Share the jobs of `data_dir` with other processes, before `start`: this model is `name` there, one
-        of the processes runs a job, and `follow_jobs` takes up its model in the others."""
+        of the processes runs a job, and `follow_jobs` takes up its model in the others. With `queues` all of
+        them sample the answers of reinforcement."""
         self.config = replace(self.config, alias=name)
-        self._names = {name}
+        self._names, self._queues = {name}, queues
 
     async def follow_jobs(self) -> None:
         """Take up the models and jobs of the processes that share `data_dir`."""
@@ -375,7 +378,10 @@ class AsyncLLM:
         folder = self._data_dir or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="logitless-"))
         store = Store(folder)
         self._stack.callback(store.close)
-        return self.model.load(store, name=self.config.model, names=self._names, around=self._around)
+        served = self.model.load(store, name=self.config.model, names=self._names, around=self._around)
+        if self._queues is not None and served.tuning is not None:
+            served.tuning.share_rollouts(self._queues)
+        return served
 
     def _around(self) -> Surroundings:
         from logitless.server.api.openai.graders import surroundings

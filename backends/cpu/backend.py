@@ -14,7 +14,7 @@ from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nby
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
-from logitless.backends.host import casts_to_bf16, cores
+from logitless.backends.host import casts_to_bf16, cores, isa, target_host
 from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.op import OPS
@@ -30,7 +30,8 @@ class CPUBackend(Backend):
     preemptible = True
 
     def __init__(self, n_threads: int = 0) -> None:
-        casts_to_bf16()  # raises if the flag asks for instructions that the processor lacks
+        casts = casts_to_bf16()  # raises if the flag asks for instructions that the processor lacks
+        self.identity = f"{target_host().name} {target_host().attributes} {isa()}{' casts to BF16' * casts}"
         self.pool = WorkerPool(n_threads or cores())
         # Separate slabs: a slab stays allocated until its last piece is freed, and weights and
         # states have different lifetimes.

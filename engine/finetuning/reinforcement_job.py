@@ -17,6 +17,7 @@ from logitless.engine.finetuning.hyperparameters import (
     told,
 )
 from logitless.engine.finetuning.job import Prepared
+from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
 from logitless.engine.finetuning.store import Row, Store
 from logitless.training.data.packing import RUN_TOKENS
 from logitless.training.data.prompts import Prompts, prompts_of
@@ -24,14 +25,18 @@ from logitless.training.data.sampler import ExampleSampler, split
 from logitless.training.data.sources import rows_of
 from logitless.training.errors import TrainingError
 from logitless.training.methods.grpo import GRPO
-from logitless.training.policy.served_forward import ALIGNMENT
+from logitless.training.policy.reinforcement import Policy, ReinforcementTrainer, reference_steps
+from logitless.training.policy.served_forward import ALIGNMENT, ServedForward, is_served
 from logitless.training.schedule import OptimizerSettings, Schedule, default_warmup
 from logitless.training.trainer import Settings
 
 if TYPE_CHECKING:
+    from logitless.engine.runner.model_runner import ModelRunner
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
     from logitless.training.data.dataset_rows import DatasetRow
+    from logitless.training.graders.grade import Grader
+    from logitless.training.trainable import Trainable
 
 N_SAMPLES, BATCH, MAX_COMPLETION = 8, 8, 256  # "auto": answers to a prompt, prompts of a step, tokens of an answer
 MIN_BATCHES = 64  # of a run with n_epochs "auto": a batch teaches little, and repeated prompts get new answers
@@ -138,3 +143,35 @@ def prepare_reinforcement(
     n_steps = order.n_batches(h.n_epochs, h.batch_size) * grpo.n_updates
     choices = told(asked, h, len(training), float(found.sizes[training].mean()))
     return Prepared(h, settings_of(h, n_steps), order, validation, choices=choices, grpo=grpo)
+
+
+def reinforcement_trainer(
+    prepared: Prepared,
+    trainable: Trainable,
+    engine: ModelRunner,
+    policy: Policy,
+    grader: Grader,
+    reader: AnswerReader,
+    named: Mapping[str, Any],
+) -> ReinforcementTrainer:
+    """The trainer of a job. `named`: as of every job's trainer. TrainingError: a tool has no endpoint."""
+    s, grpo, prefix = prepared.settings, prepared.grpo, named["prefix"]
+    assert grpo is not None
+    ask_tools = tools_of(grader, grpo.max_tool_turns, reader)
+    served = None
+    if is_served(engine.hparams):
+        types = engine.options.type_k, engine.options.type_v
+        served = ServedForward.define(engine.session, engine.hparams, s.n_batch, s.n_ctx, types, prefix)
+    return ReinforcementTrainer(
+        trainable,
+        s,
+        prepared.order,
+        prepared.validation,
+        grpo=grpo,
+        policy=policy,
+        grade=grading(grader, reader),
+        ask_tools=ask_tools,
+        reference=reference_steps(engine.session, engine.model, s, served, prefix) if grpo.beta > 0 else None,
+        served=served,
+        **named,
+    )

@@ -9,102 +9,165 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from logitless.engine.errors import GaveWay, RequestError
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed, Finished, Token
+from logitless.engine.runner.buckets import Shape
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sequence import Sequence as Generation
 from logitless.models.adapters.stacked_lora import Choice
 from logitless.training.errors import TrainingError
-from logitless.training.policy.reinforcement import Answer
-from logitless.training.step import Slice, Slices
+from logitless.training.policy.reinforcement import Answer, Sampling
+from logitless.training.step import Slice
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
+    from logitless.graph.tensor import Tensor
     from logitless.models.model import Model
     from logitless.training.data.tokenize_rows import I32
+    from logitless.training.trainer import Outside
 
 NOTHING_TO_DO = Slice(math.inf)  # users have all slots
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and the seed and the length of the answer that is to be sampled."""
+
+    prompt: I32
+    seed: int
+    max_tokens: int
+
+
+class Work(Protocol):
+    """Questions that the slots of this process answer, each with a number."""
+
+    @property
+    def over(self) -> bool:
+        """True if nothing more is to be sampled here, nor what runs."""
+
+    def take(self, n_free: int) -> tuple[int, Question] | None:
+        """The next question; None: there is none now. `n_free`: slots without a request; 0: users
+        have the others, and no question is taken."""
+
+    def give(self, number: int, answer: Answer) -> None: ...
+
+    def put_back(self, number: int) -> None:
+        """A question whose slot a user has got."""
+
+    def wait(self) -> Slice | Outside:
+        """The event of a time with neither a question nor a running answer."""
+
+
+class OwnWork:
+    """Questions that this process alone answers."""
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self._questions = questions
+        self._waiting = deque(range(len(questions)))
+        self.answers: dict[int, Answer] = {}
+
+    @property
+    def over(self) -> bool:
+        return len(self.answers) == len(self._questions)
+
+    def take(self, n_free: int) -> tuple[int, Question] | None:
+        if not n_free or not self._waiting:
+            return None
+        number = self._waiting.popleft()
+        return number, self._questions[number]
+
+    def give(self, number: int, answer: Answer) -> None:
+        self.answers[number] = answer
+
+    def put_back(self, number: int) -> None:
+        self._waiting.appendleft(number)
+
+    def wait(self) -> Slice:
+        return NOTHING_TO_DO
 
 
 class Rollouts:
     """Samples from a model whose weights change. A training.policy.reinforcement.Policy."""
 
+    summary = ""  # of a run, for its events
+
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, model: Model, name: str) -> None:
         """`model`: its weights are variables of the runner's session. `name`: of the run."""
         self._scheduler, self._weight_sets, self._name = scheduler, runner.weight_sets, name
-        self.handle = runner.weight_sets.lend(model)
+        self._handle = runner.weight_sets.lend(model)
+
+    def graph(self, engine: ModelRunner) -> list[Tensor]:
+        """The graph of a step that samples."""
+        return engine.build(Shape(engine.options.n_ubatch, 64, n_top=2, weights=self._handle))
 
     def close(self) -> None:
         """Forget the model; nothing samples from it any more."""
-        self._weight_sets.recall(self.handle)
+        self._weight_sets.recall(self._handle)
 
     def sample(
         self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: Sequence[int], version: int
-    ) -> Slices[list[Answer]]:
+    ) -> Sampling[list[Answer]]:
         """An answer to each prompt, in slices. TrainingError: one cannot be sampled."""
-        requests = [
-            self._request(prompt, seed, most, version)
-            for prompt, seed, most in zip(prompts, seeds, max_tokens, strict=True)
-        ]
-        waiting, running = deque(range(len(requests))), dict[Generation, int]()
-        tokens: list[list[tuple[int, float]]] = [[] for _ in requests]
-        n_done = 0
+        work = OwnWork([Question(*each) for each in zip(prompts, seeds, max_tokens, strict=True)])
+        yield from self.answer(work, version)
+        return [answer for _, answer in sorted(work.answers.items())]
+
+    def answer(self, work: Work, version: int) -> Generator[Slice | Outside, None, None]:
+        """Sample until the work is over. TrainingError: an answer cannot be sampled."""
+        running: dict[Generation, tuple[int, list[tuple[int, float]]]] = {}
         try:
-            while n_done < len(requests):
-                while waiting and self._has_room:
-                    i = waiting.popleft()
-                    tokens[i] = []
-                    running[self._submit(requests[i])] = i
+            while not work.over:
+                while (taken := work.take(n_free := self._n_free)) is not None:
+                    number, question = taken
+                    running[self._submit(question, version)] = number, []
+                if not running:
+                    yield work.wait() if n_free else NOTHING_TO_DO
+                    continue
                 began = time.perf_counter()
-                events = self._scheduler.step_background()
-                for seq, event in events:
-                    i = running.get(seq, -1)
-                    if i < 0:
+                for seq, event in self._scheduler.step_background():
+                    if seq not in running:
                         continue
+                    number, tokens = running[seq]
                     if isinstance(event, Token):
                         assert event.prob is not None
-                        tokens[i].append((event.id, event.prob.value))
+                        tokens.append((event.id, event.prob.value))
                     elif isinstance(event, Finished):
                         del running[seq]
-                        n_done += 1
+                        ids, log_probs = zip(*tokens, strict=True) if tokens else ((), ())
+                        work.give(number, Answer(np.array(ids, np.int32), np.array(log_probs, np.float32)))
                     elif isinstance(event, Failed):
                         del running[seq]
                         if event.code != GaveWay.code:  # else another request has its slot now
                             raise TrainingError(f"an answer could not be sampled: {event.message}")
-                        waiting.appendleft(i)
-                yield Slice(time.perf_counter() - began) if running else NOTHING_TO_DO
+                        work.put_back(number)
+                yield Slice(time.perf_counter() - began)
         finally:
             for seq in running:
                 self._scheduler.cancel(seq)
-        return [
-            Answer(np.array([id for id, _ in own], np.int32), np.array([x for _, x in own], np.float32))
-            for own in tokens
-        ]
 
     @property
-    def _has_room(self) -> bool:
+    def _n_free(self) -> int:
         scheduler = self._scheduler
-        return sum(not slot.is_processing for slot in scheduler.slots) > len(scheduler.queue)
+        return max(0, sum(not slot.is_processing for slot in scheduler.slots) - len(scheduler.queue))
 
-    def _submit(self, request: CompletionRequest) -> Generation:
-        try:
-            return self._scheduler.submit(request, self._name, choice=Choice(self.handle))
-        except RequestError as error:
-            raise TrainingError(f"an answer could not be sampled: {error.message}") from None
-
-    def _request(self, prompt: I32, seed: int, max_tokens: int, version: int) -> CompletionRequest:
-        sampling = SamplingParams(samplers=("temperature",), temperature=1.0, seed=seed, n_probs=1)
-        return CompletionRequest(
-            tuple(prompt.tolist()),
+    def _submit(self, question: Question, version: int) -> Generation:
+        sampling = SamplingParams(samplers=("temperature",), temperature=1.0, seed=question.seed, n_probs=1)
+        request = CompletionRequest(
+            tuple(question.prompt.tolist()),
             sampling,
-            n_predict=max_tokens,
+            n_predict=question.max_tokens,
             cache_salt=f"{self._name}/{version}",  # prefixes of other weights are none of these
             priority=BATCH_PRIORITY + 1,
             background=True,
         )
+        try:
+            return self._scheduler.submit(request, self._name, choice=Choice(self._handle))
+        except RequestError as error:
+            raise TrainingError(f"an answer could not be sampled: {error.message}") from None

@@ -38,14 +38,16 @@ from logitless.engine.finetuning.job import (
 )
 from logitless.engine.finetuning.store import Row, Store, event_of, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
-from logitless.engine.runner.buckets import Shape
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.atomic_write import private
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
+    from logitless.engine.finetuning.rollout_helper import RolloutHelper
+    from logitless.engine.finetuning.rollout_queue import Queues
     from logitless.engine.finetuning.rollouts import Rollouts
+    from logitless.engine.finetuning.shared_rollouts import SharedRollouts
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.graph.execution.session import Session
@@ -107,7 +109,9 @@ class FineTuningWorker:
         self._keeper = store.patient()
         self._names = names
         self._scheduler, self._around = scheduler, around
-        self._policy: Rollouts | None = None  # of a job that samples
+        self._policy: Rollouts | SharedRollouts | None = None  # of a job that samples
+        self._queues: Queues | None = None  # where it meets other processes that sample
+        self._helper: RolloutHelper | None = None  # that samples for jobs of others
         self._tokenizer, self._template, self._media = tokenizer, template, media
         self.on_change = on_change
         self.wake: Callable[[], None] = lambda: None  # wakes the engine thread
@@ -141,6 +145,15 @@ class FineTuningWorker:
         self._register_models()
         self._choose()
         self.on_change()
+
+    def share_rollouts(self, queues: Queues) -> None:
+        """Sample the answers of jobs together with the other processes that share the store."""
+        from logitless.engine.finetuning.rollout_helper import RolloutHelper
+
+        assert self._scheduler is not None
+        self._queues = queues
+        scheduler, may_help = self._scheduler, lambda: not self._turn.held
+        self._helper = RolloutHelper(queues, self.engine, scheduler, lambda: self.wake(), may_help)
 
     def _register_models(self) -> None:
         """Give requests the models of the store, each with its newest weights."""
@@ -256,6 +269,8 @@ class FineTuningWorker:
     @property
     def ready(self) -> bool:
         """True if `run` has something to do."""
+        if self._helper is not None and self._helper.ready:
+            return True
         if self._task is not None:
             return self._task.wants
         return self._work is not None or self._prepared is not None
@@ -263,7 +278,8 @@ class FineTuningWorker:
     @property
     def pending(self) -> bool:
         """True while an off-thread task runs and asks for nothing."""
-        return self._task is not None and not self._task.wants
+        tasks = (None if self._helper is None else self._helper.task, self._task)
+        return any(task is not None and not task.wants for task in tasks)
 
     # -- engine thread
 
@@ -274,6 +290,9 @@ class FineTuningWorker:
         Requests wait meanwhile, so it stops before a part that would exceed the time: a part's
         expected time is its last one, or that of the part before if unknown.
         """
+        if self._helper is not None and self._helper.ready:
+            self._helper.run(seconds, waits)
+            return
         began = time.perf_counter()
         until = began + seconds
         try:
@@ -417,10 +436,7 @@ class FineTuningWorker:
                 read_checkpoint(path).restore(trainer)
             nodes = trainer.steps.plan_ahead(settings.grad_acc, validates=trainer.evaluates)
             if self._policy is not None:
-                nodes = [
-                    *nodes,
-                    *engine.build(Shape(engine.options.n_ubatch, 64, n_top=2, weights=self._policy.handle)),
-                ]
+                nodes = [*nodes, *self._policy.graph(engine)]
             engine.prepare_kernels(nodes)
             done = trainer.counters.iterations
             self._keeper.forget_events(job["id"], done)
@@ -446,45 +462,33 @@ class FineTuningWorker:
 
     def _reinforcement(self, job: Row, prepared: Prepared, trainable: Trainable, named: dict[str, Any]) -> Trainer:
         """The trainer of a job that learns from rewards."""
+        from logitless.engine.finetuning.reinforcement_job import reinforcement_trainer
         from logitless.engine.finetuning.rollouts import Rollouts
-        from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
+        from logitless.engine.finetuning.sampled_answers import AnswerReader
         from logitless.training.graders.grade import Surroundings
         from logitless.training.graders.parse import parse_grader
-        from logitless.training.policy.reinforcement import ReinforcementTrainer, reference_steps
-        from logitless.training.policy.served_forward import ServedForward, is_served
 
-        engine, grpo, s = self.engine, prepared.grpo, prepared.settings
-        assert grpo is not None
         assert self._scheduler is not None
         grader = parse_grader(grader_row(job), self._around() if self._around is not None else Surroundings())
-        reader = AnswerReader(self._tokenizer, self._template)
-        ask_tools = tools_of(grader, grpo.max_tool_turns, reader)
-        served = None
-        if is_served(engine.hparams):
-            types, prefix = (engine.options.type_k, engine.options.type_v), named["prefix"]
-            served = ServedForward.define(engine.session, engine.hparams, s.n_batch, s.n_ctx, types, prefix)
-        base = reference_steps(engine.session, engine.model, s, served, named["prefix"]) if grpo.beta > 0 else None
-        self._policy = Rollouts(self._scheduler, engine, trainable.model, job["id"])
-        return ReinforcementTrainer(
-            trainable,
-            s,
-            prepared.order,
-            prepared.validation,
-            grpo=grpo,
-            policy=self._policy,
-            grade=grading(grader, reader),
-            ask_tools=ask_tools,
-            reference=base,
-            served=served,
-            **named,
-        )
+        self._policy = Rollouts(self._scheduler, self.engine, trainable.model, job["id"])
+        if self._queues is not None and trainable.lora is None:
+            self._keeper.add_event(
+                job["id"], "Full weights are not shared: one replica samples all answers", level="warn"
+            )
+        elif self._queues is not None:
+            from logitless.engine.finetuning.shared_rollouts import SharedRollouts
 
-    def _forget_run(self, trainer: Trainer) -> None:
+            self._policy = SharedRollouts(self._policy, trainable, job["id"], self.engine, self._queues)
+        reader = AnswerReader(self._tokenizer, self._template)
+        return reinforcement_trainer(prepared, trainable, self.engine, self._policy, grader, reader, named)
+
+    def _forget_run(self, trainer: Trainer | None) -> None:
         """Free the memory of a run."""
         if self._policy is not None:
             self._policy.close()
             self._policy = None
-        trainer.steps.forget()
+        if trainer is not None:
+            trainer.steps.forget()
 
     def _start_of(self, job: Row) -> str | None:
         """File of the fine-tuned model that a job starts from; None: it starts from the base model."""
@@ -514,6 +518,8 @@ class FineTuningWorker:
     def close(self) -> None:
         """Save a checkpoint, from which the job resumes when the server starts again."""
         until = time.perf_counter() + CLOSE_SECONDS
+        if self._helper is not None:
+            self._helper.close()
         try:
             while (self._task is not None or self._within_step) and time.perf_counter() < until:
                 if self._task is None:
@@ -620,6 +626,8 @@ class FineTuningWorker:
         assert trainer is not None
         if trainer.counters.iterations < trainer.n_steps:
             self._keeper.add_event(job["id"], f"The job ends early: {reason}")
+        if summary := self._policy and self._policy.summary:
+            self._keeper.add_event(job["id"], summary)
         events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
         table = metrics_table(events, trainer.method)
         results = self._keeper.add_file(table.encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", ""))
@@ -782,8 +790,7 @@ class FineTuningWorker:
         """Release the device and choose the next job."""
         if self._work is not None:
             self._work.close()
-        if self._trainer is not None:
-            self._forget_run(self._trainer)
+        self._forget_run(self._trainer)
         if self._start_file is not None:
             self._start_file.close()
         self._end_trackers()

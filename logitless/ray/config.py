@@ -56,6 +56,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     num_cpus: float = 1  # cores that a replica reserves; also its threads unless `options` sets them
     num_gpus: float = 0
     rpc_servers: RpcServers | None = None
+    share_rollouts: bool = True  # reinforcement jobs sample their answers at all replicas, not at one
     max_ongoing_requests: int | None = None  # at a replica, others wait outside; default: twice the slots
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from logitless.server.asgi import Message
 from logitless.serving import asgi_app
 
 if TYPE_CHECKING:
+    from logitless.engine.finetuning.rollout_queue import Queues
     from logitless.ray.rpc_servers import Servers
 
 # Each parcel passes two more processes, for which it costs more than a small model's token.
@@ -48,11 +49,22 @@ class Replica:
             self._servers = Servers(config.rpc_servers)
             options["rpc"] = await self._servers.addresses()
         self._llm = AsyncLLM(config.model or None, data_dir=data_dir or None, **options)
-        self._llm.share_jobs(config.id)
+        self._llm.share_jobs(config.id, self._queues(config))
         self._running = 0  # answers
         self._app = asgi_app(self._llm, alias=config.id, ui=False, behind_router=True, metrics=True)
         self.__del__ = self.close  # of the object: Serve calls it, and the garbage collector does not
         await self._llm.start()
+
+    @staticmethod
+    def _queues(config: ModelConfig) -> Queues | None:
+        """Meeting place of replicas that sample answers for one job; None: its own replica samples alone."""
+        if not config.share_rollouts or config.replicas == 1:
+            return None
+        from ray import serve
+
+        from logitless.ray.rollouts import ActorQueues
+
+        return ActorQueues(f"{serve.get_replica_context().app_name}/{config.id}")
 
     async def exchange(self, scope: Message, body: bytes, route: Route) -> AsyncGenerator[list[Message], None]:
         """Answer a request: the ASGI messages of the response, several at a time.

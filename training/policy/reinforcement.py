@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from logitless.training.methods.objective import F64
 from logitless.training.policy.served_forward import ALIGNMENT, ServedForward
 from logitless.training.reporting.results import Result, means
 from logitless.training.schedule import OptimizerSettings
-from logitless.training.step import Slice, Slices, Steps
+from logitless.training.step import Slice, Steps
 from logitless.training.trainable import FULL, Trainable
 from logitless.training.trainer import (
     Control,
@@ -83,6 +83,8 @@ class ToolTurn:
 
 
 AskTools = Callable[[Answered], list[ToolTurn]]  # of each answer, in order
+T = TypeVar("T")
+Sampling = Generator[Slice | Outside, None, T]  # by slices of the device's time, or by other processes
 
 
 class Policy(Protocol):
@@ -90,7 +92,7 @@ class Policy(Protocol):
 
     def sample(
         self, prompts: Sequence[I32], seeds: Sequence[int], max_tokens: Sequence[int], version: int
-    ) -> Slices[list[Answer]]:
+    ) -> Sampling[list[Answer]]:
         """An answer to each prompt, each by its own seed and of at most so many tokens, in slices.
         `version`: changes with the weights."""
         ...
