@@ -23,11 +23,12 @@ class Stream:
     """Events of requests that were submitted together, as (index of the request, event), in order.
 
     Iterate over it, or take all arrived events with `batch`. As an async context manager it cancels
-    running requests on exit. Use it on the event loop's thread only.
+    running requests on exit. Use it on the event loop's thread only. `whole`: see AsyncEngine.submit.
     """
 
-    def __init__(self, owner: Owner, n: int) -> None:
+    def __init__(self, owner: Owner, n: int, *, whole: bool = False) -> None:
         self._owner = owner
+        self.whole = whole
         self._events: list[tuple[int, Event]] = []
         self._arrived: asyncio.Future[None] | None = None
         self._running = set(range(n))

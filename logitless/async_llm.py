@@ -179,7 +179,7 @@ class AsyncLLM:
             jobs = [completion_job(parser, prompt, one) for prompt, one in _paired(prompts, params)]
         results = [CompletionResult(job.requests[0], served.tokenizer) for job in jobs]
         if results:
-            async with aclosing(self._events(*jobs)) as events:
+            async with aclosing(self._events(*jobs, whole=True)) as events:
                 async for index, event in events:
                     results[index].add(event)
                     if results[index].finished is not None:
@@ -192,7 +192,7 @@ class AsyncLLM:
         with public_errors():
             job = chat_job(self._requests(served), served, messages, params, fields)
         result = ChatResult(job, served.tokenizer)
-        async with aclosing(self._events(job)) as events:
+        async with aclosing(self._events(job, whole=True)) as events:
             async for _, event in events:
                 result.add(event)
         return result.chat_completion()
@@ -395,11 +395,11 @@ class AsyncLLM:
             )
         return self._parser
 
-    async def _events(self, *jobs: Job) -> AsyncGenerator[tuple[int, Event], None]:
-        """(index of the request, event) of all requests."""
+    async def _events(self, *jobs: Job, whole: bool = False) -> AsyncGenerator[tuple[int, Event], None]:
+        """(index of the request, event) of all requests. `whole`: see AsyncEngine.submit."""
         requests = [request for job in jobs for request in job.requests]
         with public_errors():
-            stream = await self.service.submit(requests)
+            stream = await self.service.submit(requests, whole=whole)
         async with stream:
             async for index, event in stream:
                 yield index, event

@@ -141,7 +141,7 @@ def _running(request: web.Request, context: Context, stream: Stream, reply: Repl
 async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
     """Have the job done and give its results to the reply."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user) as stream:
+    async with context.service.begin(requests, user, whole=True) as stream:
         with _running(request, context, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)

@@ -45,6 +45,23 @@ async def test_events_come_in_order_and_end():
         await service.submit([REQUEST])
 
 
+async def test_events_of_a_whole_stream_come_with_the_first_token_and_the_last():
+    gate = threading.Semaphore(0)
+    service = await started(FakeScheduler(gate=gate))
+    async with await service.submit([REQUEST, replace(REQUEST, n_predict=2)], whole=True) as stream:
+        gate.release()
+        assert [(i, event.text) for i, event in await stream.batch() if isinstance(event, Token)] == [
+            (0, "a"),
+            (1, "a"),
+        ]
+        gate.release()
+        assert [(i, type(event)) for i, event in await stream.batch()] == [(1, Token), (1, Finished)]
+        gate.release()
+        assert [(i, type(event)) for i, event in await stream.batch()] == [(0, Token), (0, Token), (0, Finished)]
+    gate.release(9)
+    await service.stop()
+
+
 async def test_submitting_while_loading_is_refused():
     with pytest.raises(Unavailable, match="Loading model"):
         await AsyncEngine().submit([REQUEST])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Answered = list[tuple[int, bool, bytes]]  # (line, True if it is no error, text)
 log = logging.getLogger("logitless.batches")
-AHEAD: Final = 2  # lines that wait for a slot, so that none is idle while the next line is parsed
+AHEAD: Final = 2  # lines that are asked at once, as a multiple of the slots: one may end in each at the same step
 RETRY: Final = 1.0  # seconds before a line that the server had no room for is asked again, or a write repeated
 _AGAIN = frozenset((429, 503))  # statuses of a server that has no room
 
@@ -56,7 +56,7 @@ async def answer_file(
     runner = web.AppRunner(app)
     await runner.setup()
     config = app[CONTEXT].config
-    room = asyncio.Semaphore(config.n_parallel + AHEAD)
+    room = asyncio.Semaphore(AHEAD * config.n_parallel)
     client = Client(batch=True)
 
     async def answer(line: Line) -> None:
@@ -80,7 +80,7 @@ class BatchRunner:
 
     def __init__(self, service: AsyncEngine, config: ServerConfig) -> None:
         self._service, self._config = service, config
-        self._room = asyncio.Semaphore(config.n_parallel + AHEAD)
+        self._room = asyncio.Semaphore(AHEAD * config.n_parallel)
         self._working: dict[str, asyncio.Task[None]] = {}  # by the batch's id
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: web.Server

@@ -187,6 +187,19 @@ async def test_lines_with_a_record_are_not_asked_again(tmp_path: Path) -> None:
         assert len(server.scheduler.requests) == 4
 
 
+async def test_as_many_lines_wait_as_run(tmp_path: Path) -> None:
+    """All slots may become free in one step, and the next one is as full."""
+    gate = threading.Semaphore(0)
+    async with serving(tmp_path, scheduler=FakeScheduler(4, gate=gate), n_parallel=4) as (server, _):
+        file = await upload(server.openai, *(chat(f"r{i}", f"say:{i}") for i in range(20)))
+        made = await server.openai.batches.create(input_file_id=file, endpoint=ENDPOINT, completion_window="24h")
+        while server.service.n_streams < 8:
+            await server.openai.batches.retrieve(made.id)
+        for _ in range(5):
+            await server.openai.batches.retrieve(made.id)
+        assert server.service.n_streams == 8
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
