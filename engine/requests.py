@@ -58,6 +58,11 @@ class CompletionRequest:
         return self.priority >= BATCH_PRIORITY
 
     @property
+    def is_batch(self) -> bool:
+        """True for a request of a batch: users' streams have the device first."""
+        return self.gives_way and not self.background
+
+    @property
     def text_ids(self) -> tuple[int, ...]:
         """The prompt without the rows of its images."""
         return self.prompt if self.media is None else tuple(id for id in self.prompt if id >= 0)

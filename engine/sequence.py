@@ -166,13 +166,14 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """True if it is decoding: its client has seen the time between two tokens."""
-        return self.n_generated > 1
+        """True if it is decoding: its client has seen the time between two tokens. Nobody sees those of
+        batches."""
+        return self.n_generated > 1 and not self.request.is_batch
 
     @property
     def past_warmup(self) -> bool:
         """True if it is past its warm-up."""
-        return self.n_generated > FIRST_TOKENS
+        return self.n_generated > FIRST_TOKENS and not self.request.is_batch
 
     @property
     def is_processing(self) -> bool:

@@ -109,8 +109,8 @@ def test_each_module_begins_with_a_sentence_that_names_its_subject() -> None:
 @pytest.mark.parametrize(
     ("term", "rooms"),
     [
-        ("prefill", "engine/scheduler/prefill_budget.py engine/scheduler/interleaved_prefill.py"),
-        ("chunked prefill", "engine/scheduler/prefill_budget.py"),
+        ("prefill", "engine/scheduler/step_budget.py engine/scheduler/interleaved_prefill.py"),
+        ("chunked prefill", "engine/scheduler/step_budget.py"),
         ("KV cache", "engine/kv_cache/__init__.py engine/kv_cache/manager.py"),
         ("prefix cache", "engine/kv_cache/prefix_cache.py"),
         ("preempt", "engine/scheduler/running_set.py engine/runner/preemptible_prefill.py"),

@@ -19,9 +19,9 @@ from logitless.engine.batch import DeviceFailed, StepResult
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.batch_builder import Plan, build_batch
-from logitless.engine.scheduler.prefill_budget import PrefillBudget
 from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
+from logitless.engine.scheduler.step_budget import PrefillBudget
 from logitless.engine.sequence import Sequence
 from logitless.engine.stats import SchedulerStats
 from logitless.models.adapters.stacked_lora import BASE
@@ -113,7 +113,7 @@ class InterleavedPrefill:
 
     def _may_take(self, seq: Sequence) -> bool:
         """True for prompts; a stream with a few tokens to compute that were not sampled is none."""
-        if seq.request.media is not None:  # its steps have other inputs
+        if seq.request.media is not None or seq.request.is_batch:  # steps with other inputs; rows beside streams
             return False
         if seq.not_preemptible or not seq.throttled or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False

@@ -11,9 +11,9 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.requests import Event
 from logitless.engine.scheduler.postprocess import failure
-from logitless.engine.scheduler.prefill_budget import PrefillBudget
 from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
+from logitless.engine.scheduler.step_budget import PrefillBudget
 from logitless.engine.sequence import Sequence
 from logitless.models.media.prompt_media import Tile
 

@@ -27,6 +27,7 @@ class RunningSet:
         self.seqs: list[Sequence] = []  # by rank
         self.slots = slots
         self.n_background = 0  # sequences of training among them
+        self.n_batch = 0  # sequences of batches among them
         self.step = 0  # number of the current step
         self.n_released = 0  # times that a sequence gave up its blocks
         # called before the blocks go
@@ -42,6 +43,7 @@ class RunningSet:
         seq.slot, slot.sequence = slot, seq
         self.touch(slot)
         self.n_background += seq.request.background
+        self.n_batch += seq.request.is_batch
         insort(self.seqs, seq, key=lambda seq: seq.rank)
 
     def of_step(self, *, background: bool) -> list[Sequence]:
@@ -109,6 +111,7 @@ class RunningSet:
             self._queue.left(seq.t_last - seq.t_start)
         self.seqs.remove(seq)
         self.n_background -= seq.request.background
+        self.n_batch -= seq.request.is_batch
         self.touch(slot)
 
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:

@@ -26,10 +26,10 @@ from logitless.engine.scheduler.batch_builder import Plan, build_batch, split
 from logitless.engine.scheduler.interleaved_prefill import InterleavedPrefill
 from logitless.engine.scheduler.media_encoding import MediaEncoding
 from logitless.engine.scheduler.postprocess import OutputProcessor, Stop, failure, finished
-from logitless.engine.scheduler.prefill_budget import PrefillBudget
 from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
 from logitless.engine.scheduler.slot_claims import Claims
+from logitless.engine.scheduler.step_budget import PrefillBudget
 from logitless.engine.scheduler.step_planner import StepPlanner
 from logitless.engine.scheduler.waiting_queue import WaitingQueue
 from logitless.engine.sequence import Sampler, Sequence, Slot
@@ -247,6 +247,8 @@ class Scheduler:
             plan = self._run(plan, events, interleaved=interleaved)
         if not background:
             self.speculator.observe(self.clock() - started, counts=decodes_only)
+            if not interleaved:
+                self._planner.observe(self.clock() - started)
         events += self._running.take_lost()
         self.claims.settle()
         self.count()
@@ -290,7 +292,8 @@ class Scheduler:
             return self._step_failed(group, rest, error, events)
         now = self.clock()
         n_prompt = sum([n for seq, n in group if seq.n_uncomputed > 1])
-        if not group[0][0].request.background:
+        of_batch = n_prompt and any(seq.n_uncomputed > 1 and seq.request.is_batch for seq, _ in group)
+        if not (of_batch or group[0][0].request.background):
             self.prefill_budget.observe(n_prompt, len(batch.tokens), now - began, between=interleaved)
         self._process(group, result, now, events)
         self._limit = min(self.n_ubatch, 2 * self._limit)

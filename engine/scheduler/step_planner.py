@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.batch import BLOCK_SIZE, bucket, mixed_batch_size
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.scheduler.batch_builder import Plan, bucket_floor
-from logitless.engine.scheduler.prefill_budget import PrefillBudget, shares
 from logitless.engine.scheduler.running_set import RunningSet
+from logitless.engine.scheduler.step_budget import BatchRows, PrefillBudget, shares
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.speculator import Speculator
 
 
 class StepPlanner:
-    """Decode tokens first, then prompts within the prefill budget, then drafts in the room that is
-    left."""
+    """Decode tokens first, then prompts within the prefill budget, then rows of batches, then drafts in
+    the room that is left."""
 
     def __init__(
         self,
@@ -31,6 +31,8 @@ class StepPlanner:
         self._budget = budget
         self._speculator = speculator
         self._n_ubatch = n_ubatch
+        self._batch_rows = BatchRows()
+        self._size = 0  # rows of the last plan, rounded; 0: its duration says nothing about rows
 
     def plan(self, interleaved: Callable[[Sequence], bool], *, in_flight: bool, background: bool = False) -> Plan:
         """(sequence, tokens) of the next batch. A sequence whose grammar mask is pending delays no
@@ -42,17 +44,26 @@ class StepPlanner:
         plan, prompts, late = self._ready(interleaved, background)
         if not plan and not prompts and not in_flight:
             plan = late
+        batches: list[Sequence] = []  # sequences of batches that wait for what streams leave
+        if self._running.n_batch and any(seq.is_decoding for seq, _ in plan):
+            batches = [seq for seq in (*(seq for seq, _ in plan), *prompts) if seq.request.is_batch]
+            plan = [part for part in plan if not part[0].request.is_batch]
+            prompts = [seq for seq in prompts if not seq.request.is_batch]
+        self._size = 0 if prompts or background else bucket(len(plan))
         n_most = max(1, self._n_ubatch - bool(prompts))
         if len(plan) > n_most:
             # prompts, the longest-waiting first
             plan = sorted(plan, key=lambda part: part[0].served)[:n_most]
             for seq, _ in plan:
                 seq.served = self._running.step
+        n_streams = len(plan)
         if prompts:
             plan += self._prefill(plan, prompts)
+        if batches:
+            plan += self._beside(n_streams, batches)
         if any(len(seq.kv.blocks) * BLOCK_SIZE < seq.n_computed + n for seq, n in plan):
             plan = self._running.reserve(plan)
-        return self._with_drafts(plan)
+        return self._with_drafts(plan, beside=bool(batches))
 
     def _ready(self, interleaved: Callable[[Sequence], bool], background: bool) -> tuple[Plan, list[Sequence], Plan]:
         """(decoding sequences, prompts, sequences whose grammar mask is pending)."""
@@ -83,14 +94,41 @@ class StepPlanner:
             total = min(self._n_ubatch, self._budget.tokens(n_decoding))
         together = sum([seq.n_schedulable for seq in prompts if not seq.throttled])
         left = max(total, min(full, n_decoding + together), n_decoding + 1) - n_decoding
-        given = shares([seq.n_schedulable for seq in prompts], left)
+        given: list[int] = []
+        for is_batch in (False, True):  # those of batches, which come last, have what others leave
+            debts = [seq.n_schedulable for seq in prompts if seq.request.is_batch == is_batch]
+            given += shares(debts, left - sum(given))
         return [(seq, seq.chunk(n)) for seq, n in zip(prompts, given, strict=True) if n]
 
-    def _with_drafts(self, plan: Plan) -> Plan:
+    def _beside(self, n_streams: int, batches: list[Sequence]) -> Plan:
+        """Tokens of batches in a step with so many streams, the longest-waiting first."""
+        batches = sorted(batches, key=lambda seq: (seq.served, seq.n_computed))
+        mixed = batches[0].n_schedulable > 1
+        waiting = batches if mixed else [seq for seq in batches if seq.n_schedulable == 1]
+        n_waiting = min(sum([seq.n_schedulable for seq in waiting]), self._n_ubatch - n_streams)
+        busy = any(seq.started and seq.n_uncomputed > 1 and not seq.request.is_batch for seq in self._running.seqs)
+        room = self._batch_rows.rows(n_streams, n_waiting, mixed=mixed, busy=busy) if n_waiting > 0 else 0
+        plan: Plan = []
+        for seq in waiting:
+            if room <= 0:
+                break
+            plan.append((seq, seq.chunk(min(seq.n_schedulable, room))))
+            seq.served = self._running.step
+            room -= plan[-1][1]
+        n_tokens = n_streams + sum([n for _, n in plan])
+        self._size = 0 if busy else mixed_batch_size(n_tokens) if plan and mixed else bucket(n_tokens)
+        return plan
+
+    def observe(self, seconds: float) -> None:
+        """Note the duration of the last plan's step, before which no part of a prompt was computed."""
+        if self._size:
+            self._batch_rows.observe(self._size, seconds)
+
+    def _with_drafts(self, plan: Plan, *, beside: bool) -> Plan:
         """The plan with draft tokens for sequences that compute all of theirs.
 
         Drafts take KV blocks from no sequence, and like prompts delay the others only within the
-        budget.
+        budget. `beside`: rows of batches are beside streams, and have none.
         """
         wanted: list[tuple[Sequence, int]] = []
         room = min(self._n_ubatch, len(plan) + self._budget.most) - sum([n for _, n in plan])
@@ -99,7 +137,8 @@ class StepPlanner:
         for seq, n in plan:
             # The masks of a late one's draft would be late again; drafters do not know of discarded
             # tokens.
-            if seq.drafts is not None and not seq.late and not seq.kv.n_dropped:
+            drafts = seq.drafts is not None and not (beside and seq.request.is_batch)
+            if drafts and not seq.late and not seq.kv.n_dropped:
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:
                     n_left = min(n_left, seq.n_remain)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import RequestError, TooManyRequests, Unavailable
 from logitless.engine.requests import BATCH_PRIORITY, Failed
-from logitless.engine.scheduler.prefill_budget import shares
 from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.step_budget import shares
 from logitless.engine.sequence import Sequence
 from tests.helpers.http_fakes import running
 from tests.helpers.scheduler_fakes import N_VOCAB, Bench, FakeSampler, oracle

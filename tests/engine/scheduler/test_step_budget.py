@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logitless.engine.batch import StepResult, UBatch
-from logitless.engine.scheduler.prefill_budget import PrefillBudget
+from logitless.engine.scheduler.step_budget import PrefillBudget
 from tests.helpers.scheduler_fakes import Bench, prompt
 
 

@@ -1,4 +1,4 @@
-"""Prefill budget: prompt tokens of a mixed batch (chunked prefill), sized by the time of decode steps."""
+"""Budgets of a step beside streams, by measured times: prompt tokens (chunked prefill), and rows of batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from logitless.engine.batch import mixed_batch_size, power_of_two, size_below
+from logitless.engine.batch import bucket, mixed_batch_size, power_of_two, size_below
 
 STRETCH = 2.2  # duration of a mixed step relative to one without prompts; clients see a little more
 BETWEEN = 2.0  # the same for interleaved prefill, whose parts stop in time
@@ -16,6 +16,13 @@ LEAST_ROOM = 0.5  # share of a decode step that prompts get at least
 AFTER = 7  # decode steps after interleaved parts whose durations are kept
 TRUST = 0.99  # decay of a measured growth per step of the size below
 REMEMBERED = 129  # decode steps of a median: other processes may delay dozens of them
+
+SLOWDOWN = 1.2  # duration of a step with rows of batches relative to one of its streams alone
+FEW = 3  # steps of streams alone that must be known before rows of batches join them
+OFTEN = 15  # steps of a size whose median counts
+REFRESH = 16  # steps with rows of batches, after which one without shows what streams take alone
+PATIENCE = 32  # steps after which a batch gets on in any case
+RETRY = 256  # steps after which a size that was too slow is tried again
 
 
 @dataclass
@@ -139,6 +146,78 @@ class PrefillBudget:
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""
         return mixed_batch_size(n_streams + min(self.most, LEAST_PROMPT))
+
+
+class BatchRows:
+    """Learns the duration of steps by their number of rows, and how many rows batches may add to streams.
+
+    A step takes at most SLOWDOWN times one of its streams alone. Where a single row more takes
+    longer, it joins as seldom as makes that the mean.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}  # of the last steps, by their rounded number of rows
+        self._seen: dict[int, int] = {}  # step in which a size was last seen
+        self._n_steps = 0
+        self._n_joined = 0  # steps since the last one of streams alone
+        self._n_waited = 0  # steps since the last one with rows of batches
+        self._saved = 0.0  # seconds that steps without rows of batches have left
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Note the duration of a step of so many rows, rounded up to a bucket."""
+        self._n_steps += 1
+        for old in [old for old, step in self._seen.items() if self._n_steps - step > RETRY]:
+            del self._seen[old], self._seconds[old]
+        self._seconds.setdefault(size, deque(maxlen=OFTEN)).append(seconds)
+        self._seen[size] = self._n_steps
+
+    def rows(self, n_streams: int, n_waiting: int, *, mixed: bool, busy: bool) -> int:
+        """Rows of batches in the next step, of `n_waiting`. `mixed`: some are of prompts; `busy`: prompts of
+        others have the time that streams leave."""
+        size = self._size(n_streams, n_waiting, mixed=mixed, busy=busy)
+        self._n_waited = 0 if size else self._n_waited + 1
+        self._n_joined = self._n_joined + 1 if size else 0
+        return min(n_waiting, max(0, size - n_streams))
+
+    def _size(self, n_streams: int, n_waiting: int, *, mixed: bool, busy: bool) -> int:
+        """Rows of the next step; 0: those of its streams."""
+        sizes = _sizes(n_streams, n_waiting, mixed=mixed)
+        if self._n_waited >= PATIENCE:
+            return sizes[0]
+        known = self._seconds.get(bucket(n_streams), ())
+        if busy or len(known) < FEW or self._n_joined >= REFRESH:
+            return 0
+        alone = statistics.median_low(known)
+        spare = (SLOWDOWN - 1) * alone
+        largest = 0
+        for size in sizes:
+            if self._expected(size) - alone <= spare:
+                largest = size
+            if size > max(self._seconds):  # a larger one is tried when this one is known
+                break
+        if largest:
+            return largest
+        self._saved += spare
+        if self._saved < self._expected(sizes[0]) - alone:
+            return 0
+        self._saved = 0.0
+        return sizes[0]
+
+    def _expected(self, size: int) -> float:
+        """Seconds of a step of this size: between those of the next known sizes."""
+        below = max((known for known in self._seconds if known <= size), default=0)
+        above = min((known for known in self._seconds if known >= size), default=below)
+        least, most = (statistics.median_low(self._seconds[known]) for known in (below or above, above))
+        return least if above <= below or not below else least + (most - least) * (size - below) / (above - below)
+
+
+def _sizes(n_streams: int, n_waiting: int, *, mixed: bool) -> list[int]:
+    """Rounded sizes of a step with rows of batches, the smallest first."""
+    rounded = mixed_batch_size if mixed else bucket
+    sizes = [rounded(n_streams + min(n_waiting, LEAST_PROMPT if mixed else 1))]
+    while sizes[-1] < n_streams + n_waiting:
+        sizes.append(rounded(sizes[-1] + 1))
+    return sizes
 
 
 def _above(size: int) -> int:
