@@ -231,9 +231,7 @@ class FineTuningWorker:
         from logitless.training.errors import TrainingError
 
         if self._media is None:
-            raise TrainingError(
-                "an image or a sound needs a projector that reads it: this server was started without --mmproj"
-            )
+            raise TrainingError("an image or a sound needs a projector: this server was started without --mmproj")
 
         def encoders(_: Session) -> Encoders:
             assert self.engine.media is not None

@@ -66,7 +66,7 @@ def _mono(sound: Sound, look: Callable[[], None]) -> Iterator[F32]:
         mono = block.mean(axis=1, dtype=np.float32)
         if not np.isfinite(mono).all():
             raise AudioError("has samples that are no numbers")
-        yield mono
+        yield np.clip(mono, -1, 1)
 
 
 def _open(data: bytes, kind: str) -> Sound:

@@ -47,6 +47,8 @@ def test_floats(bits: int) -> None:
 def test_loud_floats_are_cut() -> None:
     loud = np.float32([3, -3, 0.5])
     np.testing.assert_array_equal(decode_audio(riff(3, 32, loud.tobytes())).samples, np.float32([1, -1, 0.5]))
+    huge = np.float32([3e38, -3e38] * 1000)  # whose spectrum has no room in 32 bits
+    assert np.abs(decode_audio(riff(3, 32, huge.tobytes(), rate=44_100)).samples).max() <= 1
 
 
 @pytest.mark.parametrize("channels", [2, 3, MAX_CHANNELS])
