@@ -120,6 +120,8 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("HEAD", "/api/blobs/{id}", "ollama.models.only_in_router"),
     ("POST", "/api/blobs/{id}", "ollama.models.only_in_router"),
     ("POST", "/api/push", "ollama.models.not_here"),
+    ("POST", "/v1/completions/render", "generate.render_completion"),
+    ("POST", "/v1/chat/completions/render", "generate.render_chat_completion"),
     ("POST", "/v1/score", "score.score"),
     ("POST", "/v1/audio/transcriptions", "transcriptions.transcriptions"),
     ("POST", "/v1/audio/translations", "transcriptions.translations"),

@@ -208,6 +208,9 @@ def test_the_picker_s_plugins_are_declared(name: str) -> None:
         producer = plugins["precise-prefix-cache-producer"]
         assert producer["tokenProcessorConfig"]["blockSize"] == BLOCK_SIZE
         port = producer["kvEventsConfig"]["podDiscoveryConfig"]["socketPort"]
+        service = named("base/service.yaml")
+        assert plugins["token-producer"]["vllm"]["url"] == f"http://{service['metadata']['name']}"
+        assert [each["port"] for each in service["spec"]["ports"]] == [80]
         (deployment,) = (doc for doc in rendered("inference-gateway") if doc["kind"] == "Deployment")
         server = deployment["spec"]["template"]["spec"]["containers"][0]
         assert f"--kv-events-endpoint=tcp://*:{port}" in server["args"]

@@ -17,6 +17,7 @@ from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
+from logitless.engine.sampling.sampler import RANDOM_SEED
 from logitless.engine.stream import Stream
 from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response
 from logitless.server.api.llamacpp.completion import NativeReply
@@ -29,6 +30,7 @@ from logitless.server.clients import CLIENT
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
 from logitless.server.protocol.answers.llamacpp import Control
+from logitless.server.protocol.answers.openai import RenderedRequest, RenderedSampling
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.fields import bad_request, read
@@ -70,6 +72,46 @@ async def chat_completion(request: web.Request) -> web.StreamResponse:
     parser, template = context.parser_for(request), context.served.template
     job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
     return await run(request, context, job, ChatReply(job, context.served, context.config))
+
+
+async def render_completion(request: web.Request) -> web.Response:
+    """POST /v1/completions/render, as vLLM has it: the token ids of each prompt."""
+    context = request.app[CONTEXT]
+    job = await context.parsed(request, context.parser_for(request).openai)
+    return json_response(_rendered(job, CompletionReply(job, context.served, context.config)))
+
+
+async def render_chat_completion(request: web.Request) -> web.Response:
+    """POST /v1/chat/completions/render, as vLLM has it: the token ids of the conversation."""
+    context = request.app[CONTEXT]
+    parser, template = context.parser_for(request), context.served.template
+    job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
+    return json_response(_rendered(job, ChatReply(job, context.served, context.config))[0])
+
+
+def _rendered(job: Job, reply: Reply) -> list[RenderedRequest]:
+    """The job's prompts, each with its sampling. Nothing is generated."""
+    found = []
+    for i, request in enumerate(job.requests[:: job.options.best_of]):
+        s = request.sampling
+        sampling = RenderedSampling(
+            n=job.options.n,
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+            presence_penalty=s.presence_penalty,
+            frequency_penalty=s.frequency_penalty,
+            repetition_penalty=s.repeat_penalty,
+            seed=None if s.seed == RANDOM_SEED else s.seed,
+            stop=list(request.stop),
+            ignore_eos=request.ignore_eos,
+            max_tokens=None if request.n_predict < 0 else request.n_predict,
+        )
+        ids = [max(0, id) for id in request.prompt]
+        name = reply.id if len(job.requests) == job.options.best_of else f"{reply.id}-{i}"
+        found.append(RenderedRequest(name, ids, sampling, reply.model, job.options.stream))
+    return found
 
 
 def user_of(request: web.Request, job: Job) -> str:

@@ -258,6 +258,22 @@ OPERATIONS: tuple[Operation, ...] = (
         example={"messages": _SAID, "max_tokens": 8},
     ),
     _post(
+        "/v1/completions/render",
+        OPENAI,
+        "Token ids of prompts, as vLLM's",
+        (OpenAICompletion,),
+        list[openai.RenderedRequest],
+        example={"prompt": "Once upon a time", "max_tokens": 8},
+    ),
+    _post(
+        "/v1/chat/completions/render",
+        OPENAI,
+        "Token ids of a chat's prompt, as vLLM's",
+        CHAT,
+        openai.RenderedRequest,
+        example={"messages": _SAID},
+    ),
+    _post(
         "/v1/chat/completions/input_tokens",
         OPENAI,
         "Count a chat's tokens",

@@ -119,7 +119,7 @@ async def test_what_changes_the_server_needs_the_admin_key():
         }
         answers |= {"completion", "embeddings", "embedding", "rerank", "reranking", "tokenize", "detokenize", "score"}
         answers |= {"batches", "apply-template", "stream", "lookup", "chat", "show", "generate", "embed"}
-        answers |= {"conversations"}
+        answers |= {"conversations", "render", "transcriptions", "translations"}
         for method, path in server.routes:  # whatever is neither must have been thought of
             if method not in ("GET", "HEAD") and not answers & set(path.split("/")):
                 assert await status("user", method, path.replace("{id}", "0")) == 403, path

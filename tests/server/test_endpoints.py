@@ -269,6 +269,34 @@ async def test_apply_template():
         assert body["prompt"].endswith("ill[/][assistant]")
 
 
+async def test_render_gives_the_token_ids_of_the_real_routes():
+    async with running(alias="m") as server:
+        asked = {"prompt": ["Once upon", [79, 110]], "max_tokens": 3, "seed": 5, "n": 2, "temperature": 0, "stop": "x"}
+        status, found = await server.post("/v1/completions/render", asked)
+        assert status == 200
+        _, real = await server.post("/v1/completions", {**asked, "return_token_ids": True})
+        assert [one["token_ids"] for one in found] == [choice["prompt_token_ids"] for choice in real["choices"][::2]]
+        first = found[0]
+        assert first["request_id"].startswith("cmpl-")
+        assert first["request_id"] != found[1]["request_id"]
+        assert (first["model"], first["stream"]) == ("m", False)
+        expected = {"n": 2, "temperature": 0, "seed": 5, "max_tokens": 3, "stop": ["x"], "ignore_eos": False}
+        assert expected.items() <= first["sampling_params"].items()
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        status, found = await server.post("/v1/chat/completions/render", chat)
+        _, real = await server.post("/v1/chat/completions", {**chat, "return_token_ids": True})
+        assert (status, found["token_ids"]) == (200, real["prompt_token_ids"])
+        assert found["request_id"].startswith("chatcmpl-")
+        assert (found["sampling_params"]["seed"], found["sampling_params"]["max_tokens"]) == (None, 2)
+        for path, wrong, field in (
+            ("/v1/completions/render", {"prompt": "x", "max_tokens": "many"}, "max_tokens"),
+            ("/v1/completions/render", {"prompt": [10**9]}, "prompt"),
+            ("/v1/chat/completions/render", {"messages": "Hi"}, "messages"),
+        ):
+            status, error = await server.post(path, wrong)
+            assert (status, field in error["error"]["message"]) == (400, True)
+
+
 async def test_lora_adapters():
     async with running() as server:
         assert await server.get("/lora-adapters") == (200, [])

@@ -200,3 +200,30 @@ class Predictions(Struct):
     """Answer of /predict."""
 
     predictions: list[ChatCompletion]
+
+
+class RenderedSampling(Struct):
+    """Sampling of a rendered request, as vLLM's SamplingParams name it."""
+
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    stop: list[str]
+    ignore_eos: bool
+    max_tokens: Annotated[int | None, doc("null: to the end of the context")]
+
+
+class RenderedRequest(Struct):
+    """Request with its prompt as token ids: vLLM's GenerateRequest."""
+
+    request_id: str
+    token_ids: Annotated[list[int], doc("of the prompt; rows of media are 0")]
+    sampling_params: RenderedSampling
+    model: str
+    stream: bool
