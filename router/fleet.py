@@ -120,7 +120,12 @@ class Fleet(Generic[C]):
         self.n_updates = 0
 
     def get(self, name: str) -> Model[C] | None:
-        """The model that has this name or alias, or whose file has it and no other's."""
+        """The model that has this name or alias, or whose file has it and no other's. Ollama's tag `latest` may
+        stand behind each of them."""
+        found = self._get(name)
+        return self._get(name.removesuffix(":latest")) if found is None else found
+
+    def _get(self, name: str) -> Model[C] | None:
         if (model := self.models.get(name)) is not None:
             return model
         named = [m for m in self.models.values() if name in m.entry.aliases]

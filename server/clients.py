@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 OWNER, RIGHTS, SALT = "X-Logitless-Owner", "X-Logitless-Rights", "X-Logitless-Salt"  # client headers of a router
-_ALL, _ADMIN = "all", "admin"
+_ALL, _ADMIN, _TOOLS = "all", "admin", "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Client:
     sees_all: bool = True  # there is nobody else, or it is the admin
     is_admin: bool = True  # it has the admin key, or there are no keys at all
     salt: str = ""  # owner of its cached prefixes; "": they are shared with everybody
+    runs_tools: bool = True  # it may have the tools of the server called, if there are any
     batch: bool = False  # its requests are of a batch, and give way to all others
 
     def may_see(self, row: Mapping[str, Any]) -> bool:
@@ -38,7 +39,8 @@ class Client:
 
     def headers(self) -> dict[str, str]:
         """Headers by which a router passes it on."""
-        rights = [word for word, has in ((_ALL, self.sees_all), (_ADMIN, self.is_admin)) if has]
+        has = {_ALL: self.sees_all, _ADMIN: self.is_admin, _TOOLS: self.runs_tools}
+        rights = [word for word in has if has[word]]
         return {OWNER: self.owner, RIGHTS: ",".join(rights), SALT: self.salt}
 
     @classmethod
@@ -46,7 +48,7 @@ class Client:
         """The client that a router speaks for."""
         rights = request.headers.get(RIGHTS, "").split(",")
         owner, salt = (request.headers.get(name, "") for name in (OWNER, SALT))
-        return cls(owner, _ALL in rights, _ADMIN in rights, salt)
+        return cls(owner, _ALL in rights, _ADMIN in rights, salt, _TOOLS in rights)
 
 
 CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)  # set by the guard

@@ -151,7 +151,8 @@ class Guard:
         owner = owner_of(given) if is_known else ""
         alone = is_known and not config.admin_api_key and not keys.several
         isolated = config.cache_isolation == "on" or (config.cache_isolation == "auto" and keys.several)
-        return Client(owner, alone or is_admin, is_admin, owner if isolated else "")
+        runs_tools = is_admin or not config.admin_api_key
+        return Client(owner, alone or is_admin, is_admin, owner if isolated else "", runs_tools)
 
     def _preflight(self, request: web.Request) -> web.Response:
         """llama-server's answer, with the headers that the browser asks for.

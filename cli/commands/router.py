@@ -79,9 +79,7 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.router.process import ServerProcess, download, environment, quantize
 
     flags = _flags()
-    # A server behind a router does not know whether an admin key is needed: the router alone has the tools then.
-    kept = _OWN | _TOOLS if options.admin_api_key else _OWN
-    common = tuple(word for dest, words in options.given if dest not in (*kept, _SECRET) for word in words)
+    common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
     if options.data_dir:
         common += ("--data-dir", options.data_dir)
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
@@ -91,7 +89,7 @@ async def _serve(options: SimpleNamespace) -> None:
         entries = read()
     except CatalogError as error:
         raise CliError(str(error)) from None
-    own = frozenset(name for f in flags if f.dest in kept for name in (*f.env.split(), *_negatives(f)))
+    own = frozenset(name for f in flags if f.dest in _OWN for name in (*f.env.split(), *_negatives(f)))
     environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
 
     def speaker(name: str) -> Callable[[str], None]:

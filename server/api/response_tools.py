@@ -85,7 +85,7 @@ class _Loop:
 
     def __init__(self, request: web.Request, context: Context, response: ResponsesBody, body: dict[str, Any]) -> None:
         self._request, self._context, self._response = request, context, response
-        self._toolbox = _allowed_toolbox(request, context)
+        self._toolbox = _allowed_toolbox(request)
         if response.background or CONVERSATION in request.headers:
             bad_request(
                 "background" if response.background else CONVERSATION, "is not there with tools of the type mcp"
@@ -468,10 +468,10 @@ class _Reply(ResponsesReply):
         return self._event(WholeEvent, "response.mcp_call_arguments.done", **of, arguments=block.text)
 
 
-def _allowed_toolbox(request: web.Request, context: Context) -> Toolbox:
+def _allowed_toolbox(request: web.Request) -> Toolbox:
     """The tools, for a client that may have them called. Forbidden: it may not."""
     toolbox = toolbox_of(request)
-    if context.config.admin_api_key and not request[CLIENT].is_admin:
+    if not request[CLIENT].runs_tools:
         raise Forbidden("tools that the server runs need the admin key")
     return toolbox
 

@@ -73,7 +73,7 @@ async def proxy(request: web.Request) -> web.StreamResponse:
     if settings is None or toolbox is None or not settings.tools.proxy:
         raise Forbidden("this server fetches nothing for pages (--ui-mcp-proxy)")
     toolbox_of(request)
-    if settings.admin_api_key and not request[CLIENT].is_admin:
+    if not request[CLIENT].runs_tools:
         raise Forbidden("this needs the admin key")
     url = request.query.get("url", "")
     server = next((each.settings for each in toolbox.servers.values() if url and each.settings.url == url), None)

@@ -49,7 +49,10 @@ def answer(message: dict[str, Any]) -> None:
         about = {"protocolVersion": params["protocolVersion"], "serverInfo": {"name": "bad", "version": "1"}}
         send({"id": id, "result": {**about, "capabilities": {"tools": {}}}})
     elif method == "tools/list":
-        listed = [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]
+        nothing = {"properties": {}, "additionalProperties": False}
+        listed = [
+            {"name": name, "inputSchema": {"type": "object"} | (nothing if name == "pid" else {})} for name in TOOLS
+        ]
         send({"id": id, "result": {"tools": listed}})
     elif method == "tools/call":
         call(message["id"], params["name"], params.get("arguments") or {})

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import openai
+import pytest
+
 from tests.helpers.bad_mcp_server import HERE as BAD
+from tests.helpers.paths import MODELS
 from tests.integration.conftest import ServerFactory
 
 NEAR = {"mcpServers": {"near": {"command": sys.executable, "args": ["-S", str(BAD)]}}}
@@ -43,3 +48,34 @@ def test_a_router_runs_them_without_a_model(serve: ServerFactory, tmp_path: Path
     assert server.get("/props")["endpoint_tools"] is True
     assert "near_add" in [entry["tool"] for entry in server.get("/tools")]
     assert call(server, "near_add", a=1, b=2) == {"plain_text_response": "3"}
+
+
+def test_responses_through_a_router_call_them(serve: ServerFactory, tmp_path: Path, connect: Any) -> None:
+    """The model's server runs them, for the clients that may: with an admin key, its holder alone."""
+    shutil.copy(MODELS / "stories260K-conv-Q8_0.gguf", tmp_path / "m.gguf")
+    flags = ("--models-dir", str(tmp_path), "--mcp-servers-json", json.dumps(NEAR), "-c", "2048")
+    server = serve(None, *flags, "--api-key", "user", "--admin-api-key", "chief")
+    client: openai.OpenAI = connect(f"{server.url}/v1", "chief")
+    near = {"type": "mcp", "server_label": "near", "allowed_tools": ["pid"]}
+    asked: Any = {
+        "model": "m",
+        "input": "Go on.",
+        "tool_choice": {"type": "mcp", "server_label": "near", "name": "pid"},
+        "max_output_tokens": 64,
+        "temperature": 0,
+    }
+    never: Any = {**asked, "tools": [{**near, "require_approval": "never"}]}
+    with pytest.raises(openai.PermissionDeniedError, match="need the admin key"):
+        connect(f"{server.url}/v1", "user").responses.create(**never)
+    whole = client.responses.create(**never)
+    assert [item.type for item in whole.output[:2]] == ["mcp_list_tools", "mcp_call"]
+    assert is_alive(int(whole.output[1].output))  # type: ignore[union-attr, arg-type]
+    events = list(client.responses.create(**never, stream=True))
+    assert {"response.mcp_list_tools.completed", "response.mcp_call.completed"} <= {event.type for event in events}
+    assert [item.type for item in events[-1].response.output] == [item.type for item in whole.output]
+    first = client.responses.create(**asked, tools=[near])  # which asks
+    (request,) = [item for item in first.output if item.type == "mcp_approval_request"]
+    answer: Any = [{"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}]
+    second = {**asked, "input": answer, "tools": [near], "tool_choice": "none", "previous_response_id": first.id}
+    called = client.responses.create(**second).output[0]
+    assert (called.type, called.output) == ("mcp_call", whole.output[1].output)  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -32,7 +33,7 @@ class FakeChild:
 class House:
     """A fleet whose children start at once, or when the test says so (`slow`), or not at all (`broken`)."""
 
-    def __init__(self, names: str, limit: int) -> None:
+    def __init__(self, names: Iterable[str], limit: int) -> None:
         self.fleet: Fleet[FakeChild] = Fleet([Entry(name, ()) for name in names], self._start, limit)
         self.started: list[str] = []
         self.slow: dict[str, asyncio.Event] = {}
@@ -247,6 +248,15 @@ async def test_a_child_that_crashes_is_started_again_by_the_next_request():
     assert (model.state, model.error, model.exit_code) == (UNLOADED, CRASHED, -11)
     assert await house.use("a") is not child
     assert model.error == ""
+
+
+async def test_a_name_with_ollamas_tag():
+    """Open WebUI sends the names of /api/tags to /v1/chat/completions."""
+    house = House(["a", "b", "b:latest"], 2)
+    assert house.fleet.get("a:latest") is house.fleet.get("a")
+    assert house.fleet.find("b:latest").entry.name == "b:latest"
+    for name in ("c:latest", ":latest", "a:other", "a:latest:latest"):
+        assert house.fleet.get(name) is None
 
 
 async def test_unknown_names_and_autoload():

@@ -92,8 +92,8 @@ async def test_a_client_cannot_speak_for_another() -> None:
     behind.router.add_get("/props", look)
     runner, port = await started(behind)
     child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
-    lies = {OWNER: "o", RIGHTS: "all,admin", SALT: "s", "Api-Key": "k", "X-Api-Key": "k"}
-    clients = (Client("mine", False, False, "mine"), Client("", False, False, ""))
+    lies = {OWNER: "o", RIGHTS: "all,admin,tools", SALT: "s", "Api-Key": "k", "X-Api-Key": "k"}
+    clients = (Client("mine", False, False, "mine"), Client("", False, False, "", False))
     async with aiohttp.ClientSession() as session:
         for client in clients:
             request = make_mocked_request("GET", "/props", lies)

@@ -253,7 +253,12 @@ async def test_jobs_are_their_keys(tmp_path: Path) -> None:
 
 
 def test_a_router_passes_its_clients_on() -> None:
-    for client in (Client(), Client("o", False, False, "o"), Client("o", True, False, ""), Client("", False, True)):
+    for client in (
+        Client(),
+        Client("o", False, False, "o"),
+        Client("o", True, False, ""),
+        Client("", False, True, "", False),
+    ):
         request: Any = SimpleNamespace(headers=client.headers())
         assert Client.passed_on(request) == client
-    assert Client.passed_on(SimpleNamespace(headers={})) == Client("", False, False, "")  # type: ignore[arg-type]
+    assert Client.passed_on(SimpleNamespace(headers={})) == Client("", False, False, "", False)  # type: ignore[arg-type]

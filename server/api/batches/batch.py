@@ -77,13 +77,15 @@ def new_batch(store: Store, client: Client, server: str, endpoint: str, file: st
         "owner": client.owner,
         "sees_all": client.sees_all,
         "salt": client.salt,
+        "runs_tools": client.runs_tools,
         **fields,
     }
 
 
 def client_of(row: Row) -> Client:
     """The client for whom the batch's requests are: the key that created it, without an admin's rights."""
-    return Client(row["owner"], row["sees_all"], is_admin=False, salt=row["salt"], batch=True)
+    runs_tools = row.get("runs_tools", False)
+    return Client(row["owner"], row["sees_all"], is_admin=False, salt=row["salt"], runs_tools=runs_tools, batch=True)
 
 
 def counts(store: Store, row: Row) -> tuple[int, int]:
