@@ -1,8 +1,7 @@
 """Fine-tuning worker: runs one job at a time on the engine thread, between steps of requests.
 
-After a kill, a job resumes from its checkpoint and reaches the same bytes. The worker publishes
-adapters and full finetunes between two steps; a running request keeps the version that it began
-with.
+After a kill, a job resumes from its checkpoint, to the same bytes. Adapters and full finetunes are
+published between two steps; a running request keeps the version that it began with.
 """
 
 from __future__ import annotations
@@ -241,8 +240,7 @@ class FineTuningWorker:
         return RunImages(self._media, n_embd, encoders, shared=True, folder=self.store.folder)
 
     def check(self, path: Path, filename: str, goes_on: Callable[[], None] = lambda: None) -> None:
-        """Check a training file. Raises TrainingError that names the wrong line; `goes_on` is called
-        often and may raise."""
+        """Check a training file. TrainingError names the wrong line; `goes_on` is called often and may raise."""
         from logitless.training.data.images import ImageReader
         from logitless.training.data.sources import rows_of
         from logitless.training.data.tokenize_rows import row_texts
