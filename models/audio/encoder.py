@@ -119,11 +119,11 @@ class AudioEncoder:
     def _stacked(self, x: Tensor, n_chunks: int) -> Tensor:
         """Rows side by side; those of a chunk that fill no stack are left out."""
         p = self.p
-        of_chunk, used = x.shape[0] // n_chunks, p.n_rows * p.stack
+        of_chunk, used = x.shape[0] // n_chunks, p.n_rows() * p.stack
         if used < of_chunk:
             x = reshape(x, shape=(n_chunks, of_chunk, p.n_embd))
             x = take_block(x, start=(0, 0, 0), shape=(n_chunks, used, p.n_embd))
-        return reshape(x, shape=(n_chunks * p.n_rows, p.stack * p.n_embd))
+        return reshape(x, shape=(n_chunks * p.n_rows(), p.stack * p.n_embd))
 
     def _projected(self, x: Tensor) -> Tensor:
         w = self.w
@@ -139,7 +139,7 @@ class AudioEncoder:
     def row_places(self, n_frames: int, n_mel: int) -> tuple[Array, Array, Array]:
         """Indices of a chunk's rows in the prompt: those of `rows`, and of extra rows, of which there
         are none."""
-        rows = np.arange(self.p.n_rows)
+        rows = np.arange(self.p.n_rows())
         return rows, rows[:0], rows[:0]
 
 

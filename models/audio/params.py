@@ -1,7 +1,7 @@
 """Audio projectors, and the hyper-parameters of an audio encoder by GGUF's names.
 
 A projector type is one row of data; sizes and tensors come from the file. The encoder is Whisper's
-(Radford et al., 2022) in all of them."""
+(Radford et al., 2022), or Gemma 4's conformer."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class AudioHead(Enum):
     LINEAR = auto()  # one matrix (Qwen2-Audio)
     MLP = auto()  # two matrices, GELU (Voxtral)
     GATED = auto()  # RMS norm, SwiGLU, RMS norm, matrix (Ultravox)
+    NORM_LINEAR = auto()  # one matrix, RMS norm, one matrix (Gemma 4)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class AudioProjector:
     # as many chunks as a sound has begun, and the frames at its end see it mirrored; else, as in
     # llama.cpp, silence follows a sound, and one chunk more than it fills is read
     mirrored: bool = False
+    conformer: bool = False  # the encoder is a conformer, which reads any number of frames
 
 
 _QWEN2 = AudioProjector(AudioHead.LINEAR, "<|audio_bos|>", "<|audio_eos|>", pooled=True)
@@ -48,6 +50,7 @@ AUDIO_PROJECTORS: dict[str, AudioProjector] = {
     "qwen2a": _QWEN2,
     "qwen2.5o": _QWEN2,
     "voxtral": AudioProjector(AudioHead.MLP, "[BEGIN_AUDIO]", stacked=True, mirrored=True),
+    "gemma4a": AudioProjector(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>", conformer=True),
 }
 
 
@@ -72,10 +75,16 @@ class AudioParams:
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
-    @property
-    def n_rows(self) -> int:
+    def n_rows(self, n_frames: int = N_FRAMES) -> int:
         """Rows of a chunk in the prompt; the last ones that fill no stack are left out."""
+        if self.projector.conformer:
+            return halved(halved(n_frames))
         return N_POSITIONS // (2 if self.projector.pooled else 1) // self.stack
+
+
+def halved(n: int) -> int:
+    """Outputs of a convolution of 3 with a stride of 2, with zeros at both ends."""
+    return (n + 1) // 2
 
 
 def audio_kind(metadata: Mapping[str, Any]) -> str | None:
@@ -107,6 +116,6 @@ def read_audio_params(gguf: GGUFFile) -> AudioParams:
         raise keys.error("attention.head_count", f"is {params.n_head}, for vectors of {params.n_embd}")
     if params.n_mel > MAX_MEL:
         raise keys.error("num_mel_bins", f"is {params.n_mel}, at most {MAX_MEL} are possible")
-    if not params.n_rows:
+    if not params.n_rows():
         raise keys.error("projector.stack_factor", f"is {params.stack}, for {N_POSITIONS} rows")
     return params

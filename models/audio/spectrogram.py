@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of waveforms, as Whisper's encoder reads them: chunks of 30 seconds."""
+"""Log-mel spectrograms of waveforms, in chunks of 30 seconds: Whisper's, and Gemma 4's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ _FLOOR = 1e-10  # least power, and that of silence
 def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
     """Spectrograms (N_FRAMES, n_mel) of the chunks of a sound, one after the other.
 
-    Values are relative to the loudest of the sound: 8 decades below it everything is silence.
+    Whisper's values are relative to the loudest of the sound: 8 decades below it everything is
+    silence. Gemma 4's are absolute, and its last chunk has fewer frames.
     """
     samples = np.asarray(waveform.samples, np.float32)
+    if p.projector.conformer:
+        return [_magnitudes(samples[i : i + _CHUNK], p.n_mel) for i in range(0, max(1, len(samples)), _CHUNK)]
     n = len(samples)
     n_chunks = -(-n // _CHUNK) if p.projector.mirrored else (n // HOP + N_FRAMES + 1) // N_FRAMES
     n_chunks = max(1, n_chunks)
@@ -44,6 +47,32 @@ def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
     return list(out.astype(np.float32).reshape(n_chunks, N_FRAMES, p.n_mel))
 
 
+WINDOW, N_FFT_WIDE = 320, 512  # samples of a frame of Gemma 4, and with the zeros behind them
+LEAST_MAGNITUDE = 1e-3
+
+
+def _magnitudes(samples: F32, n_mel: int) -> F32:
+    """Logarithms of magnitudes (frames, n_mel): a frame each HOP, the first with half a frame of
+    zeros before the sound."""
+    n_frames = max(1, (len(samples) + WINDOW // 2 - WINDOW - 1) // HOP + 1)
+    padded = np.zeros((n_frames - 1) * HOP + N_FFT_WIDE, np.float32)
+    n = min(len(samples), len(padded) - WINDOW // 2)
+    padded[WINDOW // 2 : WINDOW // 2 + n] = samples[:n]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT_WIDE)[::HOP]
+    window = np.zeros(N_FFT_WIDE, np.float32)
+    window[:WINDOW] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    magnitudes = np.abs(np.fft.rfft(frames * window))
+    found: F32 = np.log(np.maximum(magnitudes @ _wide_filters(n_mel).T, LEAST_MAGNITUDE)).astype(np.float32)
+    return found
+
+
+@lru_cache
+def _wide_filters(n_mel: int) -> F32:
+    """Weights (n_mel, frequencies) of triangles of height 1 on the mel scale of HTK."""
+    corners = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + RATE / 1400), n_mel + 2) / 2595) - 1)
+    return _triangles(corners, N_FFT_WIDE)
+
+
 @lru_cache
 def _window() -> F32:
     window: F32 = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
@@ -58,8 +87,15 @@ def mel_filters(n_mel: int) -> F32:
     top = knee + np.log(RATE / 2 / 1000) / log_step
     mels = np.linspace(0, top, n_mel + 2)
     corners = np.where(mels < knee, mels * step, 1000 * np.exp((mels - knee) * log_step))
-    frequencies = np.linspace(0, RATE / 2, N_FFT // 2 + 1)
+    heights = 2 / (corners[2:] - corners[:-2])
+    filters: F32 = _triangles(corners, N_FFT) * heights[:, None].astype(np.float32)
+    return filters
+
+
+def _triangles(corners: npt.NDArray[np.float64], n_fft: int) -> F32:
+    """Weights (n_mel, n_fft // 2 + 1) of triangles between each three neighbours of n_mel + 2 corners."""
+    frequencies, n_mel = np.linspace(0, RATE / 2, n_fft // 2 + 1), len(corners) - 2
     low, middle, high = (corners[i : i + n_mel, None] for i in range(3))
     rising, falling = (frequencies - low) / (middle - low), (high - frequencies) / (high - middle)
-    filters: F32 = (np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)).astype(np.float32)
-    return filters
+    triangles: F32 = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    return triangles

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
+from logitless.models.audio.conformer import ConformerEncoder
 from logitless.models.audio.encoder import AudioEncoder
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
@@ -36,15 +37,16 @@ class Encoders:
     """The encoders of images and of sounds, of which there is one at least."""
 
     vision: VisionEncoder | None
-    audio: AudioEncoder | None
+    audio: AudioEncoder | ConformerEncoder | None
 
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Encoders:
         """Define weights and constants. ModelFileError names the tensor at fault."""
-        return cls(
-            None if p.vision is None else VisionEncoder.define(session, gguf, p.vision, n_embd_text),
-            None if p.audio is None else AudioEncoder.define(session, gguf, p.audio, n_embd_text),
-        )
+        vision = None if p.vision is None else VisionEncoder.define(session, gguf, p.vision, n_embd_text)
+        if p.audio is None:
+            return cls(vision, None)
+        kind = ConformerEncoder if p.audio.projector.conformer else AudioEncoder
+        return cls(vision, kind.define(session, gguf, p.audio, n_embd_text))
 
     def __iter__(self) -> Iterator[tuple[bool, Encoder]]:
         """(True for that of sounds, encoder)."""

@@ -79,7 +79,7 @@ class MediaInput:
         p = self.params.audio
         assert p is not None  # the caller asks reads_audio
         texts = [[self._ids(text)] if text else [] for text in (p.projector.begin, p.projector.end)]
-        return [*texts[0], *(Tile(chunk, p.n_rows, None) for chunk in chunks_of(waveform, p)), *texts[1]]
+        return [*texts[0], *(Tile(chunk, p.n_rows(len(chunk)), None) for chunk in chunks_of(waveform, p)), *texts[1]]
 
     def prompt(
         self, texts: Sequence[str], media: Sequence[Pieces], *, add_special: bool = True

@@ -37,6 +37,7 @@ class AudioSpec:
     n_layer: int = 2
     vision: VisionSpec | None = None  # the encoder of images beside it
     tokens: tuple[str, ...] = ()  # around sounds, in the text model
+    text: VisionSpec | None = None  # the text model, where it is not a llama
 
 
 N_CTX = 2048  # tokens of the text models
@@ -46,14 +47,19 @@ AUDIO_SPECS = {
     "qwen2a": AudioSpec("qwen2a", n_mel=128, tokens=BOS_EOS),
     "voxtral": AudioSpec("voxtral", stack=4, n_mel=128, tokens=("[BEGIN_AUDIO]",)),
     "qwen2.5o audio": AudioSpec("qwen2.5o", n_mel=128, vision=SPECS["qwen2.5o"]),
+    "gemma4a": AudioSpec("gemma4a", n_mel=24, text=SPECS["gemma4v"]),
 }
 
 
 def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0) -> Path:
     """Write the projector file of a spec."""
     w = GGUFWriter(path, "clip")
-    w.add_string("clip.projector_type", spec.kind)
     fill = filler(w, seed)
+    if spec.vision is None or spec.vision.kind == spec.kind:
+        w.add_string("clip.projector_type", spec.kind)
+    else:
+        w.add_string("clip.vision.projector_type", spec.vision.kind)
+        w.add_string("clip.audio.projector_type", spec.kind)
     if spec.vision is not None:
         add_vision(w, spec.vision, fill)
     w.add_bool("clip.has_audio_encoder", True)
@@ -70,8 +76,11 @@ def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0) -> Path:
     for key, value in sizes.items():
         w.add_uint32(f"clip.audio.{key}", value)
     w.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
-    _add_encoder(fill, spec)
-    _add_head(fill, spec)
+    if spec.kind == "gemma4a":
+        _add_conformer(fill, spec)
+    else:
+        _add_encoder(fill, spec)
+        _add_head(fill, spec)
     return written(w, path)
 
 
@@ -98,6 +107,36 @@ def _add_encoder(fill: Fill, spec: AudioSpec) -> None:
     fill("a.post_ln.bias", n)
 
 
+def _add_conformer(fill: Fill, spec: AudioSpec) -> None:
+    n, channels, out = spec.n_embd, (8, 4), 48
+    for i, n_in in enumerate((1, channels[0])):
+        fill(f"a.conv1d.{i}.weight", channels[i], n_in, 3, 3, std=(9 * n_in) ** -0.5)
+        fill(f"a.conv1d.{i}.norm.weight", channels[i], mean=1.0)
+    fill("a.input_projection.weight", n, channels[1] * (spec.n_mel // 4))
+    for i in range(spec.n_layer):
+        b = f"a.blk.{i}."
+        for suffix in ("", "_1"):
+            fill(f"{b}ffn_norm{suffix}.weight", n, mean=1.0)
+            fill(f"{b}ffn_up{suffix}.weight", spec.n_ff, n)
+            fill(f"{b}ffn_down{suffix}.weight", n, spec.n_ff)
+            fill(f"{b}ffn_post_norm{suffix}.weight", n, mean=1.0)
+        for name in ("attn_pre_norm", "attn_post_norm", "ln2", "norm_conv", "conv_norm"):
+            fill(f"{b}{name}.weight", n, mean=1.0)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "attn_k_rel", "conv_pw2"):
+            fill(f"{b}{name}.weight", n, n)
+        fill(f"{b}per_dim_scale.weight", n // spec.n_head, mean=1.0)
+        fill(f"{b}per_dim_k_scale.weight", n // spec.n_head, mean=1.0)
+        fill(f"{b}conv_pw1.weight", 2 * n, n)
+        fill(f"{b}conv_dw.weight", n, 5)
+        for name in ("attn_q", "ffn_up", "conv_pw2"):
+            for bound, mean in {"input_min": -0.8, "input_max": 0.9, "output_min": -0.7, "output_max": 1.0}.items():
+                fill(f"{b}{name}.{bound}", 1, mean=mean)
+    fill("a.pre_encode.out.weight", out, n)
+    fill("a.pre_encode.out.bias", out)
+    fill("mm.a.soft_emb_norm.weight", out, mean=1.0)
+    fill("mm.a.input_projection.weight", N_TEXT, out)
+
+
 def _add_head(fill: Fill, spec: AudioSpec) -> None:
     n, hidden = spec.n_embd * max(1, spec.stack), 48
     if spec.kind == "ultravox":
@@ -115,8 +154,8 @@ def _add_head(fill: Fill, spec: AudioSpec) -> None:
 
 def write_audio_text_model(path: Path, spec: AudioSpec, stories: Path) -> Path:
     """Write a text model that a projector's rows fit."""
-    if spec.vision is not None:
-        return write_text_model(path, spec.vision, stories, N_CTX)
+    if (text := spec.text or spec.vision) is not None:
+        return write_text_model(path, text, stories, N_CTX)
     return with_tokens(stories, path, spec.tokens)
 
 

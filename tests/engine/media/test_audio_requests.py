@@ -21,10 +21,11 @@ def made(name: str, folder: Path, shared_data: Path, **sizes: int) -> tuple[Path
     return model, write_audio_projector(folder / "mm.gguf", spec)
 
 
-def test_a_request_has_the_same_bits_whatever_shares_its_batch(tmp_path: Path, shared_data: Path) -> None:
-    """With a sound and an image."""
-    media = [sound(1), png(picture(40, 24))]
-    with Runs(*made("qwen2.5o audio", tmp_path, shared_data), n_ctx=N_CTX, n_ubatch=128) as runs:
+@pytest.mark.parametrize("name", ["qwen2.5o audio", "gemma4a"])
+def test_a_request_has_the_same_bits_whatever_shares_its_batch(name: str, tmp_path: Path, shared_data: Path) -> None:
+    """With a sound and an image, or two sounds."""
+    media = [sound(1), sound(0.5) if name == "gemma4a" else png(picture(40, 24))]
+    with Runs(*made(name, tmp_path, shared_data), n_ctx=N_CTX, n_ubatch=128) as runs:
         encoder = runs.runner.media
         assert encoder is not None
         asked = runs.request("h<image>g<image>ab", media, 4)
@@ -59,12 +60,14 @@ def test_a_sound_of_two_requests_is_encoded_once(tmp_path: Path, shared_data: Pa
         assert runs.run(asked[0], other) == [together[0], expected]
 
 
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize(
+    ("name", "device"), [("ultravox", "opencl:0"), ("ultravox", "vulkan:0"), ("gemma4a", "vulkan:0")]
+)
 def test_sounds_on_devices(
-    device: str, tmp_path: Path, shared_data: Path, open_device: Callable[[str], Backend]
+    name: str, device: str, tmp_path: Path, shared_data: Path, open_device: Callable[[str], Backend]
 ) -> None:
     open_device(device)  # or skip
-    files = made("ultravox", tmp_path, shared_data, n_layer=1, n_head=1, n_embd=20, n_ff=16)
+    files = made(name, tmp_path, shared_data, n_layer=1, n_head=1, n_embd=20, n_ff=16)
     with Runs(*files, n_ctx=N_CTX) as runs:
         _, expected = runs.first("h<image>g", [sound(1)])
     with Runs(*files, n_ctx=N_CTX, devices=(device, "cpu")) as runs:

@@ -12,6 +12,7 @@ from gguf import GGUFReader
 
 from logitless.backends.registry import open_backends
 from logitless.graph import Session
+from logitless.models.audio.conformer import ConformerEncoder
 from logitless.models.audio.encoder import AudioEncoder
 from logitless.models.audio.params import AudioParams, read_audio_params
 from logitless.models.audio.spectrogram import chunks_of
@@ -43,9 +44,25 @@ def test_rows_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
         # two chunks at once: each is as alone
         rows = encoder.rows(2, 3000, spec.n_mel)
         (found,) = session.compute(rows, encoder.feeds([chunk, np.zeros_like(chunk)]))
-    assert found.shape == (2 * p.n_rows, N_TEXT)
+    assert found.shape == (2 * p.n_rows(), N_TEXT)
     expected = reference_audio.rows(path, spec, mel)
-    assert np.abs(found[: p.n_rows] - expected).max() < 2e-3 * expected.std()
+    assert np.abs(found[: p.n_rows()] - expected).max() < 2e-3 * expected.std()
+
+
+def test_rows_of_a_conformer_are_those_of_the_reference(tmp_path: Path) -> None:
+    """Of two chunks at once, each as alone."""
+    spec = AUDIO_SPECS["gemma4a"]
+    path = write_audio_projector(tmp_path / "mm.gguf", spec)
+    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
+        p = read_audio_params(gguf)
+        chunks = [chunks_of(sound(1.2, seed), p)[0] for seed in range(2)]
+        encoder = ConformerEncoder.define(session, gguf, p, N_TEXT)
+        (found,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
+    assert chunks[0].shape == (119, spec.n_mel)
+    assert p.n_rows(119) == 30
+    for chunk, rows in zip(chunks, np.split(found, 2), strict=True):
+        expected = reference_audio.conformer_rows(path, spec, chunk.astype(np.float64))
+        assert np.abs(rows - expected).max() < 1e-4
 
 
 def test_chunks_of_long_sounds() -> None:
@@ -66,6 +83,15 @@ def test_chunks_of_long_sounds() -> None:
     assert quiet.min() > chunks_of(sound(31), usual)[0].min()  # what is silence depends on the whole sound
 
 
+def test_chunks_of_a_conformer_have_their_own_sizes() -> None:
+    """30 seconds each, the last as long as it is; silence is a constant."""
+    p = AudioParams("gemma4a", 8, 8, 1, 1, 16, 1, 1e-5)
+    for seconds, expected in ((0.0, [1]), (0.01, [1]), (1.2, [119]), (30, [2999]), (30.5, [2999, 49])):
+        chunks = chunks_of(Waveform(np.zeros(int(seconds * 16000), np.float32)), p)
+        assert [len(chunk) for chunk in chunks] == expected, seconds
+        assert all((chunk == np.log(np.float32(1e-3))).all() for chunk in chunks)
+
+
 def test_silence_is_finite() -> None:
     p = AudioParams("qwen2a", 8, 8, 1, 1, 128, 1, 1e-5)
     (chunk,) = chunks_of(Waveform(np.zeros(500, np.float32)), p)
@@ -79,7 +105,10 @@ def write(path: Path, spec: AudioSpec, **changes: int) -> Path:
 def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
     ultravox = AUDIO_SPECS["ultravox"]
     for changes, text in (
-        ({"kind": "lfm2a"}, "audio projector type 'lfm2a' is not supported: ultravox, qwen2a, qwen2.5o, voxtral"),
+        (
+            {"kind": "lfm2a"},
+            "audio projector type 'lfm2a' is not supported: ultravox, qwen2a, qwen2.5o, voxtral, gemma4a",
+        ),
         ({"n_head": 3}, "key 'clip.audio.attention.head_count' is 3, for vectors of 40"),
         ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300, at most 256 are possible"),
         ({"stack": 0}, "key 'clip.audio.projector.stack_factor' is missing"),
@@ -113,7 +142,7 @@ def test_encoders_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert found["both"].audio is not None
     assert found["both"].kind == "qwen2.5o"
     assert found["audio"].audio is not None
-    assert (found["audio"].audio.n_rows, found["both"].audio.n_rows) == (375, 750)
+    assert (found["audio"].audio.n_rows(), found["both"].audio.n_rows()) == (375, 750)
     path = write_audio_projector(tmp_path / "f.gguf", replace(both, kind="gemma4v", vision=SPECS["gemma4v"]))
     with GGUFFile.open(path) as gguf:
         unknown = read_media_params(gguf)

@@ -20,11 +20,12 @@ from tests.models.vision.test_llama_cpp_images import theirs
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
 
 
-SHORT, LONG, CHUNKS = sound(0.4), sound(12, seed=1), sound(30, seed=2, bits=8)  # in 8 bits, for the size of a body
+SHORT, LONG, CHUNKS = sound(0.4), sound(12, seed=1), sound(30.3, seed=2, bits=8)  # in 8 bits, for the size of a body
 FILES = {SHORT: wav(SHORT), LONG: wav(LONG), CHUNKS: wav(CHUNKS, bits=8)}
 PROMPTS: dict[str, list[tuple[str, list[bytes | Waveform]]]] = {
     "ultravox": [("h<image>g", [LONG]), ("h<image>ab", [CHUNKS])],
     "qwen2a": [("so<image> a long<image>b", [LONG, SHORT])],
+    "gemma4a": [("so<image> a long<image>b", [LONG, SHORT]), ("h<image>ab", [CHUNKS])],
     "qwen2.5o audio": [("h<image>g<image>a", [png(picture(50, 30)), SHORT])],
 }
 

@@ -1,0 +1,209 @@
+"""Audio encoder of Gemma 4 (a conformer; Gulati et al., 2020): spectrograms → rows of the text model.
+
+Two convolutions make a row of four frames. In each block a row attends to itself and the PAST rows
+before it, by content and distance. Chunks of one size are a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, mul, scale, silu, softcap, sum_to
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.pointwise import div, exp, relu, sigmoid
+from logitless.graph.ops.shape import pad_rows, reshape
+from logitless.graph.ops.slicing import take_columns, transpose
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.audio.params import N_FRAMES, AudioParams, halved
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.projector_weights import Declared, load_projector_weights, matrix, n_rows, plain
+from logitless.models.weights.tensor_map import TensorSlice
+from logitless.models.weights.weights import Weights
+
+Array = npt.NDArray[Any]
+SIDE = 3  # of the two convolutions
+PAST = 11  # rows before it that a row attends to
+TAPS = 5  # of the convolution of a block
+CAP = 50.0  # of attention scores
+EPS = 1e-6
+_QUERY, _KEY = 1 / math.log(2), math.log(1 + math.e) / math.log(2)
+
+
+@dataclass(frozen=True)
+class ConformerEncoder:
+    """The encoder of one projector file on the session of its text model."""
+
+    p: AudioParams
+    w: Weights
+
+    @classmethod
+    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> ConformerEncoder:
+        """Define the weights. ModelFileError names the tensor at fault."""
+        tensors, norms = _tensors(gguf, p, n_embd_text), (".norm.weight",)
+        w = load_projector_weights(session, gguf, p.kind, tensors, audio=True, bounded=True, biased=norms)
+        return cls(p, w)
+
+    @property
+    def states(self) -> list[str]:
+        """Names of the encoder's constants on the session."""
+        return [t.name for t in self.w.tensors.values()]
+
+    def n_inputs(self, n_frames: int, n_mel: int) -> int:
+        """Rows of a chunk."""
+        return self.p.n_rows(n_frames)
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """Shape of the largest chunk."""
+        return N_FRAMES, self.p.n_mel
+
+    def feeds(self, chunks: Sequence[Array]) -> dict[str, Array]:
+        """Inputs of `rows` for spectrograms (frames, n_mel) f32 of one size."""
+        n, (n_frames, n_mel) = len(chunks), chunks[0].shape
+        padded = np.pad(np.stack(chunks), ((0, 0), (1, 1), (1, 1)))
+        patches = np.lib.stride_tricks.sliding_window_view(padded, (SIDE, SIDE), (1, 2))[:, ::2, ::2]
+        height, width = halved(n_frames), halved(n_mel)
+        places = np.pad(np.arange(height * width).reshape(height, width), 1, constant_values=-1)
+        taps = np.lib.stride_tricks.sliding_window_view(places, (SIDE, SIDE))[::2, ::2]
+        total = self.p.n_rows(n_frames)
+        before = np.arange(total) - np.arange(1 + PAST)[:, None]  # (distances, rows)
+        half = self.p.n_embd // 2
+        angles = np.arange(1 + PAST)[:, None] * 1e4 ** (-np.arange(half) / max(1, half - 1))
+        return {
+            "audio.patches": np.ascontiguousarray(patches.reshape(-1, SIDE**2), np.float32),
+            "audio.taps": _of_chunks(taps, n, height * width, 1),
+            "audio.past": _of_chunks(before, n, total, 1 + PAST),
+            "audio.seen": np.tile(before >= 0, (1, n)).reshape(1 + PAST, n * total, 1, 1).astype(np.float32),
+            "audio.distances": np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32),
+            "audio.before": _of_chunks(before[:TAPS][::-1], n, total, TAPS),
+            "audio.kernel": np.repeat(np.arange(TAPS, dtype=np.int32), n * total),
+        }
+
+    def rows(self, n_chunks: int, n_frames: int, n_mel: int) -> list[Tensor]:
+        """Rows (n_chunks · rows of a chunk, n_embd_text) f32. Their inputs are those of `feeds`."""
+        p, w = self.p, self.w
+        height, width = halved(n_frames), halved(n_mel)
+        total, columns = n_chunks * p.n_rows(n_frames), halved(width)
+        x = feed("audio.patches", (n_chunks * height * width, SIDE**2))
+        x = self._convolved("a.conv1d.0", x)
+        n = x.shape[1]
+        x = get_rows(pad_rows(x, before=0, after=1), feed("audio.taps", (total * columns * SIDE**2,), "i32"))
+        x = transpose(reshape(x, shape=(total * columns, SIDE**2, n)), axes=(0, 2, 1))
+        x = self._convolved("a.conv1d.1", reshape(x, shape=(total * columns, n * SIDE**2)))
+        x = w.linear("a.input_projection", reshape(x, shape=(total, columns * x.shape[1])))
+        past = feed("audio.past", ((1 + PAST) * total,), "i32")
+        seen = feed("audio.seen", (1 + PAST, total, 1, 1))
+        distances = feed("audio.distances", (1 + PAST, p.n_embd // 2 * 2))
+        before, kernel = (feed(f"audio.{name}", (TAPS * total,), "i32") for name in ("before", "kernel"))
+        for layer in range(p.n_layer):
+            b = replace(w, prefix=f"a.blk.{layer}.")
+            x = add(x, self._mlp(b, "", x))
+            x = add(x, _normed(b, "attn_post_norm", self._attention(b, x, past, seen, distances)))
+            x = add(x, self._convolution(b, x, before, kernel))
+            x = _normed(b, "ln2", add(x, self._mlp(b, "_1", x)))
+        x = w.linear("a.pre_encode.out", x) if "a.pre_encode.out" in w else x
+        x = rms_norm(x, w["mm.a.soft_emb_norm"] if "mm.a.soft_emb_norm" in w else const(1.0), eps=EPS)
+        return [w.linear("mm.a.input_projection", x)]
+
+    def _convolved(self, name: str, patches: Tensor) -> Tensor:
+        x = self.w.linear(name, patches)
+        if (bias := self.w.bias(f"{name}.norm")) is not None:
+            x = layer_norm(x, self.w[f"{name}.norm"], bias, eps=EPS)
+        return relu(x)
+
+    def _mlp(self, b: Weights, suffix: str, x: Tensor) -> Tensor:
+        x = silu(b.linear(f"ffn_up{suffix}", _normed(b, f"ffn_norm{suffix}", x)))
+        return scale(_normed(b, f"ffn_post_norm{suffix}", b.linear(f"ffn_down{suffix}", x)), factor=0.5)
+
+    def _attention(self, b: Weights, x: Tensor, past: Tensor, seen: Tensor, distances: Tensor) -> Tensor:
+        p, n = self.p, x.shape[0]
+        x = _normed(b, "attn_pre_norm" if "attn_pre_norm" in b else "ln1", x)
+        heads = (1, n, p.n_head, p.head_dim)
+        q = scale(reshape(b.linear("attn_q", x), shape=heads), factor=_QUERY * p.head_dim**-0.5)
+        k = scale(reshape(b.linear("attn_k", x), shape=heads), factor=_KEY)
+        q, k = (mul(t, b[name]) if name in b else t for t, name in ((q, "per_dim_scale"), (k, "per_dim_k_scale")))
+        k, v = (self._past(t, past) for t in (reshape(k, shape=x.shape), b.linear("attn_v", x)))
+        if "attn_k_rel" in b:
+            by_distance = b.linear("attn_k_rel", distances)
+            k = add(k, reshape(by_distance, shape=(1 + PAST, 1, p.n_head, p.head_dim)))
+        scores = sum_to(mul(k, q), shape=(1 + PAST, n, p.n_head, 1))
+        shares = mul(exp(softcap(scores, cap=CAP)), seen)  # at most e^50
+        y = div(sum_to(mul(v, shares), shape=heads), sum_to(shares, shape=(1, n, p.n_head, 1)))
+        return b.linear("attn_out", reshape(y, shape=x.shape))
+
+    def _past(self, x: Tensor, past: Tensor) -> Tensor:
+        """Rows (T, n_embd) as each row sees them: (1 + PAST, T, H, D), zero where there are none."""
+        rows = get_rows(pad_rows(x, before=0, after=1), past)
+        return reshape(rows, shape=(1 + PAST, x.shape[0], self.p.n_head, self.p.head_dim))
+
+    def _convolution(self, b: Weights, x: Tensor, before: Tensor, kernel: Tensor) -> Tensor:
+        """Gated linear unit, causal depthwise convolution, norm, SiLU, matrix."""
+        shape = x.shape
+        x = b.linear("conv_pw1", _normed(b, "conv_norm", x))
+        x = mul(take_columns(x, 0, shape[1]), sigmoid(take_columns(x, shape[1], shape[1])))
+        parts = mul(get_rows(pad_rows(x, before=0, after=1), before), get_rows(b["conv_dw"], kernel))
+        x = reshape(sum_to(reshape(parts, shape=(TAPS, *shape)), shape=(1, *shape)), shape=shape)
+        if (bias := b.bias("conv_dw")) is not None:
+            x = add(x, bias)
+        return b.linear("conv_pw2", silu(_normed(b, "norm_conv", x)))
+
+    def row_places(self, n_frames: int, n_mel: int) -> tuple[Array, Array, Array]:
+        """Indices of a chunk's rows in the prompt: those of `rows`, and of extra rows, of which there
+        are none."""
+        rows = np.arange(self.p.n_rows(n_frames))
+        return rows, rows[:0], rows[:0]
+
+
+def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
+    """Ids of rows of one chunk, for n chunks of `size` rows; those below 0 are that of the zeros behind
+    all chunks. They are `parts` lists, and each stays together."""
+    ids = ids.reshape(parts, 1, -1)
+    return np.where(ids < 0, n * size, ids + size * np.arange(n)[:, None]).reshape(-1).astype(np.int32)
+
+
+def _normed(b: Weights, name: str, x: Tensor) -> Tensor:
+    """RMS norm of x (T, n); x itself where the file has none of that name."""
+    return rms_norm(x, b[name], eps=EPS) if name in b else x
+
+
+def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+    n, n_in, columns = p.n_embd, 1, halved(halved(p.n_mel))
+    for i in range(2):
+        name = f"a.conv1d.{i}"
+        n_out = n_rows(gguf, f"{name}.weight")
+        in_file, in_graph = (n_out, n_in, SIDE, SIDE), (n_out, n_in * SIDE**2)
+        rows = (n_out * n_in * SIDE, SIDE)
+        yield f"{name}.weight", TensorSlice(f"{name}.weight", rows, in_file=in_file, in_graph=in_graph)
+        yield from plain(f"{name}.bias", n_out)
+        yield from plain(f"{name}.norm.weight", n_out)
+        n_in = n_out
+    yield from matrix("a.input_projection", n, columns * n_in)
+    for i in range(p.n_layer):
+        b = f"a.blk.{i}."
+        for suffix in ("", "_1"):
+            yield from plain(f"{b}ffn_norm{suffix}.weight", n, required=True)
+            yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
+            yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
+            yield from plain(f"{b}ffn_post_norm{suffix}.weight", n)
+        for name in ("ln1", "ln2", "attn_pre_norm", "attn_post_norm", "norm_conv", "conv_norm"):
+            yield from plain(f"{b}{name}.weight", n)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "conv_pw2"):
+            yield from matrix(b + name, n, n)
+        yield from matrix(f"{b}attn_k_rel", n, n, required=False)
+        for name in ("per_dim_scale", "per_dim_k_scale"):
+            yield from plain(f"{b}{name}.weight", p.head_dim)
+        yield from matrix(f"{b}conv_pw1", 2 * n, n)
+        name = f"{b}conv_dw.weight"
+        yield name, TensorSlice(name, (TAPS, n), transposed=True, n_experts=1, in_file=(n, TAPS))
+        yield from plain(f"{b}conv_dw.bias", n)
+    n_out = n_rows(gguf, "a.pre_encode.out.weight") if "a.pre_encode.out.weight" in gguf.tensors else n
+    yield from matrix("a.pre_encode.out", n_out, n, required=False)
+    yield from plain("mm.a.soft_emb_norm.weight", n_out)
+    yield from matrix("mm.a.input_projection", n_text, n_out)
