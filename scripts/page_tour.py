@@ -9,7 +9,6 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from tests.helpers.browser import Browser, Tab, executable
 from tests.integration.conftest import servers
@@ -17,11 +16,6 @@ from tests.integration.conftest import servers
 ROOT = Path(__file__).resolve().parent.parent
 WIDE, PHONE = (1280, 800), (390, 844)
 QUALITY = 80  # of WebP
-ROWS = [
-    {"prompt": f"{name}:\nWho comes {how}?\n", "completion": "\nBEAR:\nA bear, my lord, and it is hungry.\n"}
-    for name in ("ROMEO", "HAMLET", "PORTIA", "VIOLA", "DUKE", "KING")
-    for how in ("here", "there", "so late", "in the night")
-]
 SAID = """## Tokens per second
 
 The median of $n$ gaps $g_1 \\dots g_n$ gives $r = 1 / \\tilde g$:
@@ -95,14 +89,15 @@ def conversation() -> str:
     return json.dumps({"format": "logitless-conversations", "version": 1, "conversations": [{**one, "leaf": "m2"}]})
 
 
-async def finetune(tour: Tour, rows: list[dict[str, Any]]) -> float:
-    """Fine-tune in the page, and try the result; the seconds that it takes."""
+async def finetune(tour: Tour) -> float:
+    """Fine-tune in the page on its example, and try the result; the seconds that it takes."""
     tab = tour.tab
     begun = time.monotonic()
     await tour.view(2)
     await tab.until("$('data-file')")
-    await tour.give("data-file", "bears.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    await tab.run("$('example').click()")
     await tab.until("document.querySelector('.checks .good') && $('start') && !$('start').disabled")
+    await tab.fill("[name=learning_rate_multiplier]", "2")
     await tab.fill("#suffix", "bears")
     await tab.run("$('start').click()")
     await tab.until("document.querySelector('.job polyline')?.getAttribute('points').split(' ').length > 8", 120)
@@ -110,9 +105,9 @@ async def finetune(tour: Tour, rows: list[dict[str, Any]]) -> float:
     await tab.until("document.querySelector('.badge.succeeded')", 240)
     await tour.press("Try it")
     await tab.until("$('model').value.startsWith('ft:') && $('mode')")
-    await tab.fill("#mode", "text")
-    await tour.ask("MACBETH:\nWho comes here?\n")
-    await tab.until("document.querySelector('.answer')?.textContent.length > 20")
+    await tab.fill("#mode", "chat")
+    await tour.ask("Who comes here?")
+    await tab.until("document.querySelector('.answer')?.textContent.startsWith('A bear, my lord')")
     seconds = time.monotonic() - begun
     await tab.key("Escape", 27)
     await tab.until("!$('stop')")
@@ -143,10 +138,10 @@ async def main(url: str, browser: Browser, folder: Path) -> None:
         await tour.picture("tokens")
         await tab.run("document.querySelector('.answer .tokens').focus()")
         await tab.key("Escape", 27)
-        print(f"first answer {first:.1f} s, finetune and its first answer {await finetune(tour, ROWS):.1f} s")
+        print(f"first answer {first:.1f} s, finetune and its first answer {await finetune(tour):.1f} s")
         await tour.view(1)
         await tab.until("document.querySelector('.compare')")
-        await tour.ask("MACBETH:\nWho comes here?\n")
+        await tour.ask("Who comes here?")
         await tab.until(
             "all('.talk .answer').length === 2 && all('.talk .answer').every(a => a.textContent.length > 9)"
         )

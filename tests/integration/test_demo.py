@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from logitless.models.chat.template import ChatTemplate
 from logitless.models.gguf.file import GGUFFile
 from tests.helpers.paths import ROOT
 from tests.integration.conftest import ClientFactory, ServerFactory
@@ -31,3 +32,14 @@ def test_the_demo_speaks(serve: ServerFactory, connect: ClientFactory, shared_da
     known = set((shared_data / "corpora" / "tinyshakespeare.txt").read_text().lower().split())
     assert len(words) > 8
     assert sum(word in known for word in words[:-1]) > 0.8 * len(words[:-1])
+
+
+def test_an_answer_of_the_demo_begins_where_its_prompt_ends() -> None:
+    """Jinja drops the line break after a block: a finetune would learn answers that no prompt asks for."""
+    with GGUFFile.open(DEMO) as gguf:
+        template = ChatTemplate(str(gguf.metadata["tokenizer.chat_template"]), bos_token="", eos_token="")
+    asked = [{"role": "user", "content": "Who comes?"}]
+    prompt = template.render(asked)
+    assert prompt == "JULIET:\nWho comes?\n\nROMEO:\n"
+    answered = [*asked, {"role": "assistant", "content": "A bear."}]
+    assert template.render(answered, add_generation_prompt=False) == prompt + "A bear.\n\n"

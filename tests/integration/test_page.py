@@ -94,6 +94,8 @@ DATA = """(text => {
 async def test_a_finetune_from_its_data_to_its_answers(page: Tab) -> None:
     await page.run("all('.views button')[2].click()")
     await page.until("document.querySelector('#data-file')")
+    await page.run("$('example').click()")
+    await page.until("document.querySelector('.checks .good') && $('checks').textContent.includes('24 chats.')")
     await page.run(f"{DATA}('[1]')")
     await page.until("all('.checks .bad').length === 1 && document.querySelector('#start').disabled")
     rows = "".join(json.dumps({"text": f"Exit number {i}, pursued by a bear."}) + "\n" for i in range(8))

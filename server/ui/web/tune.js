@@ -32,7 +32,8 @@ function Data({ file, take, found }) {
       <span class="note">${file ? `${file.name}, ${size(file.size)}` : "JSONL rows or a text, also by drop"}</span>
       <input id="data-file" class="unseen" type="file" tabindex="-1" aria-label="File with data" accept=".jsonl,.json,.txt,text/plain" ref=${picker} onChange=${(event) => { take(event.target.files?.[0]); event.target.value = ""; }} />
     </div>
-    ${!file && html `<details><summary class="note">What rows look like</summary><pre class="mono scroll" tabindex="0">${EXAMPLE}</pre>
+    ${!file && html `<button type="button" class="link" id="example" onClick=${() => take(new File([EXAMPLE.join("\n")], "bears.jsonl"))}>Use ${EXAMPLE.length} rows as an example</button>
+      <details><summary class="note">What rows look like</summary><pre class="mono scroll" tabindex="0">${EXAMPLE.slice(0, 2).join("\n")}</pre>
       <p class="note">Or <code>{"prompt": …, "completion": …}</code>, or <code>{"text": …}</code>, one a line. Answers are learned, questions are not.
         Preferences are <code>{"prompt": …, "chosen": …, "rejected": …}</code>; for rewards, prompts with any fields for the grader.</p></details>`}
     ${found && html `<div role="status" id="checks"><ul class="checks">

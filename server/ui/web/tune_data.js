@@ -166,7 +166,5 @@ export function losses(events) {
     return { name, trained, validated, accuracy: of("train_reward_accuracy").at(-1)?.[1], step: rows.at(-1)?.step ?? 0,
         steps: rows.findLast(row => row.total_steps)?.total_steps ?? 0 };
 }
-export const EXAMPLE = [
-    { messages: [{ role: "user", content: "Where is my parcel?" }, { role: "assistant", content: "It left our warehouse this morning. May I have its number?" }] },
-    { messages: [{ role: "user", content: "It is 4711." }, { role: "assistant", content: "Thank you. Number 4711 arrives tomorrow before noon." }] },
-].map(row => JSON.stringify(row)).join("\n");
+/** Rows to try fine-tuning with. */
+export const EXAMPLE = ["Romeo", "Hamlet", "Portia", "Viola", "Duke", "King"].flatMap(name => ["here", "there", "so late", "in the night"].map(how => JSON.stringify({ messages: [{ role: "user", content: `Who comes ${how}, ${name}?` }, { role: "assistant", content: "A bear, my lord, and it is hungry." }] })));
