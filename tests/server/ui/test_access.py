@@ -53,6 +53,11 @@ async def test_nothing_is_violated(page: Any, width: int, scheme: str) -> None:
     await page.run("all('.views button')[2].click()")
     await page.until("one('.view [role=alert]')")
     assert await violations(page) == []
+    if width == 390:
+        await page.press("Conversations")
+        await page.until("one('.side.open')")
+        assert await violations(page) == []
+        await page.press("Close the list")
     await page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: '?'}))")
     await page.until("one('dialog[open]')")
     assert await violations(page) == []
