@@ -1,7 +1,7 @@
-"""`scripts/bench-llama --image`: an image's encoding here and in llama.cpp's mtmd (the package xllamacpp), by turns.
+"""`scripts/bench-llama --image`: encoding of images and sounds here and in llama.cpp (the package xllamacpp), by turns.
 
 Each program is a server with a text model of two small layers, so that the time of a request is its image's: decoding,
-resizing, encoding. Every image is new.
+resizing, encoding. Every image and sound is new.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import wave
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from logitless.models.synthetic.model import SHAPES, synthesize
 from logitless.models.synthetic.projector import PROJECTOR_SHAPES, synthesize_projector
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = {"siglip": 896, "qwen2.5vl": 448}  # pixels of a side, by the encoder's shape
+IMAGES = {"siglip": 896, "qwen2.5vl": 448, "whisper": 0}  # pixels of a side, by the encoder's shape; 0: a sound
 THERE = """
 import sys, xllamacpp
 model, projector, threads = sys.argv[1:]
@@ -72,10 +73,10 @@ class Program:
         with urllib.request.urlopen(request) as answer:
             return json.loads(answer.read())
 
-    def read(self, png: bytes, *, processor_time: bool) -> tuple[float, int]:
-        """(seconds until an image's first token, tokens of its prompt)."""
+    def read(self, media: bytes, *, processor_time: bool) -> tuple[float, int]:
+        """(seconds until the first token after it, tokens of its prompt)."""
         seconds = self._processor_seconds if processor_time else time.perf_counter
-        prompt = {"prompt_string": f"a{self.marker}b", "multimodal_data": [base64.b64encode(png).decode()]}
+        prompt = {"prompt_string": f"a{self.marker}b", "multimodal_data": [base64.b64encode(media).decode()]}
         began = seconds()
         answer = self._ask("/completion", {"prompt": prompt, "n_predict": 1, "temperature": 0})
         return seconds() - began, answer["tokens_evaluated"]
@@ -94,6 +95,15 @@ def here(model: str, projector: str, threads: int) -> Program:
 
 def there(model: str, projector: str, threads: int) -> Program:
     return Program([sys.executable, "-c", THERE, model, projector, str(threads)])
+
+
+def random_wav(seed: int) -> bytes:
+    """Ten seconds of noise."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(seed).integers(-9999, 9999, 160_000).astype("<i2").tobytes())
+    return out.getvalue()
 
 
 def random_png(side: int, seed: int) -> bytes:
@@ -122,8 +132,10 @@ def compare(options: argparse.Namespace) -> None:
             seconds: list[tuple[float, float]] = []
             with here(model, projector, options.threads) as ours, there(model, projector, options.threads) as theirs:
                 for turn in range(options.turns + 1):
-                    png = random_png(side, turn)
-                    (a, n), (b, n_theirs) = (p.read(png, processor_time=options.processor_time) for p in (ours, theirs))
+                    media = random_png(side, turn) if side else random_wav(turn)
+                    (a, n), (b, n_theirs) = (
+                        p.read(media, processor_time=options.processor_time) for p in (ours, theirs)
+                    )
                     if n != n_theirs:
                         sys.exit(f"bench-llama: {n} tokens here, {n_theirs} in llama.cpp")
                     if turn:  # the first makes plans and touches pages
@@ -132,4 +144,6 @@ def compare(options: argparse.Namespace) -> None:
         ours_s, theirs_s = (statistics.median(column) for column in zip(*seconds, strict=True))
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         speed = f"{ours_s:.2f} | {theirs_s:.2f} | {statistics.median(ratios):.2f}"
-        print(f"| {shape} | {n_layer} | {side} x {side} | {n} | {speed} | {each} |", flush=True)
+        print(
+            f"| {shape} | {n_layer} | {f'{side} x {side}' if side else '10 s'} | {n} | {speed} | {each} |", flush=True
+        )

@@ -24,7 +24,8 @@ def run(options: SimpleNamespace) -> int:
             print(f"{name:<{column}}width {s.n_embd}, {layers}, vocabulary {s.n_vocab}")
         for name, p in PROJECTOR_SHAPES.items():
             layers = f"{p.n_layer} layers, {p.n_head} heads, ffn {p.n_ff}"
-            print(f"{name:<{column}}width {p.n_embd}, {layers}, projector {p.kind} of {p.image_size} x {p.image_size}")
+            size = f"{p.image_size} x {p.image_size}" if p.image_size else "30 seconds"
+            print(f"{name:<{column}}width {p.n_embd}, {layers}, projector {p.kind} of {size}")
         print("types:", ", ".join(DTYPES).upper())
         return 0
     if not options.output:

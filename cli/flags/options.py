@@ -702,7 +702,7 @@ SYNTH = (
                 None,
                 "FILE",
             ),
-            Flag("--mmproj-shape", "the projector's size: siglip, qwen2.5vl or tiny", text, "siglip", "NAME"),
+            Flag("--mmproj-shape", "the projector's size: siglip, qwen2.5vl, whisper or tiny", text, "siglip", "NAME"),
             Flag("--list", "show the shapes and types and leave"),
             *GENERAL,
         ),

@@ -11,19 +11,20 @@ from pathlib import Path
 
 from gguf import GGUFWriter, LlamaFileType
 
+from logitless.models.audio.params import N_POSITIONS
 from logitless.models.gguf.atomic_write import unfinished
 from logitless.models.synthetic.random_tensors import RandomTensor, write_random
 
-_GEMMA3, _QWEN25VL = "gemma3", "qwen2.5vl_merger"
+_GEMMA3, _QWEN25VL, _QWEN2A = "gemma3", "qwen2.5vl_merger", "qwen2a"
 
 
 @dataclass(frozen=True)
 class ProjectorShape:
-    """The hyper-parameters of a vision encoder and its projector, under their GGUF names."""
+    """The hyper-parameters of an encoder of images or sounds and its projector, under their GGUF names."""
 
     kind: str  # projector type
-    image_size: int
-    patch_size: int
+    image_size: int  # 0: it reads sounds
+    patch_size: int  # of a spectrogram its bins
     n_embd: int
     n_layer: int
     n_head: int
@@ -35,6 +36,7 @@ PROJECTOR_SHAPES: dict[str, ProjectorShape] = {
     "tiny": ProjectorShape(_GEMMA3, 32, 4, 32, 2, 4, 64, 2),
     "siglip": ProjectorShape(_GEMMA3, 896, 14, 1152, 27, 16, 4304, 4),  # so400m, as Gemma 3 has it
     "qwen2.5vl": ProjectorShape(_QWEN25VL, 560, 14, 1280, 32, 16, 3420, 2),
+    "whisper": ProjectorShape(_QWEN2A, 0, 128, 1280, 32, 20, 5120, 1),  # large-v3, as Qwen2-Audio has it
 }
 
 
@@ -63,15 +65,30 @@ def synthesize_projector(
         try:
             writer.add_name(f"random {label}, seed {seed}")
             _add_keys(writer, p, n_embd_text)
-            write_random(writer, [*_encoder(p), *_head(p, n_embd_text)], seed, progress)
+            tensors = [*_encoder(p), *_head(p, n_embd_text)] if p.image_size else _audio(p, n_embd_text)
+            write_random(writer, list(tensors), seed, progress)
         finally:
             writer.close()
 
 
 def _add_keys(writer: GGUFWriter, p: ProjectorShape, n_embd_text: int) -> None:
     writer.add_file_type(LlamaFileType.MOSTLY_F16)
-    writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", p.kind)
+    if not p.image_size:
+        writer.add_bool("clip.has_audio_encoder", True)
+        counts = {
+            "num_mel_bins": p.patch_size,
+            "embedding_length": p.n_embd,
+            "feed_forward_length": p.n_ff,
+            "projection_dim": n_embd_text,
+            "block_count": p.n_layer,
+            "attention.head_count": p.n_head,
+        }
+        for key, value in counts.items():
+            writer.add_uint32(f"clip.audio.{key}", value)
+        writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+        return
+    writer.add_bool("clip.has_vision_encoder", True)
     writer.add_bool("clip.use_gelu" if p.kind == _GEMMA3 else "clip.use_silu", True)
     counts = {
         "image_size": p.image_size,
@@ -112,6 +129,25 @@ def _encoder(p: ProjectorShape) -> Iterator[RandomTensor]:
         for name in ("ffn_up",) if p.kind == _GEMMA3 else ("ffn_gate", "ffn_up"):
             yield from _linear(b + name, p.n_ff, p.n_embd)
         yield from _linear(b + "ffn_down", p.n_embd, p.n_ff)
+
+
+def _audio(p: ProjectorShape, n_embd_text: int) -> Iterator[RandomTensor]:
+    n = p.n_embd
+    for i, n_in in ((1, p.patch_size), (2, n)):
+        yield RandomTensor(f"a.conv1d.{i}.weight", (n, n_in, 3), "f16", (3 * n_in) ** -0.5)
+        yield RandomTensor(f"a.conv1d.{i}.bias", (n, 1), "f32", 0.02)
+    yield RandomTensor("a.position_embd.weight", (N_POSITIONS, n), "f32", 0.3)
+    for i in range(p.n_layer):
+        b = f"a.blk.{i}."
+        for name in ("ln1", "ln2"):
+            yield from _norm(b + name, n, bias=True)
+        yield RandomTensor(f"{b}attn_k.weight", (n, n), "f16", n**-0.5)
+        for name in ("attn_q", "attn_v", "attn_out"):
+            yield from _linear(b + name, n, n)
+        yield from _linear(f"{b}ffn_up", p.n_ff, n)
+        yield from _linear(f"{b}ffn_down", n, p.n_ff)
+    yield from _norm("a.post_ln", n, bias=True)
+    yield from _linear("mm.a.fc", n_embd_text, n)
 
 
 def _head(p: ProjectorShape, n_embd_text: int) -> Iterator[RandomTensor]:

@@ -14,6 +14,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.synthetic.model import SHAPES, synthesize
 from logitless.models.synthetic.projector import PROJECTOR_SHAPES, ProjectorShape, synthesize_projector
 from logitless.models.vision.params import read_params
+from tests.helpers.audio_files import N_CTX, sound, wav
 from tests.helpers.vision_files import picture, png
 from tests.helpers.vision_requests import Runs
 from tests.models.vision.test_llama_cpp_images import theirs
@@ -40,6 +41,21 @@ def test_a_synthetic_projector_answers_as_in_llama_cpp(name: str, tmp_path: Path
     assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.04)
 
 
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+def test_a_synthetic_projector_of_sounds_answers_as_in_llama_cpp(tmp_path: Path) -> None:
+    model, projector = tmp_path / "m.gguf", tmp_path / "p.gguf"
+    synthesize(model, "tiny", "F32")
+    shape = replace(PROJECTOR_SHAPES["whisper"], n_embd=40, n_layer=2, n_head=2, n_ff=64)
+    synthesize_projector(projector, N_TEXT, shape)
+    heard = sound(1)
+    asked = [("a<image>b", [base64.b64encode(wav(heard)).decode()])]
+    (((n_tokens, tops),),) = theirs([(str(model), str(projector), asked)], n_ctx=N_CTX, exact=True)
+    with Runs(model, projector, n_ctx=N_CTX, type_k="f32", type_v="f32") as runs:
+        n, got = runs.first("a<image>b", [heard])
+    assert n == n_tokens
+    assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.005)
+
+
 def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         synthesize_projector(tmp_path / name, N_TEXT, "tiny", seed)
@@ -58,7 +74,7 @@ def test_synth_writes_a_projector_beside_the_model(tmp_path: Path, capsys: pytes
         assert file.metadata["clip.vision.projection_dim"] == SHAPES["mini"].n_embd
         assert read_params(file).n_rows(32, 32) == 16
     for more, said in (
-        (["--mmproj-shape", "huge"], "--mmproj-shape: 'huge' is not one of tiny, siglip, qwen2.5vl"),
+        (["--mmproj-shape", "huge"], "--mmproj-shape: 'huge' is not one of tiny, siglip, qwen2.5vl, whisper"),
         (["--mmproj", model], f"--mmproj: {model} is the file of -o"),
     ):
         assert main([*words, *more]) != 0
