@@ -352,7 +352,7 @@ def projector_file(options: ModelOptions, path: str | Path, h: Hparams) -> str:
 
 def is_usable(projector: Path, h: Hparams) -> bool:
     """True if a model takes images by this file, as far as its header says; else a warning tells why."""
-    if not h.causal or h.architecture.altup:
+    if not h.causal:
         return False
     try:
         with GGUFFile.open(projector) as gguf:

@@ -44,7 +44,7 @@ def params_for(
     text: GGUFFile, h: Hparams, projector: GGUFFile, tokens: tuple[int, int] = (0, 0), n_ubatch: int = 0
 ) -> MediaParams:
     """`read_media_params` for a text model. ModelFileError: it reads no media, or not by this projector."""
-    if not h.causal or h.architecture.altup:
+    if not h.causal:
         raise ModelFileError(text.path, f"a model of architecture {h.arch} reads no images here")
     # the Gemmas with per-layer embeddings are trained with causal images
     return read_media_params(projector, tokens, causal=bool(h.n_embd_per_layer), n_ubatch=n_ubatch)

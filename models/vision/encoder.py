@@ -28,6 +28,7 @@ from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.vision.heads import NORM_EPS, extra_rows, normed, project, project_feeds
+from logitless.models.vision.mobilenet import mobilenet_feeds, mobilenet_rows
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
@@ -85,7 +86,7 @@ class VisionEncoder:
             dtype = "i32" if values.dtype == np.int32 else "f32"
             return session.define(f"vision.{name}", values.shape, dtype, lambda: raw, constant=True)
 
-        area = p.patch_size**2
+        area = 9 if p.blocks else p.patch_size**2
         std, mean = (np.array(values, np.float32) for values in (p.std, p.mean))
         if p.projector.doubled_pixels:
             std, mean = np.float32(0.5) * std, mean + np.float32(0.5) * std
@@ -127,6 +128,8 @@ class VisionEncoder:
     def feeds(self, tiles: Sequence[Array]) -> dict[str, Array]:
         """Inputs of `rows` for tiles (height, width, 3) u8 of one size."""
         p, n = self.p, len(tiles)
+        if p.blocks:
+            return mobilenet_feeds(p, tiles)
         height, width, _ = tiles[0].shape
         grid = height // p.patch_size, width // p.patch_size
         places = patch_places(*grid, p.merge, columns_first=p.projector.columns_first)
@@ -201,8 +204,10 @@ class VisionEncoder:
         n_patches = self.n_inputs(height, width)
         length = n_patches + self.has_class
         total = n_tiles * length
-        x = feed("patches", (total, 3 * p.patch_size**2))
-        x = add(mul(x, self.constants["pixel.scale"]), self.constants["pixel.shift"])
+        shape = (n_tiles * (p.image_size // 2) ** 2, 27) if p.blocks else (total, 3 * p.patch_size**2)
+        x = add(mul(feed("patches", shape), self.constants["pixel.scale"]), self.constants["pixel.shift"])
+        if p.blocks:
+            return [mobilenet_rows(p, w, x, n_tiles)]
         x = normed(p, w, "v.patch_norm.1", x, NORM_EPS)
         y = linear(x, w["v.patch_embd"])
         if p.projector.two_patch_weights:

@@ -14,10 +14,12 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
 from logitless.models.vision.images import MAX_ASPECT
-from logitless.models.vision.projectors import PROJECTORS, Positions, Projector, Sizing
+from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, read_blocks
+from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Projector, Sizing
 
 WINDOW = 112  # pixels of the side of an attention window
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
+SIDE = 16  # rows of a side of a MobileNet's result
 _SIZES = ("feed_forward_length", "block_count", "attention.head_count")
 
 
@@ -43,6 +45,7 @@ class VisionParams:
     causal: bool = True  # rows of an image see only earlier rows
     full_period: int = 1  # every n-th layer attends to the whole tile, the others within windows
     deepstack: tuple[int, ...] = ()  # layers whose patches go to the first layers of the text model, too (Qwen 3 VL)
+    blocks: tuple[Block, ...] = ()  # of MobileNet (Gemma 3n), instead of an encoder of patches
     breaks: bool = False  # a row of its own ends each line of rows but the last (Pixtral)
 
     @property
@@ -105,13 +108,17 @@ def read_params(
         raise ModelFileError(path, f"projector type {shown(str(kind))} is not supported: {', '.join(PROJECTORS)}")
     projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
     n_embd, patch = keys.count("embedding_length"), keys.count("patch_size")
-    encoder = (0, 0, 0) if projector.whole_patches else tuple(keys.count(key) for key in _SIZES)
+    is_mobilenet = projector.head is Head.MOBILENET
+    blocks = read_blocks(gguf) if is_mobilenet else ()
+    encoder = (0, 0, 0) if projector.whole_patches or is_mobilenet else tuple(keys.count(key) for key in _SIZES)
     n_ff, n_layer, n_head = encoder
     if n_layer and (n_embd % n_head or (n_embd // n_head) % 4):
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
     merge = keys.count(projector.merge_key, projector.merge)
     if projector.whole_patches:
         patch, merge = patch * merge, 1
+    if is_mobilenet:
+        patch, merge = _pixels_of_row(keys, blocks), 1
     limits = projector.tokens
     stated = keys.count_or_none("image_min_pixels") and keys.count_or_none("image_max_pixels")
     if limits is None or (projector.pixel_limits and stated):
@@ -142,6 +149,7 @@ def read_params(
         causal=causal,
         full_period=keys.count("n_wa_pattern") if projector.windows else 1,
         deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
+        blocks=blocks,
         breaks="v.token_embd.img_break" in gguf.tensors,
     )
     if projector.sizing is Sizing.THUMBNAIL and THUMBNAIL_TILE % params.unit:
@@ -151,6 +159,16 @@ def read_params(
     if projector.sizing is Sizing.TILES and not params.longest_edge:
         raise keys.error("preproc_image_size", "is missing")
     return params
+
+
+def _pixels_of_row(keys: Keys, blocks: tuple[Block, ...]) -> int:
+    """Pixels of a side that become a row of a MobileNet's result."""
+    size = keys.count("image_size")
+    if len({block.stage for block in blocks}) < N_STAGES:
+        raise ModelFileError(keys.file, f"has no blocks of {N_STAGES} stages")
+    if size % 256:
+        raise keys.error("image_size", f"is {size}, not a multiple of 256")
+    return size // SIDE
 
 
 def _activation(metadata: Mapping[str, Any]) -> Activation | None:

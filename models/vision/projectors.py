@@ -67,6 +67,7 @@ class Head(Enum):
     MERGE_NORM_MLP = auto()  # merged patches, layer norm, mm.1, GELU, mm.3 (InternVL)
     CONVOLUTIONS = auto()  # RMS norm, merged patches, mm.0, GELU, mm.2, ends of lines, matrix, RMS norm (HunyuanVL)
     ADAPTER = auto()  # merged patches, mm.model.mlp.1, GELU, mm.model.mlp.2, GELU, mm.model.fc (Llama 4)
+    MOBILENET = auto()  # convolutions and maps of two sizes instead of an encoder of patches (Gemma 3n)
     GATED_MERGER = auto()  # merged patches, two matrices, layer norm, GELU, SwiGLU (GLM 4V)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
@@ -138,6 +139,14 @@ PROJECTORS: dict[str, Projector] = {
         resample=Resample.BILINEAR,
         merge=4,
         causal=False,
+    ),
+    "gemma3nv": Projector(
+        Head.MOBILENET,
+        begin="<start_of_image>",
+        end="<end_of_image>",
+        resample=Resample.BILINEAR,
+        positions=Positions.NONE,
+        rms_norm=True,
     ),
     "gemma4v": Projector(
         Head.POOL_STANDARDIZE,

@@ -15,6 +15,7 @@ from logitless.models.media.projector_weights import (
     norm,
     plain,
 )
+from logitless.models.vision.mobilenet_blocks import mobilenet_tensors
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.projectors import Head, Positions
 from logitless.models.weights.tensor_map import TensorSlice
@@ -46,6 +47,9 @@ def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_emb
 
 
 def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
+    if p.blocks:
+        yield from mobilenet_tensors(gguf, p.blocks, n_text)
+        return
     size = p.patch_size
     flat = (p.n_embd, 3 * size**2)
     rows, in_file = (p.n_embd * 3 * size, size), (p.n_embd, 3, size, size)  # type: tuple[int, ...], tuple[int, ...]

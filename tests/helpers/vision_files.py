@@ -31,6 +31,17 @@ GEMMA4 = {
     "embedding_length_per_layer_input": 0,
     "attention.shared_kv_layers": 0,
 }
+GEMMA3N = {
+    "attention.sliding_window": 24,
+    "attention.sliding_window_pattern": [i % 5 != 4 for i in range(5)],
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "embedding_length_per_layer_input": 256,
+    "attention.shared_kv_layers": 0,
+    "activation_sparsity_scale": [1.6448536] * 5,
+    "altup.num_inputs": 4,
+    "altup.active_idx": 0,
+}
 SMOL_TOKENS = ["\n\n", "<fake_token_around_image>", "<global-img>"]
 SMOL_TOKENS += [f"<row_{y}_col_{x}>" for y in range(1, 5) for x in range(1, 5)]
 
@@ -173,6 +184,58 @@ def _llama4(fill: Fill, n: int) -> None:
     fill("mm.model.fc.weight", N_TEXT, 80)
 
 
+def _mobilenet(fill: Fill, n: int) -> None:
+    """Two blocks of each stage at least, with convolutions of both sizes in all places."""
+
+    def conv(name: str, *shape: int) -> None:
+        fill(f"{name}.weight", *shape, std=float(np.prod(shape[1:])) ** -0.5)
+
+    def norm(name: str, size: int) -> None:
+        fill(f"{name}.weight", size, mean=1.0)
+
+    def inverted(b: str, n_in: int, hidden: int, n_out: int, start: int, middle: int) -> None:
+        for name, size, side in (("dw_start", n_in, start), ("dw_mid", hidden, middle)):
+            if side:
+                conv(f"{b}{name}.conv", size, 1, side, side)
+                norm(f"{b}{name}.bn", size)
+        for name, n_rows, columns in (("pw_exp", hidden, n_in), ("pw_proj", n_out, hidden)):
+            conv(f"{b}{name}.conv", n_rows, columns, 1, 1)
+            norm(f"{b}{name}.bn", n_rows)
+        fill(f"{b}layer_scale.gamma", 1, n_out, 1, 1, std=0.1, mean=1.0)
+
+    def attention(b: str, size: int, halved: int) -> None:
+        norm(f"{b}norm", size)
+        for name, n_rows, columns in (("query", 16, size), ("key", 8, size), ("value", 8, size), ("output", size, 16)):
+            conv(f"{b}attn.{name}.proj", n_rows, columns, 1, 1)
+            if halved and name in ("key", "value"):
+                conv(f"{b}attn.{name}.down_conv", size, 1, halved, halved)
+                norm(f"{b}attn.{name}.norm", size)
+        fill(f"{b}layer_scale.gamma", 1, size, 1, 1, std=0.1, mean=1.0)
+
+    conv("v.conv_stem.conv", 16, 3, 3, 3)
+    fill("v.conv_stem.conv.bias", 1, 16, 1, 1, std=0.1)
+    norm("v.conv_stem.bn", 16)
+    for i in range(2):
+        conv(f"v.blk.0.{i}.conv_exp", 48, 16, 3, 3)
+        conv(f"v.blk.0.{i}.conv_pwl", 16, 48, 1, 1)
+        norm(f"v.blk.0.{i}.bn1", 48)
+        norm(f"v.blk.0.{i}.bn2", 16)
+    inverted("v.blk.1.0.", 16, 64, 32, 3, 5)
+    inverted("v.blk.1.1.", 32, 64, 32, 5, 0)
+    inverted("v.blk.2.0.", 32, 96, 48, 5, 3)
+    attention("v.blk.2.1.", 48, 3)
+    inverted("v.blk.2.2.", 48, 96, 48, 0, 0)
+    inverted("v.blk.3.0.", 48, 128, 64, 0, 5)
+    attention("v.blk.3.1.", 64, 0)
+    inverted("v.blk.3.2.", 64, 128, 64, 3, 3)
+    for name, n_out, n_in in (("pw_exp", 160, 112), ("pw_proj", n, 160)):
+        conv(f"v.msfa.ffn.{name}.conv", n_out, n_in, 1, 1)
+        norm(f"v.msfa.ffn.{name}.bn", n_out)
+    norm("v.msfa.norm", n)
+    norm("mm.soft_emb_norm", n)
+    fill("mm.input_projection.weight", N_TEXT, n)
+
+
 def _lfm2(fill: Fill, n: int) -> None:
     mlp("mm.1", "mm.2", 4)(fill, n)
     for name, size in (("mm.input_norm", 4 * n), ("v.post_ln", n)):
@@ -225,6 +288,20 @@ SPECS: dict[str, VisionSpec] = {
     "ldp": VisionSpec("ldp", _ldp, image=96, n_layer=3),
     "ldpv2": VisionSpec("ldpv2", _ldp_v2, image=96, n_layer=3),
     "gemma3": VisionSpec("gemma3", _gemma3, {"clip.vision.projector.scale_factor": 2}, image=32, text="gemma3"),
+    "gemma3nv": VisionSpec(
+        "gemma3nv",
+        _mobilenet,
+        n_embd=N_TEXT,  # by which llama.cpp takes the projection's width
+        image=256,
+        n_layer=0,
+        n_head=1,
+        n_ff=1,
+        patch=0,
+        positions=0,
+        patch_bias=False,
+        text="gemma3n",
+        text_keys=GEMMA3N,
+    ),
     "gemma4v": VisionSpec("gemma4v", _gemma4v, text_keys=GEMMA4, **_GEMMA4V),
     "gemma4v E2B": VisionSpec(
         "gemma4v",
@@ -346,7 +423,7 @@ def filler(w: GGUFWriter, seed: int) -> Fill:
             return
         std = std or (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
         # llama.cpp reads no others
-        half = (name.startswith("a.conv1d.") and len(shape) == 3) or (len(shape) == 4 and shape[1] == 1)
+        half = (name.startswith("a.conv1d.") and len(shape) == 3) or (len(shape) == 4 and shape[1] == 1 < shape[3])
         w.add_tensor(name, (r.normal(size=shape) * std + mean).astype(np.float16 if half else np.float32))
 
     return fill
@@ -368,7 +445,7 @@ def add_vision(w: GGUFWriter, spec: VisionSpec, fill: Fill) -> None:
     w.add_bool("clip.use_gelu", spec.gelu)
     sizes = {
         "image_size": spec.image,
-        "patch_size": spec.patch,
+        "patch_size": spec.patch or spec.image // 256,
         "embedding_length": n,
         "feed_forward_length": spec.n_ff,
         "projection_dim": spec.n_text,
@@ -386,7 +463,7 @@ def add_vision(w: GGUFWriter, spec: VisionSpec, fill: Fill) -> None:
 
     if spec.flat_patches:
         fill("v.patch_embd.weight", n, 3 * spec.flat_patches**2, std=0.1)
-    else:
+    elif spec.patch:
         fill("v.patch_embd.weight", n, 3, spec.patch, spec.patch, std=0.15)
     if spec.patch_bias:
         fill("v.patch_embd.bias", n)
@@ -412,7 +489,7 @@ def add_vision(w: GGUFWriter, spec: VisionSpec, fill: Fill) -> None:
     spec.extra(fill, n)
 
 
-def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 512) -> Path:
+def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 1024) -> Path:
     """Write a text model that a projector's rows fit: random, or `stories` with SmolVLM's tokens."""
     if spec.text == "llama":
         return with_tokens(stories, path, SMOL_TOKENS)
@@ -424,6 +501,7 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 5
     sizes: dict[str, dict[str, Any]] = {
         "gemma4": {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3},
         "glm4": {"fused": True},
+        "gemma3n": {"n_layer": 5, "head_dim": 32},
         "llama4": {"n_layer": 4, "n_ff": 32, "n_expert": 4, "n_expert_used": 1},
     }
     size = sizes.get(spec.text, {})

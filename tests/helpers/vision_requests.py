@@ -19,7 +19,7 @@ from logitless.models.tokenizer import from_metadata
 class Runs:
     """A model with a projector. Close it, or use it as a context manager."""
 
-    def __init__(self, model: Path, projector: Path, *, n_ubatch: int = 512, n_ctx: int = 512, **options: Any) -> None:
+    def __init__(self, model: Path, projector: Path, *, n_ubatch: int = 512, n_ctx: int = 1024, **options: Any) -> None:
         self.runner = ModelRunner(
             model, RunnerOptions(n_ctx=n_ctx, n_slots=3, n_ubatch=n_ubatch, mmproj=str(projector), **options)
         )

@@ -139,7 +139,10 @@ def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) 
         pytest.raises(ModelFileError, match="clip"),
     ):
         read_params(gguf)
+    mobilenet = SPECS["gemma3nv"]
     for changed, named in (
+        (vars(mobilenet) | {"image": 384}, "image_size"),
+        (vars(mobilenet) | {"extra": lambda fill, n: fill("v.conv_stem.bn.weight", 8)}, "no blocks of 4 stages"),
         ({"kind": "resampler9"}, "resampler9"),
         ({"n_head": 5}, "head_count"),
         ({"image": 18}, "image_size"),

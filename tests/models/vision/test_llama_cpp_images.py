@@ -49,7 +49,7 @@ for model, projector, prompts, most, n_ctx, exact in json.load(sys.stdin):
 
 
 def theirs(
-    cases: list[tuple[str, str, list[tuple[str, list[str]]]]], most: int = 0, n_ctx: int = 512, *, exact: bool = False
+    cases: list[tuple[str, str, list[tuple[str, list[str]]]]], most: int = 0, n_ctx: int = 1024, *, exact: bool = False
 ) -> list[Any]:
     """Answers to (model, projector, prompts). `most`: rows of an image at most; 0: the projector's own limit.
     `exact`: attention in f32, and not by halves."""
@@ -101,6 +101,18 @@ def test_tiles_of_odd_sizes_are_as_in_llama_cpp(name: str, shared_data: Path, tm
             assert n == n_tokens
             for id, value in [top for top in tops or () if top[1] is not None][:3]:
                 assert got[id] == pytest.approx(value, abs=0.04)
+
+
+def test_a_large_map_is_pooled_as_in_llama_cpp(tmp_path: Path) -> None:
+    """Gemma 3n: maps of 32 × 32 and 16 × 16 become 16 × 16 rows."""
+    spec = replace(SPECS["gemma3nv"], image=512)
+    model = write_text_model(tmp_path / "t.gguf", spec, tmp_path)
+    projector, image = write_projector(tmp_path / "p.gguf", spec), png(picture(50, 30))
+    ((answer,),) = theirs([(str(model), str(projector), [("h<image>g", [base64.b64encode(image).decode()])])])
+    with Runs(model, projector) as runs:
+        n, got = runs.first("h<image>g", [image])
+    assert n == answer[0]
+    assert [got[id] for id, _ in answer[1][:3]] == pytest.approx([value for _, value in answer[1][:3]], abs=0.04)
 
 
 def test_a_large_image_is_padded_before_it_is_cut(shared_data: Path, tmp_path: Path) -> None:
