@@ -23,7 +23,7 @@ _SCRIPT = "text/javascript"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": _SCRIPT, ".woff2": "font/woff2", ".txt": "text/plain"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
-    "connect-src 'self'; manifest-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "connect-src 'self'; manifest-src 'self'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -1,4 +1,4 @@
-"""Images on the web page: by button, paste and drop; thumbnails, answers, and the conversation that keeps them."""
+"""Images and sounds on the web page: by button, paste and drop; thumbnails, players, and answers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.audio_files import (
+    AUDIO_SPECS,
+    N_CTX,
+    sound,
+    wav,
+    write_audio_projector,
+    write_audio_text_model,
+)
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.paths import MODELS
-from tests.helpers.vision_files import SPECS, picture, png, write_projector
+from tests.helpers.vision_files import picture, png
 from tests.server.ui.test_access import AXE, LOOK
 
-MODEL = MODELS / "stories260K.gguf"
-pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf beside the checkout")
+STORIES = MODELS / "stories260K.gguf"
+pytestmark = pytest.mark.skipif(not STORIES.exists(), reason="no stories260K.gguf beside the checkout")
 
 
 @pytest.fixture(scope="module")
 def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    projector = write_projector(tmp_path_factory.mktemp("vision") / "mmproj.gguf", SPECS["mlp"])
-    return serve_module(
-        MODEL, "--mmproj", str(projector), "-c", "1024", "--metrics", "--data-dir", str(projector.parent)
-    )
+    folder, spec = tmp_path_factory.mktemp("media"), AUDIO_SPECS["qwen2.5o audio"]
+    model = write_audio_text_model(folder / "m.gguf", spec, STORIES)
+    write_audio_projector(folder / "mmproj.gguf", spec)
+    return serve_module(model, "-c", str(2 * N_CTX), "--metrics", "--data-dir", str(folder / "data"))
 
 
 @pytest.fixture
@@ -118,6 +126,40 @@ async def test_images_by_button_and_drop(page: Tab, tmp_path: Path, width: int, 
     await page.until("!$('stop') && document.querySelector('.answer')?.textContent")
     shown = await page.run("[...document.querySelectorAll('article.user img')].map(i => [i.width, i.height])")
     assert shown == [[90, 60], [240, 40], [8, 8]]  # as they are: a thumbnail is not stretched
+    assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert await page.run(LOOK) == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+async def test_sounds_are_played_and_sent(page: Tab, tmp_path: Path, width: int, scheme: str) -> None:
+    assert await page.run("$('attach').title") == "Attach images, sounds or text files"
+    assert "audio/*" in await page.run("$('picker').accept")
+    files = [tmp_path / "a.wav", tmp_path / "b.wav"]
+    for seed, file in enumerate(files):
+        file.write_bytes(wav(sound(1, seed)))
+    await page.look(width, 800, scheme)
+    await page.run(AXE + "; 0")
+    await choose(page, *files)
+    await page.until("document.querySelectorAll('#attached audio').length === 2")
+    await page.until("[...document.querySelectorAll('#attached audio')].every(a => a.duration === 1)")  # it plays
+    await page.point("#attached span:nth-child(2) button", click=True)
+    await page.until("document.querySelectorAll('#attached audio').length === 1")
+    await page.run("document.getAnimations().forEach(a => a.finish())")
+    assert await page.run(LOOK) == []
+    await page.run("$('settings').click()")
+    await page.fill("[name=max_tokens]", "4")
+    await page.run("document.querySelector('.drawer .icon-button').click(); $('text').focus()")
+    await page.run(
+        "globalThis.old = fetch; fetch = (url, o) => (o?.body && (globalThis.sent = o.body), old(url, o)); 0"
+    )
+    await page.write("What is said?")
+    await page.key("Enter", 13)
+    await page.until("!$('stop') && document.querySelector('.answer')?.textContent")
+    (part, text) = await page.run("JSON.parse(sent).messages[0].content")
+    assert (part["type"], part["input_audio"]["format"], text["text"]) == ("input_audio", "wav", "What is said?")
+    assert base64.b64decode(part["input_audio"]["data"]) == files[0].read_bytes()
+    await page.until("document.querySelector('article.user audio')?.duration === 1")
+    assert await page.run("document.querySelectorAll('#attached audio').length") == 0
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
     assert await page.run(LOOK) == []
 

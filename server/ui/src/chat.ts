@@ -185,6 +185,7 @@ class MessageView extends Component<MessageProps, MessageState> {
     return html`<article class=${node.role} data-id=${node.id}>
       <h2 class="who">${who}</h2>
       ${question?.images && html`<div class="images">${question.images.map((image, i) => html`<img class="thumbnail" src=${image} alt=${`image ${i + 1}`} />`)}</div>`}
+      ${question?.sounds && html`<div class="images">${question.sounds.map((sound, i) => html`<audio controls src=${sound} aria-label=${`sound ${i + 1}`}></audio>`)}</div>`}
       ${question?.files?.map(file => html`<details class="file"><summary>${file.name}</summary><pre tabindex="0">${file.text}</pre></details>`)}
       ${editing && question
         ? html`<${Edit} conversation=${conversation} node=${question} close=${() => this.setState({editing: false})} />`
@@ -202,7 +203,7 @@ class MessageView extends Component<MessageProps, MessageState> {
 function Welcome() {
   const model = useStore(chosenModel), props = useStore(state => state.props);
   return html`<div class="welcome"><h2>${model ? named(model.id) : "logitless"}</h2>
-    ${props && html`<p>${count(props.default_generation_settings.n_ctx)} tokens of context${props.modalities?.vision ? " · reads images" : ""}${props.chat_template ? "" : " · has no chat template, so it continues text"}</p>`}
+    ${props && html`<p>${count(props.default_generation_settings.n_ctx)} tokens of context${props.modalities?.vision ? " · reads images" : ""}${props.modalities?.audio ? " · reads audio" : ""}${props.chat_template ? "" : " · has no chat template, so it continues text"}</p>`}
   </div>`;
 }
 

@@ -93,14 +93,16 @@ export function here(mode: Conversation["mode"] = "chat") {
 interface Said {
   text: string;
   images?: string[];
+  sounds?: string[];
   files?: TextFile[];
   mode?: Conversation["mode"];
 }
 
 /** Send a message after the last one, and ask for the answer. */
-export function send({text, images = [], files = [], mode}: Said) {
+export function send({text, images = [], sounds = [], files = [], mode}: Said) {
   const {id, leaf} = here(mode), node: Omit<Question, "id" | "parent"> = {role: "user", content: text, at: Date.now()};
   if (images.length) node.images = images;
+  if (sounds.length) node.sounds = sounds;
   if (files.length) node.files = files;
   update(id, one => ({...added(one, leaf, node), at: Date.now()}));
   set(now => ({conversations: [...now.conversations].sort((a, b) => b.at - a.at)}));
@@ -108,8 +110,8 @@ export function send({text, images = [], files = [], mode}: Said) {
 }
 
 /** The same message with another text, as a sibling of the old one. */
-export function edit(id: string, {parent, role, images, files}: Question, text: string) {
-  update(id, one => added(one, parent, {role, content: text, ...(images && {images}), ...(files && {files}), at: Date.now()}));
+export function edit(id: string, {parent, role, images, sounds, files}: Question, text: string) {
+  update(id, one => added(one, parent, {role, content: text, ...(images && {images}), ...(sounds && {sounds}), ...(files && {files}), at: Date.now()}));
   return answerTo(id, find(id)?.leaf ?? null);
 }
 

@@ -68,4 +68,5 @@ export async function connect() {
 
 export const caps = (props: Props | null) => props?.chat_template_caps ?? {};
 export const sees = (props: Props | null) => Boolean(props?.modalities?.vision);
+export const hears = (props: Props | null) => Boolean(props?.modalities?.audio);
 export const chats = (props: Props | null) => !props || Boolean(props.chat_template);

@@ -8,7 +8,8 @@ import type {Settings, Tool} from "./store.js";
 import type {Answer, Call, Candidate, Conversation, Message, Question, Status, TokenGroup} from "./tree.js";
 import {answerOf, path} from "./tree.js";
 
-type Part = {type: "text"; text: string} | {type: "image_url"; image_url: {url: string}};
+type Part = {type: "text"; text: string} | {type: "image_url"; image_url: {url: string}}
+  | {type: "input_audio"; input_audio: {data: string; format: string}};
 
 /** A message of a chat request. */
 interface ChatMessage {
@@ -46,12 +47,18 @@ export interface Asked {
 export const textOf = (node: Pick<Question, "content" | "files">) =>
   [...(node.files ?? []).map(file => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\`\n\n`), node.content].join("");
 
+/** A sound's part; the server reads its format from the bytes. */
+function heard(url: string): Part {
+  const [head = "", data = ""] = url.split(",");
+  return {type: "input_audio", input_audio: {data, format: head.includes("mpeg") ? "mp3" : "wav"}};
+}
+
 function messageOf(node: Message): ChatMessage {
   if (node.role === "tool") return {role: "tool", tool_call_id: node.callId, content: node.content};
   if (node.role === "user") {
-    const text = textOf(node), images = node.images ?? [];
-    const parts = images.map((url): Part => ({type: "image_url", image_url: {url}}));
-    return {role: "user", content: images.length ? [...parts, {type: "text", text}] : text};
+    const text = textOf(node);
+    const parts = [...(node.images ?? []).map((url): Part => ({type: "image_url", image_url: {url}})), ...(node.sounds ?? []).map(heard)];
+    return {role: "user", content: parts.length ? [...parts, {type: "text", text}] : text};
   }
   const message: ChatMessage = {role: "assistant", content: node.content};
   if (node.thought) message.reasoning_content = node.thought;

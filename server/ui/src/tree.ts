@@ -18,6 +18,7 @@ export interface TextFile {
 export interface Question extends Base {
   role: "user";
   images?: string[]; // data URIs
+  sounds?: string[]; // data URIs
   files?: TextFile[];
 }
 
@@ -190,8 +191,9 @@ export function imported(text: string): Conversation[] {
       if (!ROLES.includes(node.role) || typeof node.content !== "string") wrong(`${where}.nodes.${id} needs a role and a text`);
       const before = node.parent === null || (nodes[node.parent] && Number(node.parent.slice(1)) < Number(id.slice(1)));
       if (!before) wrong(`${where}.nodes.${id}.parent must be an earlier message`);
-      for (const image of (node.role === "user" && node.images) || [])
-        if (!/^data:image\//.test(image)) wrong(`${where}.nodes.${id}.images must be data URIs`);
+      for (const [kind, name] of [["image", "images"], ["audio", "sounds"]] as const)
+        for (const uri of (node.role === "user" && node[name]) || [])
+          if (!String(uri).startsWith(`data:${kind}/`)) wrong(`${where}.nodes.${id}.${name} must be data URIs`);
     }
     if (conversation.leaf !== null && !nodes[conversation.leaf ?? ""]) wrong(`${where}.leaf must be a message`);
   });

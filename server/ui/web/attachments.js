@@ -1,6 +1,8 @@
-// Files of the next message: chosen by a button, pasted or dropped. Images go to models that see; others are text.
+// Files of the next message: chosen by a button, pasted or dropped. Images go to models that see,
+// sounds to those that hear; others are text.
 import { reason } from "./api.js";
-const MOST_IMAGES = 16;
+const MOST_MEDIA = 16; // images, and as many sounds
+const MOST_SOUND = 20 << 20; // bytes
 const MOST_TEXT = 1 << 20; // bytes of a text file
 export const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const uri = (file) => new Promise((resolve, reject) => {
@@ -16,12 +18,12 @@ async function text(file) {
         return new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     }
     catch {
-        throw new Error(`${file.name} is neither text nor an image.`);
+        throw new Error(`${file.name} is neither text, an image nor a sound.`);
     }
 }
-/** What is in a list of files. `sees`: the model reads images. */
-export async function attached(list, sees) {
-    const found = { images: [], files: [], errors: [] };
+/** What is in a list of files. The model reads images if it `sees`, audio if it `hears`. */
+export async function attached(list, sees, hears) {
+    const found = { images: [], sounds: [], files: [], errors: [] };
     for (const file of list) {
         try {
             if (file.type.startsWith("image/")) {
@@ -30,6 +32,13 @@ export async function attached(list, sees) {
                 if (!IMAGE_TYPES.includes(file.type))
                     throw new Error(`${file.name}: images are PNG, JPEG, WebP, GIF or BMP.`);
                 found.images.push(await uri(file));
+            }
+            else if (file.type.startsWith("audio/")) {
+                if (!hears)
+                    throw new Error(`${file.name || "The sound"}: this model reads no audio.`);
+                if (file.size > MOST_SOUND)
+                    throw new Error(`${file.name} is larger than 20 MiB.`);
+                found.sounds.push(await uri(file));
             }
             else
                 found.files.push({ name: file.name || "text", text: await text(file) });
@@ -42,10 +51,11 @@ export async function attached(list, sees) {
 }
 /** What is attached with what comes to it. */
 export const joined = (old, found) => ({
-    images: [...old.images, ...found.images].slice(0, MOST_IMAGES),
+    images: [...old.images, ...found.images].slice(0, MOST_MEDIA),
+    sounds: [...old.sounds, ...found.sounds].slice(0, MOST_MEDIA),
     files: [...old.files, ...found.files],
     errors: found.errors,
 });
 /** True where files are dragged, not a text or a link. */
 export const hasFiles = (event) => Boolean(event.dataTransfer?.types.includes("Files"));
-export const NOTHING = { images: [], files: [], errors: [] };
+export const NOTHING = { images: [], sounds: [], files: [], errors: [] };

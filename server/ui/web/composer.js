@@ -1,19 +1,22 @@
 // The form at the foot of a conversation: the next message with its files, and the buttons that send and stop.
 import { attached, hasFiles, IMAGE_TYPES, joined, NOTHING } from "./attachments.js";
 import { send, stop } from "./generate.js";
-import { caps, chats, sees } from "./models.js";
+import { caps, chats, hears, sees } from "./models.js";
 import { Icon, IconButton } from "./parts.js";
 import { current, get, setSettings, settingsOf, update, useStore } from "./store.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 export const draft = { mode: "chat" }; // of the conversation that does not exist yet
 function Files({ value, change }) {
     const without = (list, i) => list.filter((_, j) => j !== i);
-    if (!value.images.length && !value.files.length && !value.errors.length)
+    if (!Object.values(value).some(list => list.length))
         return null;
     return html `<div id="attached" role="group" aria-label="Files of the message">
     ${value.images.map((image, i) => html `<span class="attached">
       <img class="thumbnail" src=${image} alt=${`image ${i + 1}`} />
       <${IconButton} icon="close" label=${`Remove image ${i + 1}`} onClick=${() => change({ ...value, images: without(value.images, i) })} /></span>`)}
+    ${value.sounds.map((sound, i) => html `<span class="attached sound">
+      <audio controls src=${sound} aria-label=${`sound ${i + 1}`}></audio>
+      <${IconButton} icon="close" label=${`Remove sound ${i + 1}`} onClick=${() => change({ ...value, sounds: without(value.sounds, i) })} /></span>`)}
     ${value.files.map((file, i) => html `<span class="attached file">${file.name}
       <${IconButton} icon="close" label=${`Remove ${file.name}`} onClick=${() => change({ ...value, files: without(value.files, i) })} /></span>`)}
     ${value.errors.map(error => html `<p class="bad" role="alert">${error}</p>`)}
@@ -41,7 +44,7 @@ export function Composer() {
     const running = useStore(state => id !== null && id in state.running), props = useStore(state => state.props);
     const settings = useStore(settingsOf), enterSends = useStore(state => state.enterSends);
     const mode = conversation?.mode ?? (chats(props) ? draft.mode : "text");
-    const empty = !text.trim() && !files.images.length && !files.files.length;
+    const empty = !text.trim() && !files.images.length && !files.sounds.length && !files.files.length;
     useEffect(() => box.current?.focus({ preventScroll: true }), [id]);
     useLayoutEffect(() => {
         const text = box.current;
@@ -49,7 +52,7 @@ export function Composer() {
         text.style.height = `${Math.min(text.scrollHeight + 2, innerHeight * 0.4)}px`;
     }, [text]);
     const take = async (list) => {
-        const found = await attached([...(list ?? [])], sees(get().props));
+        const { props } = get(), found = await attached([...(list ?? [])], sees(props), hears(props));
         setFiles(old => joined(old, found));
     };
     useEffect(() => {
@@ -83,10 +86,10 @@ export function Composer() {
         event.preventDefault();
         if (running || empty)
             return;
-        const { images, files: texts } = files;
+        const { images, sounds, files: texts } = files;
         setText("");
         setFiles(NOTHING);
-        send({ text, images, files: texts, mode });
+        send({ text, images, sounds, files: texts, mode });
     };
     const key = (event) => {
         if (event.key !== "Enter" || event.isComposing || event.shiftKey)
@@ -108,14 +111,16 @@ export function Composer() {
             update(conversation.id, one => ({ ...one, mode: draft.mode }));
         redraw(n => n + 1);
     };
-    const begun = conversation?.leaf, accept = sees(props) ? [...IMAGE_TYPES, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
+    const begun = conversation?.leaf, media = [...(sees(props) ? IMAGE_TYPES : []), ...(hears(props) ? ["audio/*"] : [])];
+    const accept = media.length ? [...media, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
+    const takes = `Attach ${sees(props) ? "images" : ""}${sees(props) && hears(props) ? ", " : ""}${hears(props) ? "sounds" : ""}${media.length ? " or " : ""}text files`;
     return html `<form id="form" class=${dropping ? "dropping" : ""} onSubmit=${submit} onPaste=${paste}>
     <${Files} value=${files} change=${setFiles} />
     <label class="unseen" for="text">Message</label>
     <textarea id="text" ref=${box} rows="1" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${key}
       placeholder=${dropping ? "Drop files here" : mode === "chat" ? "Ask anything" : "Text that the model continues"}></textarea>
     <div class="buttons">
-      <${IconButton} icon="clip" label=${sees(props) ? "Attach images or text files" : "Attach text files"} id="attach" onClick=${() => picker.current?.click()} />
+      <${IconButton} icon="clip" label=${takes} id="attach" onClick=${() => picker.current?.click()} />
       <input id="picker" class="unseen" type="file" multiple tabindex="-1" aria-label="Files" accept=${accept || null} ref=${picker}
         onChange=${(event) => { take(event.target.files); event.target.value = ""; }} />
       ${!begun && caps(props) && html `<select id="mode" class="chip" aria-label="What to write" value=${mode} onChange=${choose}>

@@ -78,10 +78,12 @@ export function here(mode = "chat") {
     return made;
 }
 /** Send a message after the last one, and ask for the answer. */
-export function send({ text, images = [], files = [], mode }) {
+export function send({ text, images = [], sounds = [], files = [], mode }) {
     const { id, leaf } = here(mode), node = { role: "user", content: text, at: Date.now() };
     if (images.length)
         node.images = images;
+    if (sounds.length)
+        node.sounds = sounds;
     if (files.length)
         node.files = files;
     update(id, one => ({ ...added(one, leaf, node), at: Date.now() }));
@@ -89,8 +91,8 @@ export function send({ text, images = [], files = [], mode }) {
     return answerTo(id, find(id)?.leaf ?? null);
 }
 /** The same message with another text, as a sibling of the old one. */
-export function edit(id, { parent, role, images, files }, text) {
-    update(id, one => added(one, parent, { role, content: text, ...(images && { images }), ...(files && { files }), at: Date.now() }));
+export function edit(id, { parent, role, images, sounds, files }, text) {
+    update(id, one => added(one, parent, { role, content: text, ...(images && { images }), ...(sounds && { sounds }), ...(files && { files }), at: Date.now() }));
     return answerTo(id, find(id)?.leaf ?? null);
 }
 export const again = (id, { parent }) => answerTo(id, parent);

@@ -58,4 +58,5 @@ export async function connect() {
 }
 export const caps = (props) => props?.chat_template_caps ?? {};
 export const sees = (props) => Boolean(props?.modalities?.vision);
+export const hears = (props) => Boolean(props?.modalities?.audio);
 export const chats = (props) => !props || Boolean(props.chat_template);

@@ -3,13 +3,18 @@
 import { answerOf, path } from "./tree.js";
 /** A text with its attached files before it. */
 export const textOf = (node) => [...(node.files ?? []).map(file => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\`\n\n`), node.content].join("");
+/** A sound's part; the server reads its format from the bytes. */
+function heard(url) {
+    const [head = "", data = ""] = url.split(",");
+    return { type: "input_audio", input_audio: { data, format: head.includes("mpeg") ? "mp3" : "wav" } };
+}
 function messageOf(node) {
     if (node.role === "tool")
         return { role: "tool", tool_call_id: node.callId, content: node.content };
     if (node.role === "user") {
-        const text = textOf(node), images = node.images ?? [];
-        const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
-        return { role: "user", content: images.length ? [...parts, { type: "text", text }] : text };
+        const text = textOf(node);
+        const parts = [...(node.images ?? []).map((url) => ({ type: "image_url", image_url: { url } })), ...(node.sounds ?? []).map(heard)];
+        return { role: "user", content: parts.length ? [...parts, { type: "text", text }] : text };
     }
     const message = { role: "assistant", content: node.content };
     if (node.thought)

@@ -104,9 +104,10 @@ export function imported(text) {
             const before = node.parent === null || (nodes[node.parent] && Number(node.parent.slice(1)) < Number(id.slice(1)));
             if (!before)
                 wrong(`${where}.nodes.${id}.parent must be an earlier message`);
-            for (const image of (node.role === "user" && node.images) || [])
-                if (!/^data:image\//.test(image))
-                    wrong(`${where}.nodes.${id}.images must be data URIs`);
+            for (const [kind, name] of [["image", "images"], ["audio", "sounds"]])
+                for (const uri of (node.role === "user" && node[name]) || [])
+                    if (!String(uri).startsWith(`data:${kind}/`))
+                        wrong(`${where}.nodes.${id}.${name} must be data URIs`);
         }
         if (conversation.leaf !== null && !nodes[conversation.leaf ?? ""])
             wrong(`${where}.leaf must be a message`);

@@ -197,7 +197,7 @@ async def test_files_are_part_of_the_message(page: Any) -> None:
         one('#form').dispatchEvent(new DragEvent('drop', {dataTransfer: all, bubbles: true, cancelable: true})); })()"""
     )
     await page.until("one('.attached.file')")
-    assert "b.bin is neither text nor an image" in await page.run("one('#attached').textContent")
+    assert "b.bin is neither text, an image nor a sound" in await page.run("one('#attached').textContent")
     await page.ask("Sum", "3")
     assert page.bodies()[-1] == "[user]File a.csv:\n```\n1,2\n```\n\nSum[assistant]"
 

@@ -51,6 +51,11 @@ BAD_EXPORTS = [
         '{"m1": {"id": "m1", "parent": null, "role": "user", "content": "", "images": ["http://x"]}}}]}',
         "data URIs",
     ),
+    (
+        '{"format": "logitless-conversations", "conversations": [{"id": "a", "leaf": null, "nodes": '
+        '{"m1": {"id": "m1", "parent": null, "role": "user", "content": "", "sounds": ["data:text/html,x", 7]}}}]}',
+        "nodes.m1.sounds must be data URIs",
+    ),
 ]
 SAFE = [  # Markdown, the elements' HTML
     ("**a** `b<c>`", "<p><strong>a</strong> <code>b&lt;c&gt;</code></p>"),

@@ -52,7 +52,7 @@ async def test_files_and_headers() -> None:
                 assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == "'none'"
                 assert {policy[f"{kind}-src"] for kind in ("script", "style", "connect", "font")} == {"'self'"}
                 assert policy["frame-ancestors"] == policy["trusted-types"] == "'none'"
-                assert policy["img-src"] == "data:"
+                assert policy["img-src"] == policy["media-src"] == "data:"
                 assert reply.headers["X-Content-Type-Options"] == "nosniff"
         for path in ("page.py", f"ui/{version()}/none.js", f"ui/{version()}/../page.py", "ui/x/vendor/manifest.json"):
             assert (await server.get(f"/deep/{path}"))[0] in (401, 404), path
