@@ -42,6 +42,7 @@ class MediaEncoder:
         self._kept: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by key: (first row, rows)
         self._reserved: dict[bytes, tuple[int, int]] = {}  # of tiles in work
         self.n_encoded = 0  # tiles
+        self.unprepared = list(self.encoders)  # encoders without a plan of their usual size
 
     def first_row(self, tile: Tile) -> int | None:
         """The pool's first row of a tile; None: it is not there (any more)."""
@@ -73,9 +74,7 @@ class MediaEncoder:
     def _run(self, placed: Sequence[tuple[Tile, int]]) -> Iterator[float]:
         tiles = [tile for tile, _ in placed]
         size, is_audio = tiles[0].size, tiles[0].is_audio
-        key = ("media", is_audio, len(tiles), *size)
-        plan = self._session.cached_plan(key, partial(self._build, is_audio, len(tiles), *size), ARENA)
-        assert isinstance(plan, PreemptiblePlan)
+        plan = self._plan(is_audio, len(tiles), *size)
         encoder = self.encoders.of(is_audio)
         feeds = encoder.feeds([tile.values for tile in tiles])
         firsts = np.array([first for _, first in placed])[:, None]
@@ -84,6 +83,26 @@ class MediaEncoder:
             feeds[f"image.{name}"] = (firsts + of_tile).reshape(-1).astype(np.int32)
         feeds["image.kinds"] = np.tile(kinds.astype(np.int32), len(tiles))
         yield from plan.parts(feeds)
+
+    def _plan(self, is_audio: bool, n_tiles: int, height: int, width: int) -> PreemptiblePlan:
+        key = ("media", is_audio, n_tiles, height, width)
+        plan = self._session.cached_plan(key, partial(self._build, *key[1:]), ARENA)
+        assert isinstance(plan, PreemptiblePlan)
+        return plan
+
+    def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
+        """Make the plan of one tile of the usual size and pack its weights, until `request_waits()`: a
+        request waits. False: nothing is left to prepare."""
+        while self.unprepared:
+            is_audio, encoder = self.unprepared[-1]
+            plan = self._plan(is_audio, 1, *encoder.usual_size)
+            while not request_waits():
+                if not plan.compile_ahead():
+                    self.unprepared.pop()
+                    break
+            else:
+                return True
+        return False
 
     def together(self, tile: Tile) -> int:
         """Tiles of this size that are encoded in one run at most."""

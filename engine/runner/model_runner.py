@@ -246,12 +246,15 @@ class ModelRunner:
             blocks.prefault(request_waits)
         try:
             if not self._ahead:
-                return self.preemptible.prepare_ahead(request_waits)
+                media = self.media is not None and self.media.prepare_ahead(request_waits)
+                return media or self.preemptible.prepare_ahead(request_waits)
             shape = self._ahead.pop()
             self.session.cached_plan(shape, lambda: self.build(shape))
         except (MemoryError, OSError, DeviceLost):
             self._ahead.clear()
             self.preemptible.clear()
+            if self.media is not None:
+                self.media.unprepared.clear()
         return True
 
     def prepare_training(self) -> None:

@@ -13,7 +13,7 @@ from logitless.engine.requests import Event
 from logitless.engine.scheduler.postprocess import failure
 from logitless.engine.scheduler.runner import Runner
 from logitless.engine.scheduler.running_set import RunningSet
-from logitless.engine.scheduler.step_budget import PrefillBudget
+from logitless.engine.scheduler.step_budget import SLOWDOWN, PrefillBudget
 from logitless.engine.sequence import Sequence
 from logitless.models.media.prompt_media import Tile
 
@@ -45,8 +45,9 @@ class MediaEncoding:
         if encoder is None or not (prompts or self._parts):
             return False
         ran = False
+        share = SLOWDOWN - 1 if all(seq.request.is_batch for seq in prompts) else 1.0
         try:
-            ran = self._work(encoder, lambda: [(seq, tile) for seq in prompts for tile in self._needed(seq)])
+            ran = self._work(encoder, lambda: [(seq, tile) for seq in prompts for tile in self._needed(seq)], share)
         except DeviceFailed:
             self._seqs, self._parts = [], None
             raise
@@ -82,11 +83,12 @@ class MediaEncoding:
         streams = [seq for seq in self._running.seqs if seq.started and seq.n_schedulable == 1]
         return streams if any(seq.is_decoding for seq in streams) else []
 
-    def _work(self, encoder: MediaEncoder, wanted: Callable[[], list[Wanted]]) -> bool:
-        """Run parts as long as streams may wait, one at least; False if there were none."""
+    def _work(self, encoder: MediaEncoder, wanted: Callable[[], list[Wanted]], share: float = 1.0) -> bool:
+        """Run parts for a share of the time that streams may wait, one at least; False if there were
+        none."""
         ran, until = False, math.inf
         if streams := self._streams:
-            until = self._clock() + self._budget.room(len(streams))
+            until = self._clock() + share * self._budget.room(len(streams))
         needed = 0.0
         while not ran or self._clock() + needed <= until:
             if self._parts is None and not self._begin(encoder, wanted()):

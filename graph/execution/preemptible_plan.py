@@ -26,7 +26,7 @@ CUTS_PER_PART = 16  # programs that are cut anew before the run yields again
 ASSUMED_BYTES_PER_SECOND = 1e9
 ASSUMED_MACS_PER_SECOND = 1e10
 LONG_NODE_SECONDS = 0.1  # of such a guess; a longer node is a part of its own, which is split before its first run
-GUESSED_PART_SECONDS = 0.01  # for such splits: the guess is several times too long
+GUESSED_PART_SECONDS = 0.02  # for such splits: the guess is several times too long
 
 
 def _assumed_seconds(t: Tensor) -> float:
@@ -85,10 +85,13 @@ class PreemptiblePlan(Plan):
         program = backend.compile(nodes, locate)
         if seconds <= LONG_NODE_SECONDS or len(nodes) > 1:
             return self._split(backend, [program], [seconds])
-        programs: Sequence[Program] = [program]
-        for _ in range(2):  # into the node's phases, then each into units
-            programs = backend.split(programs, [seconds] * len(programs), GUESSED_PART_SECONDS, self.spare_core)
-        return programs
+        parts = backend.split([program], [seconds], GUESSED_PART_SECONDS, self.spare_core)
+        each = seconds / len(parts)
+        if each <= GUESSED_PART_SECONDS:
+            return parts
+        # phases of the node: each is split when it first runs, for a split takes time, too
+        split = backend.split
+        return [_Uncompiled(partial(split, [part], [each], GUESSED_PART_SECONDS, self.spare_core)) for part in parts]
 
     def _split(self, backend: Backend, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
         return backend.split(programs, seconds, self.max_part_seconds or MAX_PART_SECONDS, self.spare_core)
@@ -121,13 +124,10 @@ class PreemptiblePlan(Plan):
         i = 0
         while i < len(self._steps):
             yield last[i]
+            while self._is_uncompiled(i):
+                self._compile_step(i)
+                yield 0.0
             step = self._steps[i]
-            if step is not None and isinstance(step[1], _Uncompiled):
-                programs = step[1].compile()
-                self._steps[i : i + 1] = [(step[0], program) for program in programs]
-                best[i : i + 1] = [math.inf] * len(programs)
-                last[i : i + 1] = [0.0] * len(programs)
-                step = self._steps[i]
             began = time.perf_counter()
             if step is None:
                 self._feed_deferred({})
@@ -137,6 +137,27 @@ class PreemptiblePlan(Plan):
             best[i] = min(best[i], last[i])
             i += 1
         self._n_runs += 1
+
+    def compile_ahead(self) -> bool:
+        """Compile the next part that has not run; False: there is none."""
+        i = next(filter(self._is_uncompiled, range(len(self._steps))), -1)
+        if i >= 0:
+            self._compile_step(i)
+        return i >= 0
+
+    def _is_uncompiled(self, i: int) -> bool:
+        step = self._steps[i]
+        return step is not None and isinstance(step[1], _Uncompiled)
+
+    def _compile_step(self, i: int) -> None:
+        step = self._steps[i]
+        assert step is not None
+        assert isinstance(step[1], _Uncompiled)
+        programs = step[1].compile()
+        self._steps[i : i + 1] = [(step[0], program) for program in programs]
+        for seconds, unknown in ((self._best, math.inf), (self._last, 0.0)):
+            if isinstance(seconds, list):  # a run has begun
+                seconds[i : i + 1] = [unknown] * len(programs)
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         if self._locate_later is not None:

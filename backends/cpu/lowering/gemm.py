@@ -22,6 +22,7 @@ SKINNY = 24  # rows or columns of a skinny matrix
 MIN_PART_K = 1024  # least K of a part of a split-K product
 LONG_K = 1 << 14  # K above which a product is summed in parts
 MAX_MACS = 1 << 26  # multiply-adds of such a part: half a millisecond on two cores
+UNIT_MACS = 1 << 26  # multiply-adds of a unit of another product: one or two milliseconds of a core
 
 
 def _with_packed_a(t: Tensor, transposed: bool) -> Tensor:
@@ -149,9 +150,9 @@ def bf16_gemm(t: Tensor, at: At) -> list[Task]:
 def _gemm(
     a_layout: str, b_layout: str, t: Tensor, k: int, at: At, accumulate: bool = False, how: str = ""
 ) -> list[Task]:
-    """Tasks of a GEMM. A long K is summed in consecutive parts, with the same bits.
+    """Tasks of a GEMM. K is summed in consecutive parts where units would be long, with the same bits.
 
-    The parts let requests preempt a training step.
+    The parts let requests preempt a training step, or the encoding of an image.
     """
     a, b = t.src[-2:]
     (m, n), group = t.shape, 0
@@ -163,7 +164,8 @@ def _gemm(
     scratch = 4 * (STRIPS * nr * kc + mt * tiles) + 64
     args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(accumulate))
     kernel, n_units = f"gemm:{a_layout}:{b_layout}", -(-m // rows) * -(-n // columns)
-    part = k if k <= LONG_K else max(1, MAX_MACS // (m * n * kc)) * kc
+    most = MAX_MACS // (m * n * kc) if k > LONG_K else UNIT_MACS // (rows * columns * kc)
+    part = max(1, most) * kc
     return [Task(kernel, (*args, k0, min(k, k0 + part)), n_units, 1, scratch) for k0 in range(0, k, part)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from logitless.engine.batch import DeviceFailed, StepFailed
-from logitless.engine.requests import Failed
+from logitless.engine.requests import BATCH_PRIORITY, Failed
 from logitless.models.media.prompt_media import PromptMedia, Tile, place
 from tests.engine.scheduler.test_interleaved_prefill import STEP, Slow
 
@@ -75,6 +75,17 @@ def test_streams_go_on_between_the_parts(bench: Slow) -> None:
     waiting = [took for took in bench.took if took < 2 * STEP]
     assert max(waiting) <= 2 * STEP + PART
     assert bench.engine.media.runs == [1]  # type: ignore[union-attr]
+
+
+def test_tiles_of_a_batch_take_less_of_their_time(bench: Slow) -> None:
+    bench.streams(2)
+    ids, spans = place([[1, 2], tile(1), [3]])
+    line = bench.submit(ids, media=PromptMedia(spans), n_predict=3, ignore_eos=True, priority=BATCH_PRIORITY)
+    while not bench.engine.media.runs:  # type: ignore[union-attr]
+        bench.step()
+    assert max(bench.took[:-1]) <= STEP + PART + 0.05
+    bench.drain()
+    assert line.n_generated == 3
 
 
 def test_tiles_of_several_requests_are_one_batch_and_are_kept(bench: Slow) -> None:

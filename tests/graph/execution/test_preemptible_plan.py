@@ -101,6 +101,37 @@ def test_a_long_node_is_split_before_its_first_run() -> None:
     backend.close()
 
 
+def test_what_is_compiled_ahead_is_not_compiled_by_a_run() -> None:
+    """Also in the middle of a run."""
+    backend = CPUBackend(1)
+    session = Session([backend])
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+
+    def chain() -> list[Tensor]:
+        t = feed("x", (8, 8))
+        for _ in range(40):
+            t = silu(t)
+        return [t]
+
+    (expected,) = session.plan(chain).run({"x": x})
+    for n_before in (0, 2):
+        plan = session.plan(chain, "apart")
+        assert isinstance(plan, PreemptiblePlan)
+        with mock.patch.object(CPUBackend, "compile", autospec=True, side_effect=CPUBackend.compile) as compile:
+            run = plan.parts({"x": x})
+            for _ in range(n_before):
+                next(run)
+            while plan.compile_ahead():
+                pass
+            n_compiled = compile.call_count
+            assert n_compiled == 5  # of eight nodes each
+            assert len(list(run)) >= 5 - n_before
+            assert compile.call_count == n_compiled
+        np.testing.assert_array_equal(plan.results()[0], expected)
+    session.close()
+    backend.close()
+
+
 def test_spare_core_leaves_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """One core is spared unless the pool leaves one anyway; the bits stay."""
     x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
