@@ -19,6 +19,7 @@ from logitless.server.protocol.dialects.ollama_names import seconds
 from logitless.server.protocol.dialects.ollama_template import prompt_of
 from logitless.server.protocol.dialects.translate import Translated
 from logitless.server.protocol.fields import article, as_text, bad_request, read
+from logitless.server.protocol.media.media import is_audio
 
 MAX_TOP = 20  # Ollama's
 _SCHEMA = "response_format.json_schema.schema"
@@ -303,7 +304,10 @@ def _plain_prompt(asked: GenerateBody, parser: RequestParser, names: dict[str, s
         text = f"{asked.system}\n\n{text}"
     if not asked.images:
         return text
-    names |= {f"prompt.multimodal_data[{k}]": f"images[{k}]" for k in range(len(asked.images))}
+    for k, image in enumerate(asked.images):
+        names[f"prompt.multimodal_data[{k}]"] = f"images[{k}]"
+        if is_audio(image):
+            bad_request(f"images[{k}]", "is audio, which this API does not take")
     marked = parser.media.marker * len(asked.images) + text
     return {"prompt_string": marked, "multimodal_data": list(asked.images)}
 

@@ -136,6 +136,14 @@ class Media:
         return self.input.prompt(texts, pieces, add_special=add_special)
 
 
+def is_audio(text: str) -> bool:
+    """True if base64 begins a file of sound."""
+    try:
+        return audio_format(from_base64(text[:16])) is not None
+    except FileError:
+        return False
+
+
 def _decoded(name: str, value: str) -> bytes:
     """The bytes of a data URI or of base64."""
     try:

@@ -186,3 +186,6 @@ async def test_dialects_without_audio_refuse_it() -> None:
         )
         assert status == 400
         assert reply["error"].startswith("field 'messages[0].images[0]': the image is no image of a known format")
+        raw = {"model": "fake", "prompt": "Hear", "raw": True, "images": [IMAGE, BASE64]}
+        status, reply = await server.post("/api/generate", raw)
+        assert (status, reply["error"]) == (400, "field 'images[1]': is audio, which this API does not take")
