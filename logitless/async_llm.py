@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row, Store
 from logitless.engine.loading.drafting import model_kinds
@@ -142,7 +143,7 @@ class AsyncLLM:
         """Continue a text, or token ids, as chunks; the last one has the `finish_reason`."""
         served = await self._ready()
         with public_errors():
-            job = completion_job(self._requests(served), prompt, params)
+            job = completion_job(self._writes(served), prompt, params)
         result = CompletionResult(job.requests[0], served.tokenizer)
         async with aclosing(self._events(job)) as events:
             async for _, event in events:
@@ -159,7 +160,7 @@ class AsyncLLM:
         """
         served = await self._ready()
         with public_errors():
-            job = chat_job(self._requests(served), served, messages, params, fields)
+            job = chat_job(self._writes(served), served, messages, params, fields)
         result = ChatResult(job, served.tokenizer)
         async with aclosing(self._events(job)) as events:
             async for _, event in events:
@@ -175,7 +176,7 @@ class AsyncLLM:
         """
         served = await self._ready()
         with public_errors():
-            parser = self._requests(served)
+            parser = self._writes(served)
             jobs = [completion_job(parser, prompt, one) for prompt, one in _paired(prompts, params)]
         results = [CompletionResult(job.requests[0], served.tokenizer) for job in jobs]
         if results:
@@ -190,7 +191,7 @@ class AsyncLLM:
         """Answer a conversation as a whole message; see `chat`."""
         served = await self._ready()
         with public_errors():
-            job = chat_job(self._requests(served), served, messages, params, fields)
+            job = chat_job(self._writes(served), served, messages, params, fields)
         result = ChatResult(job, served.tokenizer)
         async with aclosing(self._events(job, whole=True)) as events:
             async for _, event in events:
@@ -256,7 +257,7 @@ class AsyncLLM:
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
         scores = []
         with public_errors():
-            examples = parse_examples(items, self._requests(served), served.template, n_ctx)
+            examples = parse_examples(items, self._writes(served), served.template, n_ctx)
 
             def ask(i: int, scheduler: Scheduler) -> Any:
                 from logitless.training.score import score
@@ -394,6 +395,12 @@ class AsyncLLM:
                 served.tokenizer, self.config, served.info.n_ctx, served.adapters, served.media
             )
         return self._parser
+
+    def _writes(self, served: LoadedModel) -> RequestParser:
+        """The same for requests that generate. InvalidRequest: the model does not."""
+        if not served.info.generates:
+            raise InvalidRequest("this model makes vectors of texts (embed), it does not write")
+        return self._requests(served)
 
     async def _events(self, *jobs: Job, whole: bool = False) -> AsyncGenerator[tuple[int, Event], None]:
         """(index of the request, event) of all requests. `whole`: see AsyncEngine.submit."""

@@ -390,6 +390,21 @@ def test_trainer_reports_changes_gradients_and_saves(tmp_path: Path) -> None:
 # -- errors
 
 
+def test_a_model_of_vectors_does_not_write(shared_data: Path) -> None:
+    model = shared_data / "models" / "stories260K.gguf"
+    with LLM(model, override_kv="llama.attention.causal=bool:false", ctx_size=256) as llm:
+        assert llm.embed(["Once"]).shape == (1, 64)
+        for ask in (
+            lambda: llm.generate("Once"),
+            lambda: llm.generate(["Once"]),
+            lambda: list(llm.stream("Once")),
+            lambda: llm.chat([{"role": "user", "content": "Hi"}]),
+            lambda: llm.score([{"text": "Once upon"}]),
+        ):
+            with pytest.raises(RequestError, match="^this model makes vectors of texts"):
+                ask()
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "line"),
     [

@@ -24,6 +24,10 @@ class ChatTemplateError(ValueError):
         super().__init__(" ".join(problem.split()))
 
 
+class ExceededBounds(ChatTemplateError):
+    """A chat template that ran too long, or needed too much memory, for its process."""
+
+
 class Renderer:
     """A parsed template. Raises ChatTemplateError if the source is not valid Jinja."""
 

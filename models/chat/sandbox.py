@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from logitless.models.chat.jinja import ChatTemplateError
+from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds
 
 MAX_SECONDS = 5.0  # processor time of one rendering
 MAX_BYTES = 1 << 30  # address space of a process
@@ -89,7 +89,7 @@ class _Pool:
             try:
                 is_text, text = process.run(source, variables)
             except EOFError:
-                raise ChatTemplateError(_ended(process.end())) from None
+                raise ExceededBounds(_ended(process.end())) from None
             except BaseException:
                 process.end()
                 raise

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from logitless.models.chat.builtins import BUILTINS, CHATML, CHATML_END
-from logitless.models.chat.jinja import ChatTemplateError, Renderer
+from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds, Renderer
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
@@ -70,7 +70,7 @@ class ChatTemplate:
     `source` is Jinja or the name of a built-in template; `tool_use`, if given, renders requests
     with tools. `caps` are the capabilities that probes found; `calls` and `reasoning` the model's
     formats of tool calls and reasoning; `between_parts` is the text between text parts. Raises
-    ChatTemplateError if a source is not valid Jinja.
+    ChatTemplateError if a source is not valid Jinja, or exceeds its bounds for a short conversation.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str = "") -> None:
@@ -142,9 +142,12 @@ class ChatTemplate:
 
         def rendered(messages: list[Message], tools: list[dict[str, Any]]) -> str:
             variables = {"tools": tools, "add_generation_prompt": False, "enable_thinking": True}
-            with suppress(ChatTemplateError):
+            try:
                 return self._render(self._adapt(messages), variables)
-            return ""
+            except ExceededBounds:
+                raise
+            except ChatTemplateError:
+                return ""
 
         formats = Probe(rendered, self.reasoning)
         if self.caps["supports_tool_calls"]:
@@ -319,6 +322,8 @@ class _Probe:
     def _text(self, messages: list[Message], **variables: Any) -> str:
         try:
             return str(self._try(messages, {"add_generation_prompt": True, "enable_thinking": True} | variables))
+        except ExceededBounds:
+            raise  # each further one would take as long
         except ChatTemplateError:
             return ""
 

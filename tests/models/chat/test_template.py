@@ -404,6 +404,19 @@ def test_a_template_that_takes_all_memory_fails_alone(source: str, monkeypatch: 
     assert large.render([USER]) == "fine"
 
 
+def test_a_template_that_never_ends_costs_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its capabilities are not probed any further."""
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    asked: list[object] = []
+    run = sandbox._POOL.run
+    monkeypatch.setattr(
+        sandbox._POOL, "run", lambda source, variables: asked.append(variables) or run(source, variables)
+    )
+    with pytest.raises(ChatTemplateError, match=r"^the chat template runs longer than 0\.2 s$"):
+        template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    assert [variables is None for variables in asked] == [True, False]  # it was parsed, and rendered
+
+
 def test_a_process_that_is_killed_is_replaced() -> None:
     chat = template("{{ messages[0].content }}")
     (process, *_) = sandbox._POOL._idle
