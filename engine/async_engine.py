@@ -188,7 +188,10 @@ class AsyncEngine:
             await admitted
         except BaseException:
             stream.close()
+            del stream  # nor it nor the future: both have the error, whose traceback has this frame
             raise
+        finally:
+            del admitted
         return stream
 
     def begin(self, requests: Sequence[CompletionRequest], client: str = "", *, whole: bool = False) -> Stream:
@@ -222,9 +225,12 @@ class AsyncEngine:
 
         `wakes`: load a sleeping model first. Raises Unavailable if the engine ends before.
         """
+        return await _outcome(self._put(question, wakes))
+
+    def _put(self, question: Callable[[Scheduler], T], wakes: bool) -> asyncio.Future[T]:
         answer: asyncio.Future[T] = self._new_future()
         self._post(lambda scheduler: self._answer(answer, question, scheduler, wakes))
-        return await answer
+        return answer
 
     async def ask_about(self, ids: Sequence[int], question: Callable[[Scheduler], T], timeout: float) -> T:
         """Run `question(scheduler)` on the engine thread once all of these slots are idle.
@@ -533,6 +539,14 @@ def _line(error: BaseException) -> str:
 def _deliver(deliveries: list[tuple[Stream, int, Event]]) -> None:
     for stream, index, event in deliveries:
         stream.push(index, event)
+
+
+async def _outcome(future: asyncio.Future[T]) -> T:
+    """The future's result. Its error keeps nothing: no frame of the error's traceback has the future."""
+    try:
+        return await future
+    finally:
+        del future
 
 
 def _resolve(future: asyncio.Future[Any], value: object, error: BaseException | None) -> None:

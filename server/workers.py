@@ -38,6 +38,7 @@ class _Job(Generic[T]):
             _running.job = None
         with suppress(RuntimeError):  # the loop has been closed
             self.loop.call_soon_threadsafe(self._settle, result, raised)
+        del self, result, raised  # the error's traceback has this frame: a cycle would keep the request's body
 
     def _settle(self, result: Any, raised: BaseException | None) -> None:
         if self.done.done():  # nobody waits any more
@@ -77,6 +78,7 @@ class Workers:
             job.unwanted = True
             with self._lock:
                 self._forget(job)
+            del job  # its future has the error, whose traceback has this frame
 
     def _serve(self) -> None:
         while True:

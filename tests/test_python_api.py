@@ -401,7 +401,7 @@ def test_a_model_of_vectors_does_not_write(shared_data: Path) -> None:
             lambda: llm.chat([{"role": "user", "content": "Hi"}]),
             lambda: llm.score([{"text": "Once upon"}]),
         ):
-            with pytest.raises(RequestError, match="^this model makes vectors of texts"):
+            with pytest.raises(RequestError, match=r"^this model makes vectors of texts"):
                 ask()
 
 

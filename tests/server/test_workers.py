@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -31,6 +34,32 @@ async def test_one_client_leaves_a_thread_to_the_others():
     go.set()
     assert await asyncio.gather(*greedy) == ["done"] * 20
     assert len(names) <= 2
+
+
+class Large:
+    """What a request names."""
+
+
+async def test_an_error_keeps_nothing_of_its_work():
+    """Without the garbage collector, which a busy server runs too seldom for large bodies."""
+    pool, kept = Workers(1, "test"), list[weakref.ref[Large]]()
+
+    def work(large: Large) -> None:
+        kept.append(weakref.ref(large))
+        raise ValueError("refused")
+
+    async def ask() -> None:
+        with pytest.raises(ValueError, match="refused") as caught:
+            await pool.do(partial(work, Large()))
+        del caught
+
+    gc.disable()
+    try:
+        await ask()
+        await pool.do(lambda: None)  # the thread has let go of the first
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_clients_take_turns():
