@@ -45,7 +45,7 @@ def tokens_of(scheduler: Scheduler, id: int, owner: str | None = None) -> tuple[
     last = slot.sequence.tokens if slot.sequence is not None else []
     tokens = tuple(last if cached and last[: len(cached)] == cached else cached)
     if any(token < 0 for token in tokens):
-        raise InvalidRequest(f"slot {id} has images: it can be gone on from only with them")
+        raise InvalidRequest(f"slot {id} has images or sounds: it can be gone on from only with them")
     return tokens
 
 

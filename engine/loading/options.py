@@ -320,7 +320,7 @@ class ModelOptions:
     mmproj: str | None = _option(
         "-mm --mmproj",
         None,
-        "the projector of a model that reads images; by default the only mmproj file beside the model",
+        "the projector of a model that reads images or sounds; by default the only mmproj file beside the model",
         file_name,
         "FILE",
         env="LLAMA_ARG_MMPROJ",

@@ -1,4 +1,4 @@
-"""Image encoding: runs the vision encoder for new prompts between decode steps."""
+"""Media encoding: runs the encoders of images and sounds for new prompts between decode steps."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class MediaEncoding:
         theirs; True: all are there. InvalidRequest: they have no room together."""
         encoder = self._runner.media
         if encoder is None:
-            raise InvalidRequest("this model reads no images: it was started without --mmproj")
+            raise InvalidRequest("this model reads no images and sounds: it was started without --mmproj")
         n_rows = sum({tile.key: tile.n_rows for tile in tiles}.values())
         if n_rows > encoder.n_rows:
-            raise InvalidRequest(f"the images have {n_rows} tokens, at most {encoder.n_rows} are possible")
+            raise InvalidRequest(f"the images and sounds have {n_rows} tokens, at most {encoder.n_rows} are possible")
         if self._worked != self._running.step or not self._streams:
             self._worked = self._running.step
             try:

@@ -153,7 +153,7 @@ class Scheduler:
         if n_prompt >= n_ctx:
             raise exceeds_context(n_prompt, n_ctx)
         if request.media is not None:
-            self._check_images(request, request.media)
+            self._check_media(request, request.media)
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
@@ -176,20 +176,21 @@ class Scheduler:
         self.count()
         return seq
 
-    def _check_images(self, request: CompletionRequest, images: PromptMedia) -> None:
-        """Raise the RequestError for images that can never be computed."""
-        vision = self.engine.media
-        if vision is None:
-            raise InvalidRequest("this model reads no images: it was started without --mmproj")
+    def _check_media(self, request: CompletionRequest, media: PromptMedia) -> None:
+        """Raise the RequestError for images and sounds that can never be computed."""
+        encoder = self.engine.media
+        if encoder is None:
+            raise InvalidRequest("this model reads no images and sounds: it was started without --mmproj")
         if request.prompt_logprobs is not None:
-            raise InvalidRequest("log-probabilities of a prompt with images are not supported")
-        if self.config.context_shift and images.mrope:
-            raise InvalidRequest("images do not go together with --context-shift in this model")
-        most = vision.n_rows if images.causal else min(vision.n_rows, self.n_ubatch)
-        for span in images.spans:
-            if span.tile.n_rows > most:
-                limit = "" if images.causal else f"; --ubatch-size is {self.n_ubatch}"
-                raise InvalidRequest(f"an image has {span.tile.n_rows} tokens, at most {most} are possible{limit}")
+            raise InvalidRequest("log-probabilities of a prompt with images or sounds are not supported")
+        if self.config.context_shift and media.mrope:
+            raise InvalidRequest("images and sounds do not go together with --context-shift in this model")
+        for tile in (span.tile for span in media.spans):
+            most, kind, limit = encoder.n_rows, "a sound" if tile.is_audio else "an image", ""
+            if not media.causal and not tile.is_audio:  # a step has all of its rows
+                most, limit = min(most, self.n_ubatch), f"; --ubatch-size is {self.n_ubatch}"
+            if tile.n_rows > most:
+                raise InvalidRequest(f"{kind} has {tile.n_rows} tokens, at most {most} are possible{limit}")
 
     def cancel(self, seq: Sequence) -> None:
         """End a sequence without an event. Its slot and its blocks are free at once."""

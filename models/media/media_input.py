@@ -103,7 +103,8 @@ class MediaInput:
 
     def placed(self, spans: Sequence[Span]) -> PromptMedia:
         """The tiles of a prompt with their rows' positions."""
-        return PromptMedia(tuple(spans), self.params.causal, self.mrope, self.params.framed)
+        causal = self.params.causal or all(span.tile.is_audio for span in spans)
+        return PromptMedia(tuple(spans), causal, self.mrope, self.params.framed)
 
     @cached_property
     def _newline(self) -> int | None:

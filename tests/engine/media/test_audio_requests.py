@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from logitless.engine.errors import ExceedsContext
+from logitless.engine.errors import ExceedsContext, InvalidRequest
 from logitless.graph.backend import Backend
 from tests.helpers.audio_files import AUDIO_SPECS, N_CTX, sound, write_audio_projector, write_audio_text_model
-from tests.helpers.vision_files import picture, png
+from tests.helpers.vision_files import SPECS, picture, png
 from tests.helpers.vision_requests import Runs
 
 
@@ -76,6 +76,26 @@ def test_sounds_on_devices(
     assert got[top] == pytest.approx(expected[top], abs=5e-3)
 
 
+def test_sounds_beside_bidirectional_images_may_be_longer_than_a_step(tmp_path: Path, shared_data: Path) -> None:
+    """Which images may not: the sound of 125 tokens is computed in steps of 96."""
+    spec = replace(AUDIO_SPECS["gemma4a"], vision=SPECS["gemma4v"])
+    model = write_audio_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
+    image = png(picture(40, 24))
+    with Runs(model, write_audio_projector(tmp_path / "mm.gguf", spec), n_ctx=N_CTX, n_ubatch=96) as runs:
+        alone = runs.request("h<image>g", [sound(5)], 3)
+        both = runs.request("h<image>g<image>", [image, sound(5)], 3)
+        assert alone.media is not None
+        assert both.media is not None
+        assert (alone.media.causal, both.media.causal) == (True, False)
+        assert [span.tile.n_rows for span in both.media.spans][1] == 125
+        assert [len(tokens) for tokens in runs.run(alone, both)] == [3, 3]
+        large = runs.request("<image>", [image])
+        assert large.media is not None
+        runs.scheduler.n_ubatch = 4
+        with pytest.raises(InvalidRequest, match=r"an image has \d+ tokens, at most 4 .*; --ubatch-size is 4"):
+            runs.scheduler.submit(large)
+
+
 def test_what_a_model_cannot_read(tmp_path: Path, shared_data: Path) -> None:
     """A sound of more tokens than the device keeps; an image for a model of sounds."""
     with Runs(*made("ultravox", tmp_path, shared_data)) as runs:
@@ -84,4 +104,4 @@ def test_what_a_model_cannot_read(tmp_path: Path, shared_data: Path) -> None:
         with pytest.raises(ValueError, match="needs a model that reads images, which this is not"):
             runs.input.image(png(picture(16, 16)))
         with pytest.raises(ExceedsContext, match="exceeds the available context size"):
-            runs.scheduler.submit(runs.request("h<image>", [sound(95)]))
+            runs.scheduler.submit(runs.request("h<image>", [sound(600)]))

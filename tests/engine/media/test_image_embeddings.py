@@ -50,7 +50,7 @@ def test_images_without_room_are_refused(tmp_path: Path, shared_data: Path, monk
     with Runs(model, write_projector(tmp_path / "mm.gguf", spec)) as runs:
         images = runs.request("<image><image>", [png(picture(16, 16, seed=i)) for i in range(2)]).media
         assert images is not None
-        with pytest.raises(InvalidRequest, match="the images have 32 tokens, at most 20 are possible"):
+        with pytest.raises(InvalidRequest, match="the images and sounds have 32 tokens, at most 20 are possible"):
             runs.scheduler.encode([span.tile for span in images.spans])
         runs.runner.media = None
         with pytest.raises(InvalidRequest, match="--mmproj"):
