@@ -14,6 +14,8 @@ import pytest
 from logitless.cli.main import main
 from tests.helpers.paths import MODELS
 from tests.integration.conftest import Server, ServerFactory
+from tests.integration.test_clients import run
+from tests.integration.test_ollama import CLIENTS
 
 MODEL = MODELS / "stories260K-conv-Q8_0.gguf"
 FEW: Any = {"num_predict": 6, "temperature": 0}
@@ -29,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(serve_module: ServerFactory, folder: Path) -> Server:
-    return serve_module(None, "--models-dir", str(folder), "-c", "1024", "-t", "1")
+    return serve_module(None, "--models-dir", str(folder), "-c", "1024", "-t", "1", "--embedding")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,13 @@ def test_an_adapter_of_our_finetune(server: Server, client: ollama.Client, folde
     assert "zoo" not in plain
     with pytest.raises(ollama.ResponseError, match=r"'adapters': .*not a LoRA adapter"):
         client.create("bad", from_="base", adapters={"a": client.create_blob(MODEL)})
+
+
+@pytest.mark.parametrize("module", ["langchain_ollama", "litellm"])
+def test_other_clients(server: Server, client: ollama.Client, module: str, request: pytest.FixtureRequest) -> None:
+    """A model with a tag, through LangChain and LiteLLM (--clients PYTHON)."""
+    client.create("other:v1", from_="base", system="You are Mario.")
+    assert run(request, module, "-c", CLIENTS.format(client=module), server.url, "other:v1").endswith("fine\n")
 
 
 def test_weights_of_fewer_bits(server: Server, client: ollama.Client) -> None:
