@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from errno import ENOSPC
 from fcntl import LOCK_EX, LOCK_NB, lockf
@@ -114,16 +114,23 @@ class Store:
         self._lock_timeout = LOCK_TIMEOUT
         try:
             self._db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
-            self._db.execute("pragma journal_mode = wal")
-            (version,) = self._db.execute("pragma user_version").fetchone()
-            if version > VERSION:
-                raise OSError(f"{self.folder}: was written by a newer version ({version}, this one knows {VERSION})")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"pragma user_version = {VERSION}")
-            self._db.execute("pragma busy_timeout = 0")  # `_do` waits instead
+            with ExitStack() as undo:
+                undo.callback(self._db.close)
+                self._prepare()
+                undo.pop_all()
         except sqlite3.Error as error:
             raise OSError(f"{self.folder}: {error}") from None
         self._refill()
+
+    def _prepare(self) -> None:
+        """Create the tables. Raises OSError for a newer version's database."""
+        self._db.execute("pragma journal_mode = wal")
+        (version,) = self._db.execute("pragma user_version").fetchone()
+        if version > VERSION:
+            raise OSError(f"{self.folder}: was written by a newer version ({version}, this one knows {VERSION})")
+        self._db.executescript(_SCHEMA)
+        self._db.execute(f"pragma user_version = {VERSION}")
+        self._db.execute("pragma busy_timeout = 0")  # `_do` waits instead
 
     def close(self) -> None:
         with self._lock:

@@ -141,6 +141,7 @@ def post(url: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds:
     except TimeoutError:
         raise GradeFault(f"{url} took more than {seconds:g} seconds", timed_out=True) from None
     except urllib.error.HTTPError as error:
+        error.close()  # it is the reply, and holds the connection
         raise GradeFault(f"{url} answers {error.code}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
