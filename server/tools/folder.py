@@ -46,6 +46,8 @@ class Folder:
         """The file or folder of this name, relative or absolute, with links resolved."""
         try:
             path = (self.root / name).resolve()
+            if path.is_symlink():  # a loop of links, from Python 3.13 on
+                raise ValueError
         except (OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links
             raise ToolError(f"this is no path: {name[:200]!r}") from None
         if not path.is_relative_to(self.root):
