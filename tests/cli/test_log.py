@@ -62,8 +62,8 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 def test_a_line_begins_with_its_time() -> None:
-    formatter = log._Text("%(asctime)s %(message)s")
-    plain = logging.Formatter("%(asctime)s %(message)s")
+    formatter = log._Text("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for created in (1.0, 1.25, 1_800_000_000.999, 1_800_000_001.0):
         record = logging.LogRecord("a", logging.INFO, "", 0, "text", None, None)
         record.created, record.msecs = created, round(created % 1 * 1000)
