@@ -161,7 +161,7 @@ class Steps:
 
     def state_names(self) -> list[str]:
         """Names of all variables of the run."""
-        own = [*self.trainable.params, *(t for pair in self.moments for t in pair), *self._totals]
+        own = [*self.trainable.state, *(t for pair in self.moments for t in pair), *self._totals]
         return [*(t.name for t in own), *(self._served.names if self._served is not None else ())]
 
     def forget(self) -> None:

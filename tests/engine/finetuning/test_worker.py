@@ -388,6 +388,27 @@ def finished(job: Job, **fields: Any) -> str:
     return job.id
 
 
+@pytest.mark.parametrize("lora", [{"lora_dora": True}, {"lora_init": "pissa"}], ids=["DoRA", "PiSSA"])
+def test_a_job_leaves_no_variable_of_its_adapter(engine: ModelRunner, tmp_path: Path, lora: dict[str, Any]) -> None:
+    """A pause frees them, or the job could not begin again."""
+    job = Job(tmp_path, engine, full=False)
+    job.finish(math.inf)
+    job.leave()
+    before = {*engine.session._variables}
+    body = {"model": "m", "training_file": job.row["training_file"], "hyperparameters": {**HYPERPARAMETERS, **lora}}
+    row = new_job(body, job.store, "m", {"m"}, 512)
+    job.store.put("jobs", row)
+    job.id = row["id"]
+    job.tuning.created()
+    job.begin()
+    assert job.tuning.set_status(job.id, ("running",), "paused")
+    job.leave()
+    assert {*engine.session._variables} <= before
+    assert job.tuning.set_status(job.id, ("paused",), "queued")
+    job.finish(math.inf)
+    job.tuning.close()
+
+
 def test_a_job_goes_on_without_a_tracker_that_fails(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
