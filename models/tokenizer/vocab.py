@@ -256,8 +256,10 @@ def _special_ids(
         special.pop("bos", None)
     for name, key in _ID_KEYS:
         i = _get(metadata, key, int, None)
-        if i is not None and 0 <= i < len(attrs):  # 4294967295 is how some files write "none"
+        if i is not None and 0 <= i < len(attrs):
             special[name] = i
+        elif i not in (None, -1, 2**32 - 1):  # how some files write "none"
+            log.warning("key '%s%s' is %d, which is none of the %d tokens", _KEY, key, i, len(attrs))
     for name, texts in _TEXTS.items():
         candidates = [ids[text] for text in texts.split(" ") if text in ids]
         if name not in special and candidates:

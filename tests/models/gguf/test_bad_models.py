@@ -239,6 +239,15 @@ def test_a_missing_pre_tokenizer_is_a_warning(caplog: pytest.LogCaptureFixture) 
         assert all("'tokenizer.ggml.pre' is missing" in record.message for record in caplog.records)
 
 
+@pytest.mark.parametrize(("value", "n"), [(93, 0), (94, 1), (2**32 - 1, 0)])
+def test_a_special_token_that_is_not_there_is_a_warning(value: int, n: int, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = [chr(c) for c in range(33, 127)]
+    keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": []}
+    from_metadata(keys | {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.eos_token_id": value})
+    told = ["key 'tokenizer.ggml.eos_token_id' is 94, which is none of the 94 tokens"]
+    assert [record.message for record in caplog.records] == told[:n]
+
+
 @pytest.mark.parametrize("value", [3, "{% if"])
 def test_a_chat_template_that_cannot_be_used(
     rewrite: Rewrite, caplog: pytest.LogCaptureFixture, tmp_path: Path, value: object
