@@ -468,9 +468,7 @@ class FineTuningWorker:
         grader = parse_grader(grader_row(job), self._around() if self._around is not None else Surroundings())
         self._policy = Rollouts(self._scheduler, self.engine, trainable.model, job["id"])
         if self._queues is not None and trainable.lora is None:
-            self._keeper.add_event(
-                job["id"], "Full weights are not shared: one replica samples all answers", level="warn"
-            )
+            self._keeper.add_event(job["id"], "All weights are trained: one replica samples the answers", level="warn")
         elif self._queues is not None:
             from logitless.engine.finetuning.shared_rollouts import SharedRollouts
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from logitless.async_llm import AsyncLLM
 from logitless.engine.finetuning.rollout_helper import RolloutHelper
 from logitless.engine.finetuning.rollout_queue import LOST, Batch, News, QueueLost, RolloutQueue
 from logitless.engine.finetuning.rollouts import Question, Rollouts
@@ -284,3 +285,22 @@ def test_a_lost_queue_leaves_the_rest_to_the_job(job: Job, meeting: Meeting) -> 
     assert job.answers(policy, 0) == job.answers(job.own, 0)
     assert meeting.closed
     assert job.answers(policy, 1) == job.answers(job.own, 1)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
+async def test_a_job_tells_who_sampled(shared_data: Path, meeting: Meeting, full: bool) -> None:
+    """All weights are not sent to others, and the process that runs jobs does not help itself."""
+    llm = AsyncLLM(shared_data / "models" / "stories260K.gguf", threads=1, ctx_size=256)
+    llm.share_jobs("m", meeting)
+    grader = {
+        "type": "string_check", "name": "a", "operation": "like", "input": "{{ sample.output_text }}", "reference": "a",
+    }  # fmt: skip
+    sizes: dict[str, Any] = {"n_samples": 2, "max_completion_tokens": 2, "n_epochs": 1, "batch_size": 4, "full": full}
+    async with llm:
+        rows = [{"prompt": f"Once {i}"} for i in range(8)]
+        job = await llm.finetune(rows, method="reinforcement", grader=grader, **sizes)
+        told = [event["message"] async for event in job.events()]
+        assert job.status == "succeeded", told
+    alone = "All weights are trained: one replica samples the answers"
+    assert (alone in told) == full
+    assert any(line.startswith("0 of 16 answers were sampled by other replicas; ") for line in told) != full
