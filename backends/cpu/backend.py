@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.fusion.fuse import fuse
-from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes
+from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes, unpack_sources
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
@@ -41,6 +41,7 @@ class CPUBackend(Backend):
         return t.op in OPS
 
     def rewrite(self, t: Tensor) -> Tensor:
+        t = unpack_sources(t)
         rule = REWRITES.get(t.op)
         return rule(t) if rule else t
 

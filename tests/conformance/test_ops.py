@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
-from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.backend import Backend
 from logitless.graph.op import OPS
 from logitless.graph.testing.conformance import OK, UNSUPPORTED, Problem, problems, register_all, run
@@ -16,16 +13,6 @@ register_all()
 # types whose way to unpack no other has. A kernel takes a second or two to compile.
 LIKE_LINEAR = {"expert_matmul", "expert_parts", "linear_add", "linear_glu", "linear_parts", "matmul"}
 NEAR_OTHERS = {"q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl"}
-
-
-@pytest.fixture(scope="module", params=["cpu-1", "cpu-2", "opencl:0", "vulkan:0"])
-def backend(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]) -> Iterator[Backend]:
-    if request.param.startswith("cpu"):
-        made = CPUBackend(int(request.param[-1]))
-        yield made
-        made.close()
-    else:
-        yield open_device(request.param)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OPS if OPS[name].cases))

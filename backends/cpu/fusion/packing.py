@@ -10,14 +10,28 @@ size. The source bytes are the GGUF file's, aligned or not:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS
 from logitless.backends.cpu.threads.pool import Task
 from logitless.backends.host import casts_to_bf16
+from logitless.graph.ops.pointwise import cast
 from logitless.graph.tensor import Tensor
 
 # Ops that pack activations for a product's kernel: one node serves all products of them.
 PACKS = {"quantize_act", "pack_act", "round_act", "pack_tiles", "quantize_experts", "round_experts", "pack_experts"}
+# Sources that kernels read packed, by op. Every other source is unpacked before its op.
+WEIGHTS = {
+    "get_rows": slice(0, 1),
+    "linear": slice(1, 2),
+    "linear_add": slice(1, 2),
+    "linear_glu": slice(1, 3),
+    "linear_parts": slice(1, None),
+    "matmul": slice(1, 2),
+    "expert_linear": slice(1, 2),
+    "expert_matmul": slice(1, 2),
+    "expert_parts": slice(2, None),
+}
 RECENT = 8
 PACK_NBYTES = 1 << 18  # bytes of weights in a chunk
 UNPACK_CHUNK = 4096  # elements of a chunk
@@ -31,6 +45,15 @@ MANY_ROWS = 64
 def packed(t: Tensor) -> bool:
     """True for a constant matrix, whose bytes are a packed weight."""
     return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
+
+
+def unpack_sources(t: Tensor) -> Tensor:
+    """The node with packed weights unpacked to f32 where its kernel reads rows of elements."""
+    if not any(map(packed, t.src)) or (t.op == "cast" and t.dtype == "f32"):  # such a cast unpacks
+        return t
+    positions = range(len(t.src))[WEIGHTS.get(t.op, slice(0))]
+    src = tuple(cast(s, dtype="f32") if packed(s) and i not in positions else s for i, s in enumerate(t.src))
+    return replace(t, src=src)
 
 
 def takes_bf16(t: Tensor) -> bool:
