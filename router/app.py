@@ -24,9 +24,8 @@ from logitless.router.fleet import LOADED, Entry, Fleet
 from logitless.router.jobs import RouterJobs
 from logitless.router.listing import Known, download_item, events, model_item
 from logitless.router.ollama.create import Creation
-from logitless.router.ollama.create_routes import CreationRoutes, add_refusals
-from logitless.router.ollama.created import CreatedModels
-from logitless.router.ollama.routes import Fields, OllamaRoutes, Pass
+from logitless.router.ollama.model_store import CreatedModels
+from logitless.router.ollama.routes import CreationRoutes, Fields, OllamaRoutes, Pass, add_refusals
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream_over
 from logitless.server.api import info, tools

@@ -12,7 +12,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.router.catalog import CatalogError
 from logitless.router.downloads import Download, Downloads, Report
 from logitless.router.fleet import Fleet
-from logitless.router.ollama.created import CreatedModels
+from logitless.router.ollama.model_store import CreatedModels
 from logitless.router.process import ServerProcess
 from logitless.server.workers import to_thread
 

@@ -75,7 +75,7 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.router.catalog import CatalogError, Sources
     from logitless.router.fleet import Fleet
     from logitless.router.jobs import RouterJobs
-    from logitless.router.ollama.created import CreatedModels
+    from logitless.router.ollama.model_store import CreatedModels
     from logitless.router.process import ServerProcess, download, environment, quantize
 
     flags = _flags()

@@ -15,9 +15,8 @@ from threading import Lock
 
 import numpy as np
 
-from logitless.models.audio.resample import resampled
 from logitless.models.audio.wav import BLOCK, F32, AudioError, Sound, open_wav
-from logitless.models.audio.waveform import RATE, Waveform
+from logitless.models.audio.waveform import RATE, Waveform, resampled
 
 FORMATS = ("WAV", "MP3", "FLAC", "Ogg")
 MAX_SECONDS = 600.0

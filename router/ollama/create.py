@@ -19,12 +19,12 @@ from logitless.models.errors import ModelFileError
 from logitless.models.quantization.presets import PresetError, preset
 from logitless.router.catalog import CatalogError
 from logitless.router.fleet import Entry, Fleet
-from logitless.router.ollama.created import CreatedModels, check_adapter, files_of, kind_of
 from logitless.router.ollama.manifest import ADAPTER, FLAGS, MODEL, PROJECTOR, Manifest
+from logitless.router.ollama.model_store import CreatedModels, check_adapter, files_of, kind_of
 from logitless.router.process import ServerProcess
 from logitless.server.protocol.answers.ollama import PullProgress
 from logitless.server.protocol.dialects.ollama import CreateBody, Options
-from logitless.server.protocol.dialects.ollama_jinja import jinja_of
+from logitless.server.protocol.dialects.ollama_template import jinja_of
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.workers import compute, to_thread
 

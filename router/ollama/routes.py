@@ -1,9 +1,10 @@
-"""Ollama's API of a router: lists of models, names with tags, downloads, unloading and deleting."""
+"""Handlers of a router's Ollama API: lists of models, downloads, unloading, deleting, creation and uploads."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 from aiohttp import web
 from msgspec.structs import replace as replace_struct
 
-from logitless.engine.errors import Forbidden, InvalidRequest, NotFound
+from logitless.engine.errors import Forbidden, InvalidRequest, NotFound, NotSupported, RequestError
 from logitless.router.cached import CachedModels
 from logitless.router.downloads import Download
 from logitless.router.fleet import LOADED, Entry, Fleet
+from logitless.router.ollama.create import Creation
 from logitless.router.ollama.manifest import Manifest
+from logitless.router.ollama.model_store import CreatedModels
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import encode_json, json_response
+from logitless.server.api.context import encode_json, json_response, ollamas_error
 from logitless.server.api.ollama.answers import said
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
 from logitless.server.api.ollama.models import FOREVER, listed, not_here, shown, version
@@ -31,7 +34,7 @@ from logitless.server.protocol.answers.ollama import (
     PullProgress,
     ShownModel,
 )
-from logitless.server.protocol.dialects.ollama import Named, PullBody, ShowBody
+from logitless.server.protocol.dialects.ollama import CopyBody, CreateBody, Named, PullBody, ShowBody
 from logitless.server.protocol.dialects.ollama_names import candidates, seconds, timestamp
 from logitless.server.protocol.fields import read
 from logitless.server.workers import to_thread
@@ -206,3 +209,74 @@ async def stream(request: web.Request, lines: AsyncIterator[PullProgress | Ollam
         await response.write(encode_json(line) + b"\n")
     await response.write_eof()
     return response
+
+
+class CreationRoutes:
+    """The handlers. `silence`: most seconds for 128 KiB of an upload."""
+
+    def __init__(self, created: CreatedModels, creation: Creation, read_body: Read, silence: float) -> None:
+        self._blobs, self._creation, self._read_body = created.blobs, creation, read_body
+        self._silence = silence
+
+    def add_to(self, app: web.Application, prefix: str) -> None:
+        """Add the routes; the paths begin with `prefix`."""
+        app.router.add_post(f"{prefix}/api/create", self._create)
+        app.router.add_post(f"{prefix}/api/copy", self._copy)
+        app.router.add_head(f"{prefix}/api/blobs/{{id}}", self._has)
+        app.router.add_post(f"{prefix}/api/blobs/{{id}}", self._upload)
+
+    async def _has(self, request: web.Request) -> web.Response:
+        """HEAD /api/blobs/{digest}: 200 if the file is here, else 404."""
+        path = await to_thread(lambda: self._blobs.path(request.match_info["id"]))
+        return web.Response(status=404 if path is None else 200)
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        """POST /api/blobs/{digest}: keep the body, whose SHA-256 the path names."""
+        await self._blobs.receive(request, request.match_info["id"], self._silence)
+        return web.Response(status=201)
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        """POST /api/create: the checks come first, so that a stream begins only where a model can be made."""
+
+        async def create(fields: Fields, _: Pass) -> web.StreamResponse:
+            asked = read(CreateBody, fields)
+            plan = await self._creation.plan(asked, fields)
+            async with aclosing(self._creation.steps(plan)) as steps:
+                if asked.stream:
+                    return await stream(request, _told(steps))
+                last = [line async for line in steps][-1]
+            return json_response(last)
+
+        return await self._read_body(request, create)
+
+    async def _copy(self, request: web.Request) -> web.StreamResponse:
+        """POST /api/copy: another name for a model, whose settings may differ then."""
+
+        async def copy(fields: Fields, _: Pass) -> web.StreamResponse:
+            asked = read(CopyBody, fields)
+            await self._creation.copy(asked.source, asked.destination)
+            return web.Response()
+
+        return await self._read_body(request, copy)
+
+
+def add_refusals(app: web.Application, prefix: str) -> None:
+    """Add the routes of a router without a folder of models."""
+
+    async def no_folder(request: web.Request) -> web.StreamResponse:
+        raise NotSupported(
+            f"{request.method} {request.path}: needs a folder: start the router with --models-dir FOLDER"
+        )
+
+    for path in ("create", "copy", "blobs/{id}"):
+        app.router.add_post(f"{prefix}/api/{path}", no_folder)
+    app.router.add_head(f"{prefix}/api/blobs/{{id}}", no_folder)
+
+
+async def _told(steps: AsyncIterator[PullProgress]) -> AsyncIterator[PullProgress | OllamaError]:
+    """The steps, and an error as the last line."""
+    try:
+        async for line in steps:
+            yield line
+    except RequestError as error:
+        yield ollamas_error(error)

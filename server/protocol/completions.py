@@ -23,8 +23,7 @@ from logitless.server.protocol.fields import article, as_integer, as_text, bad_r
 from logitless.server.protocol.generation import Generation
 from logitless.server.protocol.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.server.protocol.lora import parse_lora, tuned_name
-from logitless.server.protocol.media.media import Media
-from logitless.server.protocol.media.parts import Medium
+from logitless.server.protocol.media.media import Media, Medium
 from logitless.server.protocol.media.sources import Sources
 from logitless.server.protocol.sampling import parse_sampling
 from logitless.server.protocol.speculation import parse_speculation

@@ -20,7 +20,7 @@ from logitless.server.protocol.completions import MAX_RESULTS, Prompt, RequestPa
 from logitless.server.protocol.fields import article, bad_request, read
 from logitless.server.protocol.generation import LoraScale
 from logitless.server.protocol.lora import parse_lora, tuned_name
-from logitless.server.protocol.media.parts import Medium
+from logitless.server.protocol.media.media import Medium
 
 
 class Embedded(Struct, frozen=True, kw_only=True):

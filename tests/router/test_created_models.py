@@ -27,7 +27,7 @@ from logitless.router.catalog import Sources
 from logitless.router.fleet import Fleet
 from logitless.router.jobs import RouterJobs
 from logitless.router.ollama import blobs
-from logitless.router.ollama.created import CreatedModels
+from logitless.router.ollama.model_store import CreatedModels
 from logitless.server.config import ServerConfig
 from tests.router.test_router_app import _broken, _fetch
 

@@ -28,7 +28,7 @@ from logitless.server.protocol.completions import (
 from logitless.server.protocol.dialects import functions
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.generation import Generation
-from logitless.server.protocol.media.parts import Medium
+from logitless.server.protocol.media.media import Medium
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
 """Variables that chat_template_kwargs cannot set."""

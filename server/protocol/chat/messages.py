@@ -11,8 +11,7 @@ from msgspec import Meta, Struct
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.models.chat.tool_calls.free_text import INPUT, SYNTAXES
 from logitless.server.protocol.fields import article, bad_request
-from logitless.server.protocol.media.media import Media
-from logitless.server.protocol.media.parts import KINDS, OTHERS, Medium
+from logitless.server.protocol.media.media import KINDS, OTHERS, Media, Medium
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 

@@ -17,7 +17,7 @@ from logitless.server.bodies.form import MAX_TEXT
 from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job, RequestParser
 from logitless.server.protocol.fields import bad_request, read
-from logitless.server.protocol.media.parts import Medium
+from logitless.server.protocol.media.media import Medium
 
 TRANSCRIBE: Final = "transcribe"
 TRANSLATE: Final = "translate"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from logitless.models.audio.decode import MAX_SECONDS, KeptWaveforms, audio_format
 from logitless.models.audio.wav import AudioError
@@ -14,10 +14,18 @@ from logitless.models.media.media_input import MediaInput
 from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.vision.images import FileError, ImageError, data_of, from_base64
 from logitless.server.protocol.fields import article, bad_request
-from logitless.server.protocol.media.parts import AUDIO, FILE, IMAGE, KINDS, Medium, address
 from logitless.server.protocol.media.sources import Sources, Unfetched
 from logitless.server.workers import check
 
+IMAGE: Final = "image"
+AUDIO: Final = "audio"
+FILE: Final = "file"  # an image or audio, as its bytes tell
+KINDS: Mapping[str, str] = {  # by the types of parts
+    **dict.fromkeys(("image_url", "input_image", "image"), IMAGE),
+    **dict.fromkeys(("input_audio", "audio_url"), AUDIO),
+    **dict.fromkeys(("file", "input_file"), FILE),
+}
+OTHERS: Sequence[str] = ("video_url", "input_video", "document", "audio")
 MAX_MEDIA = 64  # of one request
 _ADDRESS = re.compile(r"(?!data:)[A-Za-z][\w+.-]*:", re.ASCII)
 _NEEDS = {
@@ -25,6 +33,14 @@ _NEEDS = {
     AUDIO: "audio needs a model that reads it",
     FILE: "files need a model that reads them",
 }
+
+
+class Medium(NamedTuple):
+    """A file of a request: the field that has it, its bytes, and its kind."""
+
+    name: str
+    data: bytes
+    kind: str
 
 
 class Media:
@@ -57,7 +73,7 @@ class Media:
         kind = KINDS.get(part["type"])
         if kind is None:
             bad_request(name, f"{part['type']} needs a model that reads it, which this is not")
-        where, value = address(name, part)
+        where, value = _address(name, part)
         if where.endswith("file_id"):
             self._put(where, value, kind, lambda name, id, kind: self.sources.uploaded(name, id), found)
         else:
@@ -151,3 +167,40 @@ def _decoded(name: str, value: str) -> bytes:
         return from_base64(value) if data is None else data
     except FileError as error:
         bad_request(name, str(error))
+
+
+def _address(name: str, part: Mapping[str, Any]) -> tuple[str, object]:
+    """(field, value) where a part has its file, in any of the dialects; the field of an uploaded
+    file ends with `file_id`."""
+    kind = part["type"]
+    if kind == "image":  # Anthropic's
+        source = _object(f"{name}.source", part.get("source"))
+        field = {"base64": "data", "url": "url", "file": "file_id"}.get(str(source.get("type")))
+        if field is None:
+            bad_request(f"{name}.source.type", "must be base64, url or file")
+        return f"{name}.source.{field}", source.get(field)
+    if kind == "file":  # of a chat
+        return _one_of(f"{name}.file", _object(f"{name}.file", part.get("file")), "file_data", "file_id")
+    if kind == "input_file":
+        return _one_of(name, part, "file_data", "file_id", "file_url")
+    if kind == "input_audio":
+        return f"{name}.input_audio.data", _object(f"{name}.input_audio", part.get("input_audio")).get("data")
+    field = "audio_url" if kind == "audio_url" else "image_url"
+    value = part.get(field)
+    if isinstance(value, dict):
+        return f"{name}.{field}.url", value.get("url")
+    if value is None and part.get("file_id") is not None:
+        return f"{name}.file_id", part["file_id"]
+    return f"{name}.{field}", value
+
+
+def _object(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        bad_request(name, f"expected an object, got {article(value)}")
+    return value
+
+
+def _one_of(name: str, values: Mapping[str, Any], default: str, *others: str) -> tuple[str, object]:
+    """(field, value) of the first of the other fields that is there, else of the default."""
+    field = next((other for other in others if values.get(other) is not None), default)
+    return f"{name}.{field}", values.get(field)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from logitless.models.audio.resample import resampled
+from logitless.models.audio.waveform import resampled
 from tests.helpers.sounds import F32, sine
 
 RATES = (8000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 44_101, 15_999)

@@ -29,7 +29,7 @@ from logitless.router.ollama.manifest import (
     has_manifest,
 )
 from logitless.server.api.context import encode_json
-from logitless.server.protocol.dialects.ollama_jinja import jinja_of
+from logitless.server.protocol.dialects.ollama_template import jinja_of
 from logitless.server.workers import to_thread
 
 Quantize = Callable[[Path, Path, str], Awaitable[None]]  # from, to, type; ModelFileError
