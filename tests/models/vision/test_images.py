@@ -118,6 +118,11 @@ def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]
     for size in ((5, 5), (400, 300), (1000, 20), (20, 1000), (33, 33)):
         width, height = dynamic_size(*size, p)
         assert 4 <= (width // p.unit) * (height // p.unit) <= 20 + 1000 // p.unit
+    for n in (1, 2, 24, 40):  # tokens of a step, into which a bidirectional image must fit
+        p = replace(params["gemma4v"], tokens=(n, n))
+        for size in ((5, 5), (5, 6), (400, 300), (1000, 20), (20, 1000), (97, 41)):
+            width, height = dynamic_size(*size, p)
+            assert n // 2 <= p.n_rows(height, width) <= n
     assert best_grid(300, 100, 100, (1, 6)) == (3, 1)
     assert best_grid(100, 100, 100, (1, 6)) == (1, 1)
     assert best_grid(47, 48, 16, (1, 6)) == (2, 2)  # in f32 (2, 3) shows as much
