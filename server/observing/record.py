@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from logitless.engine.requests import Event, Failed, Finished, StopType, Token
+from logitless.engine.requests import Event, Failed, Finished, StopType, Timings, Token
 
 log = logging.getLogger("logitless.access")
 REQUEST_ID: Final = "X-Request-Id"
@@ -45,7 +45,7 @@ class Record:
 
     __slots__ = (
         *("id", "method", "path", "route", "model", "began", "status", "seconds"),
-        *("ttft", "n_prompt", "n_cached", "n_generated", "reasons", "_n_running", "_n_alike", "trace"),
+        *("ttft", "n_prompt", "n_cached", "n_generated", "reasons", "_n_running", "_n_alike", "_last", "trace"),
     )
 
     def __init__(self, request: web.Request, route: str) -> None:
@@ -60,6 +60,7 @@ class Record:
         self.n_cached = self.n_generated = 0
         self.reasons: list[str] = []  # of the generations that ended: stop, length, error, abort
         self._n_running, self._n_alike = 0, 1
+        self._last: dict[int, Timings] = {}  # of the last token of each generation that has not finished
         self.trace: Trace | None = None
 
     def generates(self, model: str, n: int, n_alike: int) -> None:
@@ -81,24 +82,35 @@ class Record:
     def take(self, events: Iterable[tuple[int, Event]]) -> None:
         """Count events of the generations."""
         for index, event in events:
-            if self.ttft is None and isinstance(event, Token):
-                self.answers()
+            if isinstance(event, Token):
+                if self.ttft is None:
+                    self.answers()
+                if event.timings is not None:
+                    self._last[index] = event.timings
             elif isinstance(event, Finished):
                 self._n_running -= 1
                 self.reasons.append(_REASONS[event.stop_type])
-                self.n_generated += event.n_predicted
                 if self.trace is not None:
                     self.trace.finished(index, event)
-                if index % self._n_alike == 0:
-                    self.n_prompt = (self.n_prompt or 0) + event.n_prompt
-                    self.n_cached += event.n_cached
+                self._last.pop(index, None)
+                self._count(index, event.n_prompt, event.n_cached, event.n_predicted)
             elif isinstance(event, Failed):
                 self._n_running -= 1
                 self.reasons.append("error")
 
+    def _count(self, index: int, n_prompt: int, n_cached: int, n_generated: int) -> None:
+        """Count the tokens of a generation that has ended."""
+        self.n_generated += n_generated
+        if index % self._n_alike == 0:
+            self.n_prompt = (self.n_prompt or 0) + n_prompt
+            self.n_cached += n_cached
+
     def end(self, status: int) -> None:
         """The answer is complete, or the client has left."""
         self.status, self.seconds = status, time.perf_counter() - self.began
+        for index, last in self._last.items():
+            self._count(index, last.cache_n + last.prompt_n, last.cache_n, last.predicted_n)
+        self._last.clear()
         if self._n_running > 0:
             self.reasons.append("error" if status >= 500 else "abort")
         if self.trace is not None:

@@ -122,7 +122,9 @@ async def test_a_client_that_leaves(host: str, caplog: pytest.LogCaptureFixture)
         reply.close()
         await while_stepping(gate, left(server))
         told = await line_after(caplog, 0)
-    assert (told["finish"], told["completion_tokens"]) == ("abort", 0)
+        generation = server.scheduler.cancelled[0]
+    assert (told["finish"], told["prompt_tokens"]) == ("abort", generation.n_prompt)
+    assert 1 <= told["completion_tokens"] <= generation.n_generated
     assert told["status"] in (200, 499)
 
 
