@@ -29,6 +29,7 @@ WINDOW = 10.0  # seconds in which a server may send so much:
 MAX_MESSAGES, MAX_BYTES = 2000, 32 << 20
 MAX_LINE = 4 << 20  # bytes of a message
 TAIL = 400  # characters of what a server said last of its troubles
+_ENDED = "it ended"  # the reason where there is no better one
 GRACE = 1.0  # seconds from the end of its input to the end of a child
 
 
@@ -59,13 +60,18 @@ class Link:
         """`seconds`: of the beginning; `changed` is called when the server's tools have changed."""
         self._settings, self._changed = settings, changed
         self._meter, self._ending = Meter(), asyncio.Event()
-        self.reason = ""  # why it ended
+        self._reason = ""
         self._begun: asyncio.Future[mcp.Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(seconds), name=f"MCP server {settings.name}")
 
     @property
     def ended(self) -> bool:
         return self._ending.is_set() or self._task.done()
+
+    @property
+    def reason(self) -> str:
+        """Why it ended: what it or its transport did wrong, else that it did; "": it lives."""
+        return self._reason or (self._with_complaint(_ENDED) if self.ended else "")
 
     async def client(self) -> mcp.Client:
         """The package's client, once the server has greeted. ConnectionError: why it cannot be had."""
@@ -97,12 +103,14 @@ class Link:
         finally:
             self._ending.set()
             if not self._begun.done():
-                self._begun.set_exception(ConnectionError(self.reason or "it ended"))
+                self._begun.set_exception(ConnectionError(self.reason))
                 self._begun.exception()  # seen, also when nobody waits
 
     def _over(self, reason: str) -> None:
-        said = f" ({self._said})" if self._said and self._said not in reason else ""
-        self.reason = self.reason or reason + said
+        self._reason = self._reason or self._with_complaint(reason)
+
+    def _with_complaint(self, reason: str) -> str:
+        return f"{reason} ({self._said})" if self._said and self._said not in reason else reason
 
     _said = ""
 
@@ -123,7 +131,6 @@ class Link:
                         async for message in reading:
                             self._meter.take(0, 1)
                             await send.send(message)
-                    self._over("it ended")
                 except Flood as flood:
                     self._over(str(flood))
                 except (anyio.ClosedResourceError, anyio.BrokenResourceError):
@@ -254,6 +261,8 @@ def _told(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):
         return f"there is no {error.filename!r}"
+    if isinstance(error, mcp.MCPError) and error.code == mcp_types.CONNECTION_CLOSED:
+        return _ENDED
     return " ".join(str(error).split())[:TAIL] or type(error).__name__
 
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 
 from logitless.server.tools import mcp_server as mcp_server_module
@@ -152,6 +153,26 @@ async def test_servers_that_cannot_be_had(
         with pytest.raises(mcp_server_module.ToolError) as caught:
             await toolbox.servers[settings.name].tools()
     assert reason in str(caught.value).lower()
+
+
+async def test_the_cause_is_told_though_the_end_was_noticed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transport closes its stream and fails; the order in which both are noticed is a matter of load."""
+    from logitless.server.tools.mcp_link import Link
+
+    @asynccontextmanager
+    async def failing(_: Link) -> AsyncIterator[Any]:
+        (closed, reading), (writing, taken) = (anyio.create_memory_object_stream[Any](1) for _ in range(2))
+        closed.close()
+        with reading, writing, taken:
+            try:
+                yield reading, writing
+            finally:
+                raise ConnectionError("no connection")
+
+    monkeypatch.setattr(Link, "_http", failing)
+    async with boxed(McpSettings("far", url="http://127.0.0.1:1/mcp")) as toolbox:
+        with pytest.raises(mcp_server_module.ToolError, match="no connection"):
+            await toolbox.servers["far"].tools()
 
 
 @pytest.mark.parametrize(
