@@ -86,12 +86,13 @@ def call_grammar(
             "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
         )
     starts = ["calls", "answer"] if answer and not required else ["calls"]
-    return CallGrammar("\n".join([*rules, *_start(starts, reasoning, thinking)]))
+    return CallGrammar("\n".join([*rules, *_start(starts, reasoning, thinking, calls.ends_reasoning)]))
 
 
 def answer_grammar(calls: CallFormat, answer: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
     """The grammar of an answer without calls, after optional reasoning."""
-    return CallGrammar("\n".join([*_answer(answer, calls), *_start(["answer"], reasoning, thinking)]))
+    starts = _start(["answer"], reasoning, thinking, calls.ends_reasoning)
+    return CallGrammar("\n".join([*_answer(answer, calls), *starts]))
 
 
 def _answer(answer: str, calls: CallFormat) -> list[str]:
@@ -100,8 +101,12 @@ def _answer(answer: str, calls: CallFormat) -> list[str]:
     return [f"answer: {again}{before}said_{after}", f"said_: {answer}"] if calls.around else [f"answer: {answer}"]
 
 
-def _start(rules: list[str], reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
-    """One of these rules, after reasoning. Blanks may come after reasoning, and before calls."""
+def _start(
+    rules: list[str], reasoning: tuple[str, str] | None, thinking: bool, ends: tuple[str, ...] = ()
+) -> list[str]:
+    """One of these rules, after reasoning. Blanks may come after reasoning, and before calls.
+
+    `ends`: texts that would end the reasoning as well, which it cannot have here."""
     if reasoning is None:
         return [f"start: {' | '.join(rules)}"]
     opening, closing = reasoning
@@ -109,7 +114,8 @@ def _start(rules: list[str], reasoning: tuple[str, str] | None, thinking: bool) 
     starts = [f"{thought} {blanks} {rule}" for rule in rules]
     if not thinking:
         starts += [f"{blanks} {rule}" if rule == "calls" else rule for rule in rules]
-    return [f"rest[lazy]: /(?s:.*){in_regex(closing)}/", f"start: {' | '.join(starts)}"]
+    without = "".join(f" & ~/(?s:.*){in_regex(end)}(?s:.*)/" for end in ends)
+    return [f"rest[lazy]: /(?s:.*){in_regex(closing)}/{without}", f"start: {' | '.join(starts)}"]
 
 
 def _hermes(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
@@ -245,7 +251,7 @@ def _triggers(
     if calls in (LLAMA3, LLAMA4):
         names, tags = "|".join(in_regex(f["name"]) for f in functions), "|".join(map(in_regex, calls.preserved))
         return (), (rf'^\s*(?:{tags})*(\{{ ?"name": ?"(?:{names})")',)
-    if reasoning is None:
+    if reasoning is None or calls.ends_reasoning:
         return (word,), ()
     opening, closing = (in_regex(tag) for tag in reasoning)
     begin = f"({in_regex(word)})"

@@ -47,6 +47,7 @@ class CallFormat:
     )
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
     markers: Markers | None = None  # of a format that was probed
+    ends_reasoning: tuple[str, ...] = ()  # beginnings of calls that end reasoning without its closing tag
 
     @property
     def frames(self) -> tuple[str, str] | None:
@@ -275,8 +276,10 @@ class Parser:
         yield from self.thought_until(closing)
 
     def thought_until(self, closing: str) -> Step[None]:
-        """Reasoning, up to and with its closing tag and the blanks after it."""
-        ordinary, sink = _run_without(closing[0]), self._sink
+        """Reasoning, up to and with its closing tag and the blanks after it, or up to what ends it
+        as well."""
+        ends = self.style.calls.ends_reasoning if self.style.calls is not None else ()
+        ordinary, sink = _run_without("".join(end[0] for end in (closing, *ends))), self._sink
         self._sink, self.thinking = self._thought, True
         while True:
             self._ordinary = None if self._back else ordinary
@@ -284,6 +287,9 @@ class Parser:
             self._ordinary = None
             self.back(c)
             if not c or (yield from self.literal(closing)):
+                break
+            if end := (yield from self._trigger(ends)):
+                self.back(end)
                 break
             c = yield from self.next()
             if c in BLANK:

@@ -412,3 +412,12 @@ def test_granite_describes_calls_but_does_not_write_them(vocabulary: Tokenizer) 
     function = {"name": "add", "arguments": json.dumps(ADDED[1])}
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     assert text in granite.render([{"role": "user", "content": "Hi"}, called], tools=TOOLS)
+
+
+def test_kimis_calls_end_reasoning_that_is_not_closed() -> None:
+    calls = template("KIMI").calls
+    text = rendered("KIMI", [ADDED, ASKED])
+    tags = ("<think>", "</think>")
+    for written in (text, text.removeprefix("<|tool_calls_section_begin|>")):
+        message = parsed(calls, f"<think>I need two.{written}", reasoning=tags)
+        assert (found(message), message.reasoning, message.content) == ([ADDED, ASKED], "I need two.", "")

@@ -190,6 +190,14 @@ def test_reasoning_may_come_before_a_required_call(vocabulary: Tokenizer) -> Non
     assert len(message.calls) == 1
 
 
+def test_reasoning_that_a_call_would_end_has_none_before_a_required_call(vocabulary: Tokenizer) -> None:
+    made = call_grammar(QWEN3_CODER, [ADD], required=True, parallel=False, reasoning=THINK, thinking=True)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    call = WRITTEN[QWEN3_CODER.name]
+    assert allows(grammar, f"add? </thin <tool_ <\n</think>\n\n{call}")
+    assert not allows(grammar, f"add? {call}\n</think>\n\n{call}")
+
+
 def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokenizer) -> None:
     properties = {"path": {"type": "string"}, "mode": {"type": "string", "enum": ["r", "w"]}, "n": {"type": "integer"}}
     tool = {"name": "f", "parameters": {"type": "object", "properties": properties, "required": ["path", "mode"]}}
@@ -266,3 +274,4 @@ def test_triggers() -> None:
     ):
         assert begins(HERMES, text, reasoning=THINK) == place
     assert begins(HERMES, "hm <tool_call> </think><tool_call>", reasoning=THINK, thinking=True) == 23
+    assert begins(QWEN3_CODER, "hm <tool_call>\n<function=", reasoning=THINK, thinking=True) == 3

@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from logitless.models.chat.tool_calls import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS, QWEN3_CODER
+from logitless.models.chat.tool_calls import (
+    COMMAND_R,
+    COMMAND_R_ACTION,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    GPT_OSS,
+    HERMES,
+    QWEN3_CODER,
+)
 from tests.helpers.tool_call_texts import (
     ADD,
     ANALYSIS,
@@ -156,3 +164,13 @@ def test_qwen3_coder() -> None:
     assert told(parse(untyped, QWEN3_CODER)) == called(("f", '{"x": "NaN it is"}'))
     for none in ("<tool_call>\nno", "<function=\n>", "<tool_call> <function=f"):
         assert told(parse(none, QWEN3_CODER)) == content(none)
+
+
+def test_a_call_ends_reasoning_that_is_not_closed() -> None:
+    call = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    for primer, opening in (("<think>\n", ""), ("", "<think>\n")):
+        message = parse(f"{opening}I add.\n{call}", QWEN3_CODER, THINK, primer=primer)
+        assert told(message) == ("", "I add.", [("add", '{"a": 1}')])
+    assert told(parse(f"<think>I <tool_cal {call}", None, THINK)) == ("", f"I <tool_cal {call}", [])
+    fake = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'  # other families think of calls, too
+    assert told(parse(f"<think>Not {fake}.</think>Two.", HERMES, THINK)) == ("Two.", f"Not {fake}.", [])

@@ -14,6 +14,7 @@ from logitless.models.chat.tool_calls.probed.pythonic import arguments
 from logitless.models.chat.tool_calls.tagged import tagged_value
 
 FOUND, ABSENT, CUT = "found", "absent", "cut"
+_KIMI = "<|tool_calls_section_begin|>"  # K2 Thinking calls in reasoning that it does not close
 _ID = frozenset(string.ascii_letters + string.digits + "_.:-")
 _WORD = re.compile(r"(?s:\w+\W?|.?)")  # what begins a call without tags
 _PIECE = re.compile(rf"[{BLANK}]+|[{NUMBER}{ID}{TYPE}]|[^{BLANK}{NUMBER}{ID}{TYPE}]+")
@@ -31,6 +32,7 @@ def call_format(markers: Markers) -> CallFormat:
         markers.tags,
         around=markers.around,
         markers=markers,
+        ends_reasoning=markers.triggers if markers.trigger == _KIMI else (),
     )
 
 
