@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from logitless.router.downloads import Download, Downloads
-from logitless.router.fleet import CACHE, LOADED, UNLOADED, UNLOADING, Fleet, Model
+from logitless.router.fleet import CACHE, LOADED, LOADING, UNLOADED, UNLOADING, Fleet, Model
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import sse
 from logitless.server.api.info import architecture
@@ -67,7 +67,8 @@ def _state(model: Model[ServerProcess]) -> str:
 async def events(request: web.Request, fleet: Fleet[ServerProcess], downloads: Downloads) -> web.StreamResponse:
     """Stream of server-sent events {"model", "event", "data"}.
 
-    Events: `status_change`, `model_remove`, `models_reload` (of model "*"), `download_progress`,
+    Events: `model_status` where a model begins to load and `status_change` for its other states, as
+    llama-server sends them; `model_remove`, `models_reload` (of model "*"), `download_progress`,
     `download_finished`, `download_failed`."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
@@ -86,7 +87,8 @@ async def events(request: web.Request, fleet: Fleet[ServerProcess], downloads: D
                 await _send(response, {"model": name, "event": "model_remove"})
             for name, data in now.items():
                 if before.get(name) != data:
-                    await _send(response, {"model": name, "event": "status_change", "data": data})
+                    event = "model_status" if data["status"] == LOADING else "status_change"
+                    await _send(response, {"model": name, "event": event, "data": data})
             before = now
         await response.write_eof()
     except ConnectionError:

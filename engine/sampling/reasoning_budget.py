@@ -15,6 +15,7 @@ class ReasoningLimit:
     forced: tuple[int, ...]  # tokens of the closing tag
     budget: int = -1  # tokens between the tags; -1: no limit, but a client can end the reasoning
     begun: bool = False  # the prompt contains the opening tag
+    calls: tuple[bytes, ...] = ()  # beginnings of calls that end the reasoning as its closing tag does
 
 
 class ReasoningBudget:
@@ -46,9 +47,11 @@ class ReasoningBudget:
             self.n_tokens += 1
         if self.state == "before":
             return
-        if limit.closing in self._tail:
+        ends = (limit.closing, *limit.calls)
+        if any(end in self._tail for end in ends):
             self.state = "after"
-        self._tail = self._tail[1 - len(limit.closing) :]
+            return
+        self._tail = self._tail[1 - max(map(len, ends)) :]
         if 0 <= limit.budget <= self.n_tokens:
             self.end()
 

@@ -153,3 +153,8 @@ TOOLS_ONLY = (
     "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 )
+MINICPM = template(
+    _EACH
+    + '<function name="{{ f.name }}">{% for k, v in f.arguments.items() %}<param name="{{ k }}">'
+    + "{{ '<![CDATA[' + v + ']]>' if v is string and '<' in v else v }}</param>{% endfor %}</function>{% endfor %}"
+)

@@ -154,7 +154,7 @@ def test_what_a_client_asks_for_without_naming_its_model(router: Any, client: op
                 told.append(json.loads(line[6:]))
                 if told[-1] == {"model": name, "event": "status_change", "data": {"status": "loaded"}}:
                     break
-    assert {"model": name, "event": "status_change", "data": {"status": "loading"}} in told
+    assert {"model": name, "event": "model_status", "data": {"status": "loading"}} in told
     assert client.responses.retrieve(answer.id).output_text == answer.output_text
     client.responses.delete(answer.id)
     with pytest.raises(openai.NotFoundError):

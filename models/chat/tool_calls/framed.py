@@ -13,6 +13,8 @@ from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser
 _MAX_HEAD = 256  # characters before a message's body
 _CHANNEL = re.compile(r"(?:^|<\|channel\|>)\s*(analysis|commentary|final)\b")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
+_STRAY = re.compile(r"^\s*(?:<\|channel\|>)?\s*commentary(?: to=assistant)?\s*(?=<\|channel\|>)")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BEGIN, _END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _BEGIN_ALL, _END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
@@ -32,13 +34,17 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
     """<|channel|>analysis<|message|>…<|end|>, then <|start|>assistant<|channel|>commentary
     to=functions.f <|constrain|>json<|message|>{…}<|call|>, or
     <|channel|>final<|message|>…<|return|>.
+
+    As in llama.cpp, a commentary that has nothing but a head is skipped, and so is a message to another
+    recipient than a function: a call to a tool that the model was never given.
     """
-    if trigger in ("<|end|>", "<|return|>", "<|call|>"):
+    if trigger in _ENDS:
         p.frame()
         return
     head = (yield from _until(p, "<|message|>")).removeprefix("assistant")
     if trigger != "<|start|>":
         head = trigger + head
+    head = _STRAY.sub("", head)
     channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
     if recipient is not None:
         c = yield from p.after_blanks()
@@ -48,7 +54,14 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
         p.begin(recipient[1])
         yield from value(p, p.argument)
         p.frame()
-    elif channel is None or " to=" in head or (channel[1] == "analysis" and not p.style.reasoning):
+    elif " to=" in head:
+        while (yield from p.next()):
+            for end in _ENDS:
+                if (yield from p.literal(end)):
+                    p.frame()
+                    return
+        p.frame()
+    elif channel is None or (channel[1] == "analysis" and not p.style.reasoning):
         raise NotACall
     else:
         p.frame()

@@ -12,11 +12,18 @@ from logitless.models.chat.tool_calls.tagged import as_json
 
 BEGIN, END = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
+_THOUGHT, _THOUGHT_END = "<|channel>", "<channel|>"
 _MAX_DEPTH = 64
 
 
 def _gemma4(p: Parser, trigger: str) -> Step[None]:
-    """<|tool_call>call:f{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>, once a call."""
+    """<|tool_call>call:f{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>, once a call.
+
+    Thoughts, often empty ones, and a stray end of one may stand anywhere in the answer.
+    """
+    if trigger in (_THOUGHT, _THOUGHT_END):
+        yield from _thought(p, trigger)
+        return
     c = yield from p.after_blanks()
     p.back(c)
     if not (yield from p.literal("call:")):
@@ -24,6 +31,20 @@ def _gemma4(p: Parser, trigger: str) -> Step[None]:
     p.begin((yield from name_before(p, "{", "{}[],<\n")))
     if (yield from _members(p, 1)):
         yield from closing(p, END)
+
+
+def _thought(p: Parser, trigger: str) -> Step[None]:
+    """<|channel>thought, a line break, reasoning, <channel|>; what begins it may come twice."""
+    if p.style.reasoning is None:
+        raise NotACall
+    if trigger == _THOUGHT:
+        while (yield from p.literal(_THOUGHT)):
+            pass
+        if not (yield from p.literal("thought\n")):
+            raise NotACall
+    p.frame()
+    if trigger == _THOUGHT:
+        yield from p.thought_until(_THOUGHT_END)
 
 
 def _members(p: Parser, depth: int) -> Step[bool]:
@@ -163,4 +184,11 @@ def _tell(p: Parser, text: str) -> None:
     p.mark()
 
 
-GEMMA4 = CallFormat("Gemma 4", (BEGIN,), (), _gemma4, (BEGIN, END, QUOTE))
+GEMMA4 = CallFormat(
+    "Gemma 4",
+    (BEGIN, _THOUGHT, _THOUGHT_END),
+    (),
+    _gemma4,
+    (BEGIN, END, QUOTE),
+    around=("", ""),  # thoughts stand in an answer without calls, too
+)

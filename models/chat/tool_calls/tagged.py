@@ -9,6 +9,7 @@ from logitless.models.chat.tool_calls.call_object import MAX_NAME, closing, name
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
 
 _END = "\n</parameter>"
+CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 
 def _qwen3_coder(p: Parser, trigger: str) -> Step[None]:
@@ -52,15 +53,19 @@ def _tag(p: Parser) -> Step[str]:
     return tag if c else ""
 
 
-def tagged_value(p: Parser, is_text: bool, end: str, opens_line: bool) -> Step[bool]:
+def tagged_value(p: Parser, is_text: bool, end: str, opens_line: bool, cdata: bool = False) -> Step[bool]:
     """A value up to and with `end`, as JSON: a text while it is written, others when they are
     whole.
 
     False: the answer ended in it. `opens_line`: a line break before the value is syntax. One at the
-    start of `end` may be missing.
+    start of `end` may be missing. `cdata`: the value may stand in <![CDATA[ … ]]>.
     """
     if opens_line:
         yield from p.literal("\n")
+    if cdata and (yield from p.literal(CDATA)):
+        end = CDATA_END + end
+    elif cdata and p.rest and CDATA.startswith(p.rest):
+        return (yield from _cut(p))
     if is_text:
         p.argument('"')
     text, ends = "", (end, end.removeprefix("\n"))
@@ -69,15 +74,20 @@ def tagged_value(p: Parser, is_text: bool, end: str, opens_line: bool) -> Step[b
         if not c:
             return False
         if p.rest is not None and any(e.startswith(c + p.rest) for e in ends):
-            while (yield from p.next()):  # a piece of the closing tag
-                pass
-            return False
+            return (yield from _cut(p))
         text += c
         if is_text:
             p.argument(json.dumps(c, ensure_ascii=False)[1:-1])
             p.mark()
     p.argument('"' if is_text else as_json(text))
     return True
+
+
+def _cut(p: Parser) -> Step[bool]:
+    """False, after the piece of a tag in which the answer ended."""
+    while (yield from p.next()):
+        pass
+    return False
 
 
 def _ended(p: Parser, ends: tuple[str, ...]) -> Step[bool]:

@@ -181,7 +181,7 @@ def _render(
         tools,
         preserved_ids(template, tools, tokenizer),
         kwargs.get("enable_thinking", True),
-        _limit(chat, parser, template, style.primer),
+        _limit(chat, parser, template, style),
         chat.reasoning_format,
         chat.include_reasoning,
         tuple(media),
@@ -242,15 +242,16 @@ def _variables(chat: Chat, variables: Mapping[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, primer: str) -> ReasoningLimit | None:
+def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, style: Style) -> ReasoningLimit | None:
     """Limit of the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
     budget, control = chat.reasoning_budget_tokens, chat.reasoning_control
     if template.reasoning is None or not (budget > 0 or control):
         return None
     opening, closing = template.reasoning
     forced = tuple(parser.encode(chat.reasoning_budget_message + closing, parse_special=True))
-    begun = primer.lstrip().startswith(opening.rstrip()) and closing not in primer
-    return ReasoningLimit(opening.encode(), closing.encode(), forced, budget, begun)
+    begun = style.primer.lstrip().startswith(opening.rstrip()) and closing not in style.primer
+    calls = tuple(text.encode() for text in style.calls.ends_reasoning) if style.calls is not None else ()
+    return ReasoningLimit(opening.encode(), closing.encode(), forced, budget, begun, calls)
 
 
 def _begun(text: str, template: ChatTemplate) -> str:

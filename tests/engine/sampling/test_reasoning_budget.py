@@ -60,6 +60,15 @@ def test_tokens_of_any_size_end_in_the_same_state(text: str, size: int) -> None:
     assert run(text, size=size)[0] == expected
 
 
+def test_a_call_ends_it() -> None:
+    pieces = [b"ab", b"<tool_", b"call>", b"x", b"x"]
+    limit = ReasoningLimit(OPEN, CLOSE, (7,), budget=4, begun=True, calls=(b"<tool_call>",))
+    budget = ReasoningBudget(limit, lambda id: pieces[id])
+    for id in range(len(pieces)):
+        budget.push(id)
+    assert (budget.state, budget.n_tokens, budget.due) == ("after", 3, ())
+
+
 def test_ending_it_by_hand() -> None:
     budget = ReasoningBudget(ReasoningLimit(OPEN, CLOSE, (7,)), lambda id: [b"<think>", b"a", b"</think>"][id])
     assert not budget.end()

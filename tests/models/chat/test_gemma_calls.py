@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from logitless.models.chat.tool_calls import GEMMA4
+from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
 from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
 from logitless.models.chat.tool_calls.grammar import call_grammar
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
-from tests.helpers.tool_call_texts import called, content, parse, told
+from tests.helpers.tool_call_texts import NAMES, called, content, parse, told
 from tests.models.chat.test_tool_call_grammar import allows, parsed, vocabulary, written
 
 __all__ = ["vocabulary"]  # a fixture
@@ -57,6 +57,25 @@ GEMMA_ARGUMENTS = {
 )  # fmt: skip
 def test_gemma4(text: str, expected: object) -> None:
     assert told(parse(text, GEMMA4)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel>thought\n<channel|>Hello.<|channel>thought\n<channel|>", content("Hello.")),
+        ("Hello.<|channel>thought\n<channel|><channel|>", content("Hello.")),
+        ("<|channel><|channel>thought\n<channel|>Hello.", content("Hello.")),
+        ("<|channel>thought\nHm.\n<channel|>One.<|channel>thought\nSo.<channel|> Two.", ("One.Two.", "Hm.So.", [])),
+        ("Hm.<|channel>thought\n<channel|><|tool_call>call:f{}<tool_call|>", called(("f", "{}"), text="Hm.")),
+        ("Hello <|channel>what", content("Hello <|channel>what")),
+    ],
+)
+def test_thoughts_of_gemma4_anywhere(text: str, expected: object) -> None:
+    for cut in range(len(text)):
+        parser = Parser(Style(GEMMA4, NAMES, ("<|channel>thought\n", "<channel|>")))
+        message = Message().add(parser.push(text[:cut])).add(parser.push(text[cut:])).add(parser.finish())
+        assert told(message) == expected
+    assert parse(text, GEMMA4, None).reasoning == ""
 
 
 def test_gemma4_while_it_is_written() -> None:

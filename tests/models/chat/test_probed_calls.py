@@ -38,6 +38,7 @@ from tests.helpers import call_templates
 NAMES = [
     "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
     "MINIMAX", "MINIMAX_M3", "LINES", "LFM", "PYTHON", "PYTHON_ONLY", "DSML", "KIMI_QUEUE", "FUNCTOOLS",
+    "MINICPM",
 ]  # fmt: skip
 ADD: dict[str, Any] = {
     "name": "add",
@@ -421,3 +422,16 @@ def test_kimis_calls_end_reasoning_that_is_not_closed() -> None:
     for written in (text, text.removeprefix("<|tool_calls_section_begin|>")):
         message = parsed(calls, f"<think>I need two.{written}", reasoning=tags)
         assert (found(message), message.reasoning, message.content) == ([ADDED, ASKED], "I need two.", "")
+
+
+def test_texts_with_markup_in_cdata(vocabulary: Tokenizer) -> None:
+    calls = template("MINICPM").calls
+    markup: Call = ("now", {"zone": '<a href="/x">hi</a> </param>'})
+    text = rendered("MINICPM", [markup])
+    assert "<![CDATA[<a" in text
+    assert found(parsed(calls, text)) == [markup]
+    made = call_grammar(calls, [NOW], required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    for written, fits in ((text, True), (rendered("MINICPM", [("now", {"zone": "UTC"})]), True), (text[:-12], False)):
+        matcher = grammar.matcher()
+        assert (matcher.accept_bytes(written.encode()) and matcher.can_end) == fits

@@ -47,8 +47,16 @@ from tests.helpers.tool_call_texts import (
          called(("add", "{}"), text="I will add.")),
         ("<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B<|end|>"
          "<|start|>assistant<|channel|>final<|message|>C", ("C", "AB", [])),
-        ("<|channel|>commentary to=browser.search<|message|>x",
-         content("<|channel|>commentary to=browser.search<|message|>x")),
+        ("<|channel|>commentary to=browser.search<|message|>x", content("")),
+        ('<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=python<|channel|>commentary code<|message|>'
+         'print("<|")<|call|>', ("", "Hm.", [])),
+        ("<|channel|>commentary to=assistant<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>Two.",
+         content("Two.")),
+        ("<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final"
+         "<|message|>Two.", ("Two.", "Hm.", [])),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|channel|>final<|message|>Two.",
+         ("Two.", "Hm.", [])),
+        (" to=functions.add<|channel|>commentary<|channel|>commentary json<|message|>{}", called(("add", "{}"))),
         ("<|channel|>final<|message|>a <|b| c<|return|>", content("a <|b| c")),
         ("<|channel|>what", content("<|channel|>what")),
         ("Plain.", content("Plain.")),

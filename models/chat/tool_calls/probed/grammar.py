@@ -10,6 +10,7 @@ from typing import Any
 from logitless.models.chat.tool_calls.free_text import TEXT
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
+from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of
 from logitless.models.grammar.lark import lark_rules
@@ -22,7 +23,10 @@ def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel:
     """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that
     begins one."""
     rules = []
-    if m.style == TAGGED and KEY not in m.value_end:
+    if m.style == TAGGED and m.cdata:
+        rules += ["text: text_bare | text_within", _text("text_bare", m.value_end, "", CDATA)]
+        rules.append(_text("text_within", CDATA_END + m.value_end, CDATA))
+    elif m.style == TAGGED and KEY not in m.value_end:
         rules.append(_text("text", m.value_end))
     for i, function in enumerate(functions):
         name = function["name"]
@@ -62,9 +66,10 @@ def _tail(text: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _text(rule: str, end: str) -> str:
+def _text(rule: str, end: str, begin: str = "", not_begin: str = "") -> str:
     """Rule of a text up to and with `end`."""
-    return f"{rule}[lazy]: /(?s:.*){_line_breaks(in_regex(end))}/"
+    other = f" & ~/{in_regex(not_begin)}(?s:.*)/" if not_begin else ""
+    return f"{rule}[lazy]: /{in_regex(begin)}(?s:.*){_line_breaks(in_regex(end))}/{other}"
 
 
 def _line_breaks(regex: str) -> str:

@@ -46,6 +46,7 @@ class Markers:
     gap: str = ""
     types: tuple[str, str] = ("", "")  # TYPE of a text, and of any other value
     around: tuple[str, str] | None = None
+    cdata: bool = False  # texts with a "<" stand in <![CDATA[ … ]]> (MiniCPM 5)
 
     @property
     def trigger(self) -> str:

@@ -25,6 +25,7 @@ from logitless.models.chat.tool_calls.probed.markers import (
     Markers,
 )
 from logitless.models.chat.tool_calls.probed.reader import call_format
+from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
 
 _END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
 """Llama's end of a turn, whose token with calls is another one."""
@@ -38,6 +39,7 @@ Render = Callable[[Turns, list[dict[str, Any]]], str]
 
 _NAMES = ("zurvam", "kelpod")
 _ARGUMENTS: dict[str, Any] = {"jubof": "vyqat", "wexid": 40917}
+_MARKUP = "<vyqat>"
 _TEXTS = frozenset((name, "jubof") for name in _NAMES)
 _ANSWER, _THOUGHT = "\u03bequomvi\u03be", "\u03bdrafbek\u03bd"
 _IDS = ("call00001", "call00002")
@@ -72,7 +74,7 @@ class Probe:
         markers = _markers(one, two)
         if markers is None:
             return default
-        probed = call_format(replace(markers, around=self._around()))
+        probed = call_format(replace(markers, around=self._around(), cdata=self._writes_cdata()))
         if not all(probed.triggers + probed.opening):  # the prompt ends in what begins a call
             return default
         return probed if _reads(probed, one, 1) and (not two or _reads(probed, two, 2)) else default
@@ -105,9 +107,12 @@ class Probe:
     def _turn(self, message: dict[str, Any]) -> str:
         return self._render([_USER, message], _TOOLS)
 
-    def _calling(self, n: int) -> str:
+    def _writes_cdata(self) -> bool:
+        return f"{CDATA}{_MARKUP}{CDATA_END}" in self._calling(1, {"jubof": _MARKUP})
+
+    def _calling(self, n: int, arguments: dict[str, Any] = _ARGUMENTS) -> str:
         calls = [
-            {"id": id, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS}}
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
             for name, id in zip(_NAMES[:n], self._ids, strict=False)
         ]
         return self._turn({"role": "assistant", "content": "", "tool_calls": calls}).rstrip()

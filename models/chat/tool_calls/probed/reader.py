@@ -142,7 +142,7 @@ def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
         p.argument(f"{', ' if n_given else ''}{json.dumps(key, ensure_ascii=False)}: ")
         n_given += 1
         opens_line, value_end = m.key_end.endswith("\n"), m.value_end.replace(KEY, key)
-        if not (yield from tagged_value(p, is_text, value_end, opens_line)):
+        if not (yield from tagged_value(p, is_text, value_end, opens_line, m.cdata)):
             return False
     p.argument("}")
     return True
