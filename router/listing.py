@@ -87,8 +87,8 @@ async def events(request: web.Request, fleet: Fleet[ServerProcess], downloads: D
                 await _send(response, {"model": name, "event": "model_remove"})
             for name, data in now.items():
                 if before.get(name) != data:
-                    event = "model_status" if data["status"] == LOADING else "status_change"
-                    await _send(response, {"model": name, "event": event, "data": data})
+                    kind = "model_status" if data["status"] == LOADING else "status_change"
+                    await _send(response, {"model": name, "event": kind, "data": data})
             before = now
         await response.write_eof()
     except ConnectionError:
