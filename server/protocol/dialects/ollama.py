@@ -226,7 +226,7 @@ def parse_ollama_chat(
     limit, job = _limit(options, parser), job_of(messages)
     if len(job.requests[0].prompt) >= limit and asked.truncate:
         job = _without_oldest(messages, limit, job_of)
-    return Asked(_logged(_fitted(job, options, parser, truncate=False), asked), asked.model, asked.stream, keep)
+    return Asked(_logged(_fitted(job, options, parser, asked.truncate), asked), asked.model, asked.stream, keep)
 
 
 def _read(kind: type[Any], body: Mapping[str, Any], model: Callable[[str], str]) -> tuple[Any, float | None, str]:

@@ -137,6 +137,9 @@ async def test_context_that_is_too_long(server: Running, client: ollama.AsyncCli
     assert request.n_predict == 300 - len(request.prompt)
     await client.generate("fake", "y" * 2000, raw=True)
     assert len(server.scheduler.requests[-1].prompt) == N_CTX - N_CTX // 4
+    await client.chat("fake", [{"role": "user", "content": "z" * 2000 + " the end"}])  # one message, cut as well
+    assert len(server.scheduler.requests[-1].prompt) == N_CTX - N_CTX // 4
+    assert "z the end" in bytes(id for id in server.scheduler.requests[-1].prompt if id < 256).decode()
     for path, body in (("chat", {"messages": long}), ("generate", {"prompt": "y" * 2000})):
         status, told = await server.post(f"/api/{path}", {"model": "fake", "truncate": False, **body})
         assert status == 400
