@@ -181,7 +181,8 @@ def run(
         session = stack.enter_context(open_session(o))
         trainer_settings, data = prepare(o, reader)
         for line in data.losses:
-            print(f"logitless: warning: {o.file}: {line} (--ctx-size)", file=sys.stderr)
+            flag = " (--ctx-size)" if "longer than the context" in line else ""
+            print(f"logitless: warning: {o.file}: {line}{flag}", file=sys.stderr)
         images = None if reader.images is None else reader.images.images
         trainer = make_trainer(o, make(session, gguf, h), trainer_settings, data, reader.objective, images)
         if len(session.backends) > 1:

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from logitless.models.errors import shown
 from logitless.training.data.run_images import PlacedImages, TokenImages
 from logitless.training.data.tokenize_rows import I32, Example
 from logitless.training.errors import TrainingError
@@ -122,12 +123,16 @@ class _Pieces(ABC, Generic[E]):
         self._images: dict[int, TokenImages] = {}  # of pieces
         self.n_examples = self.n_dropped = 0
         self.beyond, self.beyond_images = Beyond(), Beyond()  # of texts alone, of examples with images
+        self.n_omitting, self.omitted = 0, ""  # examples without the generation prompt's end; the first one's
         for example in examples:
             self.n_examples += 1
             own_rows = self._rows_of(example)
             beyond = self.beyond_images if any(row.images for row in own_rows) else self.beyond
             longest = max(len(row.tokens) for row in own_rows)
             beyond.n_examples += 1
+            if omitted := next((row.omitted for row in own_rows if row.omitted), ""):
+                self.n_omitting += 1
+                self.omitted = self.omitted or omitted
             beyond.n_cut += longest > n_tokens + 1
             beyond.n_longest = max(beyond.n_longest, longest)
             for piece in self._cut(example, beyond):
@@ -161,7 +166,8 @@ class _Pieces(ABC, Generic[E]):
 
     @property
     def losses(self) -> list[str]:
-        """Lines about the examples that are not learned as they are: cut ones and dropped ones."""
+        """Lines about the examples that are not learned as they are or are asked for: cut ones, dropped
+        ones, and those whose prompt ends otherwise than a request's."""
         lines = []
         if self.beyond.n_cut:
             lines.append(self.beyond.line("examples", self.n_tokens, self._BEYOND))
@@ -169,6 +175,11 @@ class _Pieces(ABC, Generic[E]):
             lines.append(self.beyond_images.line("examples with images", self.n_tokens, "are left out"))
         if self.n_dropped:
             lines.append(f"{self.n_dropped} of {self.n_examples} examples have no token to learn and are dropped")
+        if self.n_omitting:
+            lines.append(
+                f"{self.n_omitting} of {self.n_examples} examples are learned without {shown(self.omitted)}, which "
+                "the chat template's generation prompt has before an answer: requests will have it"
+            )
         return lines
 
     @property

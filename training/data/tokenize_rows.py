@@ -39,6 +39,7 @@ class Example:
     source: str = ""  # where it came from, for messages
     value: float = 0.0  # how an answer was judged
     images: TokenImages | None = None
+    omitted: str = ""  # the end of the chat template's generation prompt, where the row's text lacks it
 
     def cut(self, n: int) -> Example:
         """Its first n tokens."""
@@ -56,16 +57,17 @@ def examples_of(
     """Examples of rows, one each; a conversation whose template rewrites earlier turns becomes
     one per assistant turn. TrainingError names the line that the template refuses, or the part with
     an image that cannot be read. `images` None: none can."""
-    for record, parts in row_texts(records, template, name):
+    for record, parts, omitted in row_texts(records, template, name):
         where = f"{name}: line {record.line}"
         end = not (record.messages and template)
         if given := record.images:
             if images is None:
                 raise TrainingError(f"{given[0].where}: {NO_PROJECTOR}")
             example, spans = _example(_without_bos(parts, tokenizer), tokenizer, where, images.read(given), end=end)
-            yield replace(example, images=images.placed(spans, len(example.tokens)))
+            example = replace(example, images=images.placed(spans, len(example.tokens)))
         else:
-            yield _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)[0]
+            example, _ = _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)
+        yield replace(example, omitted=omitted) if omitted else example
 
 
 def answer_of(
@@ -91,9 +93,9 @@ def row_texts(
     template: ChatTemplate | None,
     name: str = "",
     check: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[DatasetRow, Sequence[Part]]]:
-    """Texts of each example, without tokenizing; errors as `examples_of`. `check` is called before
-    each rendering and may raise."""
+) -> Iterator[tuple[DatasetRow, Sequence[Part], str]]:
+    """(row, text in parts, `Example.omitted`) of each example, without tokenizing; errors as
+    `examples_of`. `check` is called before each rendering and may raise."""
     for record in records:
         check()
         if record.answers:
@@ -106,9 +108,9 @@ def row_texts(
             told = answer if record.messages else "field 'completion' must be a string"
             raise TrainingError(f"{name}: line {record.line}: {told} (reinforcement alone learns from prompts)")
         chat = record.messages and (template is not None or not record.parts)
-        turns = _turns(record, template, f"{name}: line {record.line}", check) if chat else [record.parts]
-        for parts in turns:
-            yield record, parts
+        turns = _turns(record, template, f"{name}: line {record.line}", check) if chat else [(record.parts, "")]
+        for parts, omitted in turns:
+            yield record, parts, omitted
 
 
 def _example(
@@ -202,7 +204,7 @@ def _starts(text: bytes, pieces: Sequence[bytes]) -> list[int] | None:
 
 def _turns(
     record: DatasetRow, template: ChatTemplate | None, where: str, check: Callable[[], None]
-) -> list[list[Part]]:
+) -> list[tuple[list[Part], str]]:
     if template is None:
         raise TrainingError(f"{where}: the model has no chat template")
     messages = _marked(record.messages, template)
@@ -228,7 +230,7 @@ def _turns(
     if spans is not None:
         starts = [0, *(end for _, end in spans)]
         pieces = zip(starts, spans, strict=False)
-        return [[p for at, (a, b) in pieces for p in ((whole[at:a], False), (whole[a:b], True))]]
+        return [([p for at, (a, b) in pieces for p in ((whole[at:a], False), (whole[a:b], True))], "")]
     if len(learned) * len(messages) > MAX_RENDERED:
         raise TrainingError(
             f"{where}: {len(messages)} messages with {len(learned)} answers are too many for one row: cut it"
@@ -245,7 +247,7 @@ def _turns(
             return [_last_turn(render(j, prompt=True) if j else "", render(j + 1, prompt=False)) for j in learned]
         parts += [(whole[at : len(before)], False), (whole[len(before) : len(after)], True)]
         at = len(after)
-    return [parts]
+    return [(parts, "")]
 
 
 def _marked(messages: Messages, template: ChatTemplate) -> list[dict[str, Any]]:
@@ -263,13 +265,13 @@ def _marked(messages: Messages, template: ChatTemplate) -> list[dict[str, Any]]:
     return found
 
 
-def _last_turn(before: str, after: str) -> list[Part]:
+def _last_turn(before: str, after: str) -> tuple[list[Part], str]:
     # the generation prompt may hold what the finished turn has not, such as an empty thought
     n, most = 0, min(len(before), len(after))
     while n < most:  # by halves: a step a character would take too long
         middle = (n + most + 1) // 2
         n, most = (middle, most) if before[n:middle] == after[n:middle] else (n, middle - 1)
-    return [(after[:n], False), (after[n:], True)]
+    return [(after[:n], False), (after[n:], True)], before[n:]
 
 
 def _without_bos(parts: Sequence[Part], tokenizer: Tokenizer) -> Sequence[Part]:

@@ -17,7 +17,14 @@ from logitless.models.tokenizer import Tokenizer
 from logitless.training.data import tokenize_rows
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.load import DataOptions, Reader, load_dataset, text_dataset
-from logitless.training.data.packing import PackedExamples, SampleOptions, StridedSamples, TextSamples, find_samples
+from logitless.training.data.packing import (
+    Groups,
+    PackedExamples,
+    SampleOptions,
+    StridedSamples,
+    TextSamples,
+    find_samples,
+)
 from logitless.training.data.sampler import Sampler, split, split_samples
 from logitless.training.data.sources import MAX_LINE, read_rows
 from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of, row_texts
@@ -342,9 +349,30 @@ def test_a_row_with_too_many_answers_is_refused_where_each_must_be_rendered(row:
 def test_a_row_of_many_messages_is_rendered_a_few_times() -> None:
     """The number of renderings does not grow with the messages: the 100,000 of one row are learned."""
     template = CountingTemplate()
-    ((_, parts),) = row_texts([conversation(100_000)], template, "d")  # type: ignore[arg-type]
+    ((_, parts, _),) = row_texts([conversation(100_000)], template, "d")  # type: ignore[arg-type]
     assert parts == [part for _ in range(50_000) for part in (("[hi][", False), ("hi]", True))]
     assert template.n_messages <= 12 * 100_000
+
+
+def test_a_generation_prompt_that_answers_lack_is_told(shared_data: Path) -> None:
+    """Its end is no part of what is learned; an answer that has it is as it is asked for."""
+    v = vocabulary(shared_data, "qwen2")
+    ends = LAST_THINKS.replace("<|assistant|>{% endif", "<|assistant|><think>\n{% endif").replace("<think></think>", "")
+    template = ChatTemplate(ends, bos_token="", eos_token="")
+    answers = ("one", "<think>\nhm</think>two", "three")
+    asked = {"role": "user", "content": "1?"}
+    rows = [
+        DatasetRow(i, messages=(asked, {"role": "assistant", "content": answer})) for i, answer in enumerate(answers, 1)
+    ]
+    packed = PackedExamples(examples_of(rows, v, template), 64)
+    assert packed.losses == [
+        "2 of 3 examples are learned without '<think>\\n', which the chat template's generation prompt has before an "
+        "answer: requests will have it"
+    ]
+    assert Groups([(example,) for example in examples_of(rows, v, template)], 64).losses == packed.losses
+    assert PackedExamples(examples_of(rows[1:2], v, template), 64).losses == []
+    rewriting = ChatTemplate(LAST_THINKS, bos_token="", eos_token="")
+    assert PackedExamples(examples_of(rows, v, rewriting), 64).losses == []
 
 
 TURNS = (
@@ -394,9 +422,9 @@ def test_long_rows_are_learned_as_short_ones(monkeypatch: pytest.MonkeyPatch, so
     if kind == "begins":
         said = said[1:]
     row, template = DatasetRow(1, messages=tuple(said)), ChatTemplate(source, bos_token="", eos_token="")
-    texts = [parts for _, parts in row_texts([row], template, "d")]
+    texts = [parts for _, parts, _ in row_texts([row], template, "d")]
     monkeypatch.setattr(tokenize_rows, "FEW", 10_000)
-    exact = [parts for _, parts in row_texts([row], template, "d")]
+    exact = [parts for _, parts, _ in row_texts([row], template, "d")]
     assert [[p for p in parts if p[0]] for parts in texts] == [[p for p in parts if p[0]] for parts in exact]
 
 
@@ -417,7 +445,7 @@ def test_rendering_ends_where_nobody_waits() -> None:
 
 def test_a_long_conversation_is_learned() -> None:
     template = CountingTemplate()
-    ((_, parts),) = row_texts([conversation(200)], template, "d")  # type: ignore[arg-type]
+    ((_, parts, _),) = row_texts([conversation(200)], template, "d")  # type: ignore[arg-type]
     assert parts == [part for _ in range(100) for part in (("[hi][", False), ("hi]", True))]
-    turns = [parts for _, parts in row_texts([conversation(6)], CountingTemplate("."), "d")]  # type: ignore[arg-type]
+    turns = [parts for _, parts, _ in row_texts([conversation(6)], CountingTemplate("."), "d")]  # type: ignore[arg-type]
     assert turns == [[("[hi]" * (2 * i + 1) + "[", False), ("hi].", True)] for i in range(3)]
