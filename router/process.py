@@ -9,8 +9,9 @@ import re
 import secrets
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from logitless.models.errors import ModelFileError
@@ -117,58 +118,57 @@ class ServerProcess:
             await self.ended()
 
 
-async def download(
-    words: Sequence[str], environ: Mapping[str, str], report: Report, say: Callable[[str], None]
-) -> None:
-    """Run `logitless download` for the source in the environment. DownloadFailed has its last line."""
-    process = await spawn(("download", *words, "--json"), environ, asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    last = ""
-
-    async def listen(errors: asyncio.StreamReader) -> None:
-        nonlocal last
-        async for line in lines(errors):
-            say(line)
-            last = line or last
-
-    listening = asyncio.create_task(listen(process.stderr))
+@asynccontextmanager
+async def _running(words: Sequence[str], environ: Mapping[str, str], stdout: int) -> AsyncIterator[Process]:
+    """A process of a command, which is killed if the block ends before it."""
+    process = await spawn(words, environ, stdout)
     try:
-        async for line in lines(process.stdout):
-            with suppress(ValueError, TypeError, KeyError):  # a line of some library
-                progress = json.loads(line)
-                report(str(progress["file"]), int(progress["done"]), int(progress["total"]))
-        await listening
-        code = await process.wait()
+        yield process
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-        listening.cancel()
+
+
+async def _last_line(stderr: asyncio.StreamReader | None, say: Callable[[str], None]) -> str:
+    """The last line that is not empty; `say` gets each."""
+    assert stderr is not None
+    last = ""
+    async for line in lines(stderr):
+        say(line)
+        last = line or last
+    return last.removeprefix("logitless: ")
+
+
+async def download(
+    words: Sequence[str], environ: Mapping[str, str], report: Report, say: Callable[[str], None]
+) -> None:
+    """Run `logitless download` for the source in the environment. DownloadFailed has its last line."""
+    async with _running(("download", *words, "--json"), environ, asyncio.subprocess.PIPE) as process:
+        assert process.stdout is not None
+        listening = asyncio.create_task(_last_line(process.stderr, say))
+        try:
+            async for line in lines(process.stdout):
+                with suppress(ValueError, TypeError, KeyError):  # a line of some library
+                    progress = json.loads(line)
+                    report(str(progress["file"]), int(progress["done"]), int(progress["total"]))
+            last, code = await listening, await process.wait()
+        finally:
+            listening.cancel()
     if code:
-        raise DownloadFailed(last.removeprefix("logitless: ") or f"the download ended with exit code {code}")
+        raise DownloadFailed(last or f"the download ended with exit code {code}")
 
 
 async def quantize(
     environ: Mapping[str, str], say: Callable[[str], None], source: Path, place: Path, kind: str
 ) -> None:
     """Run `logitless quantize`. ModelFileError has its last line."""
-    process = await spawn(("quantize", str(source), str(place), kind), environ, asyncio.subprocess.DEVNULL)
-    assert process.stderr is not None
-    last = ""
-    try:
-        async for line in lines(process.stderr):
-            say(line)
-            last = line or last
-        code = await process.wait()
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    words = ("quantize", str(source), str(place), kind)
+    async with _running(words, environ, asyncio.subprocess.DEVNULL) as process:
+        last, code = await _last_line(process.stderr, say), await process.wait()
     if code:
-        reason = last.removeprefix("logitless: ").partition("; --")[0] or f"it ended with exit code {code}"
+        reason = last.partition("; --")[0] or f"it ended with exit code {code}"
         raise ModelFileError(place, without_folders(reason, str(source)))
 
 

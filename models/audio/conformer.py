@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul, scale, silu, softcap, sum_to
@@ -21,27 +19,24 @@ from logitless.graph.ops.pointwise import div, exp, relu, sigmoid
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import take_columns, transpose
 from logitless.graph.tensor import Tensor, const, feed
-from logitless.models.audio.params import N_FRAMES, AudioParams, halved
+from logitless.models.audio.encoder import Array, AudioEncoder
+from logitless.models.audio.params import AudioParams, halved
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.projector_weights import Declared, load_projector_weights, matrix, n_rows, plain
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights
 
-Array = npt.NDArray[Any]
 SIDE = 3  # of the two convolutions
 PAST = 11  # rows before it that a row attends to
 TAPS = 5  # of the convolution of a block
 CAP = 50.0  # of attention scores
 EPS = 1e-6
-_QUERY, _KEY = 1 / math.log(2), math.log(1 + math.e) / math.log(2)
+_QUERY, _KEY = 1 / math.log(2), math.log(1 + math.e) / math.log(2)  # scales of queries and keys
 
 
 @dataclass(frozen=True)
-class ConformerEncoder:
-    """The encoder of one projector file on the session of its text model."""
-
-    p: AudioParams
-    w: Weights
+class ConformerEncoder(AudioEncoder):
+    """Gemma 4's encoder and the projector of one file."""
 
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> ConformerEncoder:
@@ -50,19 +45,9 @@ class ConformerEncoder:
         w = load_projector_weights(session, gguf, p.kind, tensors, audio=True, bounded=True, biased=norms)
         return cls(p, w)
 
-    @property
-    def states(self) -> list[str]:
-        """Names of the encoder's constants on the session."""
-        return [t.name for t in self.w.tensors.values()]
-
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Rows of a chunk."""
         return self.p.n_rows(n_frames)
-
-    @property
-    def usual_size(self) -> tuple[int, int]:
-        """Shape of the largest chunk."""
-        return N_FRAMES, self.p.n_mel
 
     def feeds(self, chunks: Sequence[Array]) -> dict[str, Array]:
         """Inputs of `rows` for spectrograms (frames, n_mel) f32 of one size."""
@@ -87,7 +72,7 @@ class ConformerEncoder:
         }
 
     def rows(self, n_chunks: int, n_frames: int, n_mel: int) -> list[Tensor]:
-        """Rows (n_chunks · rows of a chunk, n_embd_text) f32. Their inputs are those of `feeds`."""
+        """Rows (n_chunks · rows of a chunk, n_embd_text) f32; `feeds` has the inputs."""
         p, w = self.p, self.w
         height, width = halved(n_frames), halved(n_mel)
         total, columns = n_chunks * p.n_rows(n_frames), halved(width)
@@ -134,8 +119,8 @@ class ConformerEncoder:
             by_distance = b.linear("attn_k_rel", distances)
             k = add(k, reshape(by_distance, shape=(1 + PAST, 1, p.n_head, p.head_dim)))
         scores = sum_to(mul(k, q), shape=(1 + PAST, n, p.n_head, 1))
-        shares = mul(exp(softcap(scores, cap=CAP)), seen)  # at most e^50
-        y = div(sum_to(mul(v, shares), shape=heads), sum_to(shares, shape=(1, n, p.n_head, 1)))
+        weights = mul(exp(softcap(scores, cap=CAP)), seen)  # at most e^50
+        y = div(sum_to(mul(v, weights), shape=heads), sum_to(weights, shape=(1, n, p.n_head, 1)))
         return b.linear("attn_out", reshape(y, shape=x.shape))
 
     def _past(self, x: Tensor, past: Tensor) -> Tensor:
@@ -154,22 +139,16 @@ class ConformerEncoder:
             x = add(x, bias)
         return b.linear("conv_pw2", silu(_normed(b, "norm_conv", x)))
 
-    def row_places(self, n_frames: int, n_mel: int) -> tuple[Array, Array, Array]:
-        """Indices of a chunk's rows in the prompt: those of `rows`, and of extra rows, of which there
-        are none."""
-        rows = np.arange(self.p.n_rows(n_frames))
-        return rows, rows[:0], rows[:0]
-
 
 def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
-    """Ids of rows of one chunk, for n chunks of `size` rows; those below 0 are that of the zeros behind
-    all chunks. They are `parts` lists, and each stays together."""
+    """Row indices of n chunks of `size` rows (i32), from those of one chunk in `parts` lists. A negative
+    index becomes n · size, the row of zeros behind all chunks."""
     ids = ids.reshape(parts, 1, -1)
     return np.where(ids < 0, n * size, ids + size * np.arange(n)[:, None]).reshape(-1).astype(np.int32)
 
 
 def _normed(b: Weights, name: str, x: Tensor) -> Tensor:
-    """RMS norm of x (T, n); x itself where the file has none of that name."""
+    """RMS norm of x (T, n); x itself where the file has no such norm."""
     return rms_norm(x, b[name], eps=EPS) if name in b else x
 
 

@@ -1,17 +1,14 @@
 """Decoding of sound files to waveforms: WAV by our own reader, others by libsndfile (soundfile).
 
-A file is decoded in blocks, mixed to one channel and resampled as it is read. So the memory that it
-takes is that of the waveform, however much is packed into it.
+A file is decoded in blocks, mixed to one channel and resampled as it is read. So it takes
+the memory of its waveform, however well it is compressed.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
-from threading import Lock
 
 import numpy as np
 
@@ -21,14 +18,13 @@ from logitless.models.audio.waveform import RATE, Waveform, resampled
 FORMATS = ("WAV", "MP3", "FLAC", "Ogg")
 MAX_SECONDS = 600.0
 MAX_CHANNELS = 8
-KEPT_NBYTES = 64 << 20  # samples of files that were read last
 MIN_RATE, MAX_RATE = 1000, 384_000
-_UNKNOWN = 2**63 - 1  # samples, as libsndfile tells them
+_UNKNOWN = 2**63 - 1  # libsndfile's number of samples of a stream
 _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)  # a tag, or a frame of the layers 1 to 3
 
 
 def audio_format(data: bytes) -> str | None:
-    """One of FORMATS, as the first bytes of a file tell it; None: it is no sound."""
+    """The format of a file by its first bytes, one of FORMATS; None: it is no sound file."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "WAV"
     if data[:4] in (b"fLaC", b"OggS"):
@@ -36,9 +32,10 @@ def audio_format(data: bytes) -> str | None:
     return "MP3" if _MP3.match(data) else None
 
 
-def decode_audio(data: bytes, max_seconds: float = MAX_SECONDS, look: Callable[[], None] = lambda: None) -> Waveform:
-    """The sound of a file, its channels averaged. AudioError: it is none of FORMATS, broken, empty,
-    or longer than `max_seconds`. `look` is called for each block; what it raises ends the work."""
+def decode_audio(data: bytes, max_seconds: float = MAX_SECONDS, check: Callable[[], None] = lambda: None) -> Waveform:
+    """Decode a file to a waveform; channels are averaged. AudioError: it is none of FORMATS, broken, empty,
+    or longer than `max_seconds`. `check` is called for each block;
+    an exception of it ends the work."""
     kind = audio_format(data)
     if kind is None:
         raise AudioError(f"is no sound of a known format ({', '.join(FORMATS)})")
@@ -48,8 +45,8 @@ def decode_audio(data: bytes, max_seconds: float = MAX_SECONDS, look: Callable[[
     if not MIN_RATE <= sound.rate <= MAX_RATE:
         raise AudioError(f"has a rate of {sound.rate} Hz, {MIN_RATE} to {MAX_RATE} are possible")
     n, parts = 0, []
-    with np.errstate(all="ignore"):  # _mono looks for what is no number
-        for part in resampled(_mono(sound, look), sound.rate):
+    with np.errstate(all="ignore"):  # _mono refuses NaN and infinity
+        for part in resampled(_mono(sound, check), sound.rate):
             parts.append(part)
             n += len(part)
             if n > max_seconds * RATE:
@@ -59,9 +56,9 @@ def decode_audio(data: bytes, max_seconds: float = MAX_SECONDS, look: Callable[[
     return Waveform(np.clip(np.concatenate(parts), -1, 1))
 
 
-def _mono(sound: Sound, look: Callable[[], None]) -> Iterator[F32]:
+def _mono(sound: Sound, check: Callable[[], None]) -> Iterator[F32]:
     for block in sound.blocks:
-        look()
+        check()
         mono = block.mean(axis=1, dtype=np.float32)
         if not np.isfinite(mono).all():
             raise AudioError("has samples that are no numbers")
@@ -85,36 +82,13 @@ def _open(data: bytes, kind: str) -> Sound:
                 yield block
         except LibsndfileError:
             raise broken from None
-        told = 0 if file.frames == _UNKNOWN else file.frames
-        if n < (told if kind == "FLAC" else told // 2):  # other formats only guess it
-            raise AudioError(f"is cut off or broken: {n} of {told} samples can be decoded")
+        declared = 0 if file.frames == _UNKNOWN else file.frames
+        if n < (declared if kind == "FLAC" else declared // 2):  # an estimate in other formats
+            raise AudioError(f"is cut off or broken: {n} of {declared} samples can be decoded")
 
     try:
         file = SoundFile(io.BytesIO(data))
     except (LibsndfileError, TypeError, ValueError):
         raise broken from None
-    file.seekable = lambda: False  # else it seeks after each block, which some files do not allow
+    file.seekable = lambda: False  # soundfile seeks after each block otherwise, and some files cannot be sought
     return Sound(file.samplerate, file.channels, blocks())
-
-
-class KeptWaveforms:
-    """Decoder that keeps the waveforms that were read last, by the hashes of their files: each
-    request of a conversation has all of its sounds again. Any thread may call it."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, Waveform] = OrderedDict()  # least recently used first
-        self._lock = Lock()
-
-    def read(self, data: bytes, max_seconds: float, look: Callable[[], None]) -> Waveform:
-        """As decode_audio, whose work it does once for a file."""
-        name = blake2b(data, digest_size=16).digest()
-        with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
-        waveform = decode_audio(data, max_seconds, look)
-        with self._lock:
-            self._kept[name] = waveform
-            while sum(kept.samples.nbytes for kept in self._kept.values()) > KEPT_NBYTES:
-                self._kept.popitem(last=False)
-        return waveform

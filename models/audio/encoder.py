@@ -1,6 +1,6 @@
-"""Audio encoder (Whisper; Radford et al., 2022) and projector: spectrograms → rows of the text model.
+"""Audio encoders: their base, and Whisper's with projector: spectrograms → rows of the text model.
 
-Chunks are a batch; they do not attend to each other."""
+Whisper is of Radford et al., 2022. Chunks are a batch; they do not attend to each other."""
 
 from __future__ import annotations
 
@@ -39,31 +39,41 @@ HEAD_EPS = 1e-6  # of norms of the projector
 
 @dataclass(frozen=True)
 class AudioEncoder:
-    """The encoder of one projector file on the session of its text model."""
+    """Base of the audio encoders: parameters, and weights on the session of the text model."""
 
     p: AudioParams
     w: Weights
-
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> AudioEncoder:
-        """Define the weights. ModelFileError names the tensor at fault."""
-        tensors = _tensors(gguf, p, n_embd_text)
-        norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
-        return cls(p, load_projector_weights(session, gguf, p.kind, tensors, audio=True, biased=norms))
 
     @property
     def states(self) -> list[str]:
         """Names of the encoder's constants on the session."""
         return [t.name for t in self.w.tensors.values()]
 
-    def n_inputs(self, n_frames: int, n_mel: int) -> int:
-        """Positions of a chunk, which attend to each other."""
-        return n_frames // 2
-
     @property
     def usual_size(self) -> tuple[int, int]:
-        """Shape of a chunk."""
+        """(frames, mel bins) of a whole chunk."""
         return N_FRAMES, self.p.n_mel
+
+    def row_places(self, n_frames: int, n_mel: int) -> tuple[Array, Array, Array]:
+        """Indices of a chunk's rows in the prompt; the extra rows that images may have are missing."""
+        rows = np.arange(self.p.n_rows(n_frames))
+        return rows, rows[:0], rows[:0]
+
+
+@dataclass(frozen=True)
+class WhisperEncoder(AudioEncoder):
+    """Whisper's encoder and the projector of one file."""
+
+    @classmethod
+    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> WhisperEncoder:
+        """Define the weights. ModelFileError names the tensor at fault."""
+        tensors = _tensors(gguf, p, n_embd_text)
+        norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
+        return cls(p, load_projector_weights(session, gguf, p.kind, tensors, audio=True, biased=norms))
+
+    def n_inputs(self, n_frames: int, n_mel: int) -> int:
+        """Positions of a chunk; they attend to each other."""
+        return n_frames // 2
 
     def feeds(self, chunks: Sequence[Array]) -> dict[str, Array]:
         """Inputs of `rows` for spectrograms (N_FRAMES, n_mel) f32."""
@@ -71,8 +81,8 @@ class AudioEncoder:
         padded = np.pad(np.stack(chunks), ((0, 0), (1, 1), (0, 0)))
         patches = np.lib.stride_tricks.sliding_window_view(padded, TAPS, 1)  # (n, N_FRAMES, n_mel, TAPS)
         frames = 2 * np.arange(N_POSITIONS)[:, None] + np.arange(-1, 2)
-        nothing = n * N_FRAMES  # a row of zeros
-        taps = np.where(frames < 0, nothing, np.arange(n)[:, None, None] * N_FRAMES + frames)
+        zeros = n * N_FRAMES  # index of a row of zeros
+        taps = np.where(frames < 0, zeros, np.arange(n)[:, None, None] * N_FRAMES + frames)
         feeds = {
             "audio.patches": np.ascontiguousarray(patches.reshape(n * N_FRAMES, -1), np.float32),
             "audio.taps": taps.reshape(-1).astype(np.int32),
@@ -85,7 +95,7 @@ class AudioEncoder:
         return feeds
 
     def rows(self, n_chunks: int, n_frames: int, n_mel: int) -> list[Tensor]:
-        """Rows (n_chunks · rows of a chunk, n_embd_text) f32. Their inputs are those of `feeds`."""
+        """Rows (n_chunks · rows of a chunk, n_embd_text) f32; `feeds` has the inputs."""
         p, w = self.p, self.w
         total = n_chunks * N_POSITIONS
         x = feed("audio.patches", (n_chunks * N_FRAMES, TAPS * p.n_mel))
@@ -117,7 +127,7 @@ class AudioEncoder:
         return b.linear("attn_out", reshape(y, shape=x.shape))
 
     def _stacked(self, x: Tensor, n_chunks: int) -> Tensor:
-        """Rows side by side; those of a chunk that fill no stack are left out."""
+        """Stacks of neighbouring rows (rows, stack · n_embd); a chunk's last rows that fill no stack are left out."""
         p = self.p
         of_chunk, used = x.shape[0] // n_chunks, p.n_rows() * p.stack
         if used < of_chunk:
@@ -135,12 +145,6 @@ class AudioEncoder:
         n = x.shape[1] // 2
         x = mul(take_columns(x, 0, n), silu(take_columns(x, n, n)))
         return w.linear("mm.a.mlp.2", rms_norm(x, w["mm.a.norm_mid"], eps=HEAD_EPS))
-
-    def row_places(self, n_frames: int, n_mel: int) -> tuple[Array, Array, Array]:
-        """Indices of a chunk's rows in the prompt: those of `rows`, and of extra rows, of which there
-        are none."""
-        rows = np.arange(self.p.n_rows())
-        return rows, rows[:0], rows[:0]
 
 
 def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:

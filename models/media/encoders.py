@@ -1,4 +1,4 @@
-"""Encoders of media: those of one projector file on the session of its text model."""
+"""Encoders of images and sounds: those of one projector file, on the session of the text model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
 from logitless.models.audio.conformer import ConformerEncoder
-from logitless.models.audio.encoder import AudioEncoder
+from logitless.models.audio.encoder import WhisperEncoder
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
 from logitless.models.vision.encoder import VisionEncoder
@@ -20,24 +20,27 @@ Array = npt.NDArray[Any]
 
 
 class Encoder(Protocol):
-    """Tiles of one size → rows of the text model. A size is the first two sides of a tile's array."""
+    """An encoder: tiles of one size → rows of the text model.
+
+    A size is (height, width) of pixels, or (frames, mel bins) of a spectrogram.
+    """
 
     @property
     def states(self) -> list[str]: ...  # names of its constants
     @property
     def usual_size(self) -> tuple[int, int]: ...
     def n_inputs(self, height: int, width: int, /) -> int: ...  # rows that attend to each other
-    def feeds(self, tiles: Sequence[Array], /) -> dict[str, Array]: ...
+    def feeds(self, tiles: Sequence[Array], /) -> dict[str, Array]: ...  # inputs of `rows`
     def rows(self, n_tiles: int, height: int, width: int, /) -> list[Tensor]: ...
     def row_places(self, height: int, width: int, /) -> tuple[Array, Array, Array]: ...
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """The encoders of images and of sounds, of which there is one at least."""
+    """The encoder of images and the encoder of sounds; a projector file has at least one of them."""
 
     vision: VisionEncoder | None
-    audio: AudioEncoder | ConformerEncoder | None
+    audio: Encoder | None
 
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Encoders:
@@ -45,20 +48,21 @@ class Encoders:
         vision = None if p.vision is None else VisionEncoder.define(session, gguf, p.vision, n_embd_text)
         if p.audio is None:
             return cls(vision, None)
-        kind = ConformerEncoder if p.audio.projector.conformer else AudioEncoder
+        kind = ConformerEncoder if p.audio.projector.conformer else WhisperEncoder
         return cls(vision, kind.define(session, gguf, p.audio, n_embd_text))
 
     def __iter__(self) -> Iterator[tuple[bool, Encoder]]:
-        """(True for that of sounds, encoder)."""
+        """(is_audio, encoder) of each encoder."""
         if self.vision is not None:
             yield False, self.vision
         if self.audio is not None:
             yield True, self.audio
 
     def of(self, is_audio: bool) -> Encoder:
+        """The encoder of sounds or of images. KeyError: the projector file has none."""
         return dict(self)[is_audio]
 
     def extra_rows(self, kinds: Tensor) -> Tensor:
-        """Rows (n, n_embd_text) of images beside those of patches, by kind (n,) i32."""
+        """Rows (n, n_embd_text) that images have beside their patches, such as line ends, by kind (n,) i32."""
         assert self.vision is not None  # sounds have none
         return self.vision.extra_rows(kinds)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
 from threading import Lock
+from typing import Generic, TypeVar
 
 from logitless.models.audio.spectrogram import chunks_of
 from logitless.models.audio.waveform import Waveform
@@ -16,23 +17,45 @@ from logitless.models.tokenizer import Tokenizer
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.preprocess import pieces_of
 
-KEPT_NBYTES = 64 << 20  # of tiles of media that were read last
+CACHE_NBYTES = 64 << 20  # of decoded media
 Pieces = list[list[int] | Tile]
+T = TypeVar("T")
+
+
+class MediaCache(Generic[T]):
+    """LRU cache of decoded media by digest, CACHE_NBYTES at most. Any thread may call it.
+
+    Each request of a conversation has all of its media again, so they are decoded once.
+    """
+
+    def __init__(self, nbytes: Callable[[T], int]) -> None:
+        """`nbytes`: bytes of an entry."""
+        self._nbytes = nbytes
+        self._entries: OrderedDict[bytes, T] = OrderedDict()  # least recently used first
+        self._lock = Lock()
+
+    def get(self, digest: bytes, decode: Callable[[], T]) -> T:
+        """The entry of a digest; `decode` makes a new one, and its errors are the caller's."""
+        with self._lock:
+            if digest in self._entries:
+                self._entries.move_to_end(digest)
+                return self._entries[digest]
+        entry = decode()
+        with self._lock:
+            self._entries[digest] = entry
+            while sum(map(self._nbytes, self._entries.values())) > CACHE_NBYTES:
+                self._entries.popitem(last=False)
+        return entry
 
 
 class MediaInput:
-    """Reads prompts with images and sounds for one model. Any thread may call it.
-
-    The media that were read last are kept by the hashes of their files: each request of a
-    conversation has all of them again.
-    """
+    """Turns prompts with images and sounds into token ids and tiles, for one model. Any thread may call it."""
 
     def __init__(self, params: MediaParams, tokenizer: Tokenizer, *, mrope: bool) -> None:
         self.params = params
         self._tokenizer = tokenizer
         self.mrope = mrope
-        self._kept: OrderedDict[bytes, Pieces] = OrderedDict()  # least recently used first
-        self._lock = Lock()
+        self._cache: MediaCache[Pieces] = MediaCache(_nbytes)
 
     @property
     def reads_images(self) -> bool:
@@ -44,23 +67,11 @@ class MediaInput:
 
     def image(self, data: bytes) -> Pieces:
         """Tokens and tiles of an image file. ImageError: it cannot be used."""
-        return self._known(blake2b(data, digest_size=16).digest(), partial(self._image, data))
+        return self._cache.get(digest_of(data), partial(self._image, data))
 
     def audio(self, waveform: Waveform) -> Pieces:
         """Tokens and tiles of a sound."""
-        return self._known(waveform.digest, partial(self._audio, waveform))
-
-    def _known(self, name: bytes, read: Callable[[], Pieces]) -> Pieces:
-        with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
-        pieces = read()
-        with self._lock:
-            self._kept[name] = pieces
-            while sum(map(_nbytes, self._kept.values())) > KEPT_NBYTES:
-                self._kept.popitem(last=False)
-        return pieces
+        return self._cache.get(waveform.digest, partial(self._audio, waveform))
 
     def _image(self, data: bytes) -> Pieces:
         p = self.params.vision
@@ -84,20 +95,20 @@ class MediaInput:
     def prompt(
         self, texts: Sequence[str], media: Sequence[Pieces], *, add_special: bool = True
     ) -> tuple[tuple[int, ...], PromptMedia]:
-        """(token ids, tiles) of texts with an image or a sound between each two. `add_special`: with BOS and EOS
-        where the vocabulary has them.
+        """(token ids, tiles) of texts with an image or a sound between each two.
 
-        As in llama.cpp each text is tokenized by itself.
+        `add_special`: add BOS and EOS where the vocabulary has them. As in llama.cpp, each text is
+        tokenized by itself.
         """
-        words = self._tokenizer
+        tokenizer = self._tokenizer
         pieces: list[Sequence[int] | Tile] = []
-        if add_special and words.add_bos and words.bos_id is not None:
-            pieces.append([words.bos_id])
+        if add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
+            pieces.append([tokenizer.bos_id])
         for i, text in enumerate(texts):
-            pieces.append(words.encode(text, add_special=False, parse_special=True) if text else [])
+            pieces.append(tokenizer.encode(text, add_special=False, parse_special=True) if text else [])
             pieces += media[i] if i < len(media) else []
-        if add_special and words.add_eos and words.eos_id is not None:
-            pieces.append([words.eos_id])
+        if add_special and tokenizer.add_eos and tokenizer.eos_id is not None:
+            pieces.append([tokenizer.eos_id])
         ids, spans = place(pieces)
         return ids, self.placed(spans)
 
@@ -109,13 +120,18 @@ class MediaInput:
     @cached_property
     def _newline(self) -> int | None:
         """The first token whose text is a newline, without the blank that some tokenizers add."""
-        words = self._tokenizer
-        return next((id for id in range(words.n_vocab) if words.piece(id) == b"\n"), None)
+        tokenizer = self._tokenizer
+        return next((id for id in range(tokenizer.n_vocab) if tokenizer.piece(id) == b"\n"), None)
 
     def _ids(self, text: str) -> list[int]:
         if text == "\n" and self._newline is not None:
             return [self._newline]
         return self._tokenizer.encode(text, add_special=False, parse_special=True)
+
+
+def digest_of(data: bytes) -> bytes:
+    """Hash of a media file, 16 bytes."""
+    return blake2b(data, digest_size=16).digest()
 
 
 def _nbytes(pieces: Pieces) -> int:

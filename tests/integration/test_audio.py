@@ -18,7 +18,7 @@ import pytest
 from openai import BadRequestError
 
 from tests.helpers.audio_files import AUDIO_SPECS, N_CTX, sound, write_audio_projector, write_audio_text_model
-from tests.helpers.fuzz import examples
+from tests.helpers.fuzz import examples, mutated
 from tests.helpers.paths import MODELS, ROOT
 from tests.helpers.sounds import packed, wav
 from tests.helpers.vision_files import picture, png
@@ -154,12 +154,7 @@ def test_mutated_sounds(server: Any) -> None:
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     statuses = set()
     for seed in range(examples(40)):
-        r = random.Random(seed)
-        whole = files[r.choice(sorted(files))]
-        data = bytearray(whole if r.random() < 0.7 else whole[: r.randint(1, len(whole))])
-        for _ in range(r.randint(0, 6)):
-            at = r.randrange(min(len(data), r.choice((40, len(whole)))))
-            data[at : at + r.randint(0, 2)] = r.randbytes(r.randint(0, 3))
+        data = mutated(files, random.Random(seed))
         content = [{"type": "text", "text": "Hear"}, part(base64.b64encode(data).decode())]
         body = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import BadRequestError
 
-from tests.helpers.fuzz import examples
+from tests.helpers.fuzz import examples, mutated
 from tests.helpers.paths import MODELS, ROOT
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
 from tests.integration.test_readme import ADDRESS
@@ -136,12 +136,7 @@ def test_embeddings(server: Any) -> None:
 @given(seed=st.integers(0, 2**32))
 def test_mutated_images(server: Any, seed: int) -> None:
     """2,000 with --fuzz 50: an answer, or a 400 that names message and part."""
-    r = random.Random(seed)
-    whole = FILES[r.choice(sorted(FILES))]
-    data = bytearray(whole if r.random() < 0.7 else whole[: r.randint(1, len(whole))])
-    for _ in range(r.randint(0, 6)):
-        at = r.randrange(min(len(data) + 1, r.choice((40, len(whole)))))
-        data[at : at + r.randint(0, 2)] = r.randbytes(r.randint(0, 3))
+    data = mutated(FILES, random.Random(seed))
     uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     parts = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": uri}}]
     body = json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 1}).encode()

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Final, NamedTuple
 
-from logitless.models.audio.decode import MAX_SECONDS, KeptWaveforms, audio_format
+from logitless.models.audio.decode import MAX_SECONDS, audio_format, decode_audio
 from logitless.models.audio.wav import AudioError
-from logitless.models.media.media_input import MediaInput
+from logitless.models.audio.waveform import Waveform
+from logitless.models.media.media_input import MediaCache, MediaInput, digest_of
 from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.vision.images import FileError, ImageError, data_of, from_base64
 from logitless.server.protocol.fields import article, bad_request
@@ -60,7 +61,7 @@ class Media:
         self.max_seconds = max_seconds
         self.sources = sources or Sources()
         self.marker = f"<__media_{secrets.token_hex(8)}__>"  # no client can guess it
-        self._waveforms = KeptWaveforms()
+        self._waveforms: MediaCache[Waveform] = MediaCache(lambda waveform: waveform.samples.nbytes)
 
     def of(self, sources: Sources) -> Media:
         """The same for a request that may name these sources."""
@@ -90,8 +91,11 @@ class Media:
         return self.marker
 
     def seconds(self, data: bytes) -> float:
-        """Length of a sound."""
-        return self._waveforms.read(data, self.max_seconds, check).seconds
+        """Length of a sound file in seconds. AudioError: it cannot be decoded."""
+        return self._waveform(data).seconds
+
+    def _waveform(self, data: bytes) -> Waveform:
+        return self._waveforms.get(digest_of(data), lambda: decode_audio(data, self.max_seconds, check))
 
     def _put(
         self, name: str, value: object, kind: str, read: Callable[[str, str, str], bytes], found: list[Medium]
@@ -142,7 +146,7 @@ class Media:
                 if kind == IMAGE:
                     pieces.append(self.input.image(data))
                     continue
-                waveform = self._waveforms.read(data, self.max_seconds, check)
+                waveform = self._waveform(data)
             except (ImageError, AudioError) as error:
                 bad_request(where, f"the {kind} {error}")
             seconds += waveform.seconds

@@ -13,7 +13,7 @@ from gguf import GGUFReader
 from logitless.backends.registry import open_backends
 from logitless.graph import Session
 from logitless.models.audio.conformer import ConformerEncoder
-from logitless.models.audio.encoder import AudioEncoder
+from logitless.models.audio.encoder import WhisperEncoder
 from logitless.models.audio.params import AudioParams, read_audio_params
 from logitless.models.audio.spectrogram import chunks_of
 from logitless.models.audio.waveform import Waveform
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
         p = read_audio_params(gguf)
         (chunk,) = chunks_of(heard, p)
         assert np.abs(chunk - mel).max() < 1e-4
-        encoder = AudioEncoder.define(session, gguf, p, N_TEXT)
+        encoder = WhisperEncoder.define(session, gguf, p, N_TEXT)
         # two chunks at once: each is as alone
         rows = encoder.rows(2, 3000, spec.n_mel)
         (found,) = session.compute(rows, encoder.feeds([chunk, np.zeros_like(chunk)]))
@@ -123,11 +123,11 @@ def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(
             ModelFileError, match=r"tensor 'a\.conv1d\.1\.weight' has shape .40, 80, 3., expected .40, 128, 3."
         ):
-            AudioEncoder.define(session, gguf, replace(p, n_mel=128), N_TEXT)
+            WhisperEncoder.define(session, gguf, replace(p, n_mel=128), N_TEXT)
         with pytest.raises(
             ModelFileError, match=r"tensor 'a\.blk\.1\.attn_q\.weight' is unknown in a projector of type ultra"
         ):
-            AudioEncoder.define(session, gguf, replace(p, n_layer=1), N_TEXT)
+            WhisperEncoder.define(session, gguf, replace(p, n_layer=1), N_TEXT)
 
 
 def test_encoders_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

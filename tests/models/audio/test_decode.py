@@ -11,7 +11,7 @@ import pytest
 from logitless.models.audio.decode import MAX_CHANNELS, AudioError, audio_format, decode_audio
 from logitless.models.audio.wav import MAX_CHUNKS
 from logitless.models.audio.waveform import Waveform
-from tests.helpers.fuzz import examples
+from tests.helpers.fuzz import examples, mutated
 from tests.helpers.sounds import F32, changed, chunk, packed, riff, sine, wav
 
 TONE = sine(440, 4000)
@@ -111,11 +111,11 @@ def test_the_work_ends_when_nobody_waits() -> None:
     class Left(Exception):
         pass
 
-    def look() -> None:
+    def check() -> None:
         raise Left
 
     with pytest.raises(Left):
-        decode_audio(wav(TONE), look=look)
+        decode_audio(wav(TONE), check=check)
 
 
 def test_other_formats_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +169,9 @@ def test_mutated_files() -> None:
     """300, 15,000 with --fuzz 50: a waveform within its bounds, or one line."""
     files, n_read, refusals = _files(), 0, set()
     for seed in range(examples(300)):
-        r = random.Random(seed)
-        whole = files[r.choice(sorted(files))]
-        data = bytearray(whole if r.random() < 0.7 else whole[: r.randint(1, len(whole))])
-        for _ in range(r.randint(0, 6)):
-            at = r.randrange(min(len(data), r.choice((40, len(whole)))))
-            data[at : at + r.randint(0, 2)] = r.randbytes(r.randint(0, 3))
+        data = mutated(files, random.Random(seed))
         try:
-            found = decode_audio(bytes(data)).samples
+            found = decode_audio(data).samples
         except AudioError as error:
             refusals.add(str(error))
         else:

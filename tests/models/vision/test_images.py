@@ -167,7 +167,7 @@ def test_a_bidirectional_image_fits_into_a_step(tmp_path: Path) -> None:
 
 def test_images_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their files' bytes, up to a number of bytes of pixels."""
-    monkeypatch.setattr(media_input, "KEPT_NBYTES", 2 * 16 * 16 * 3)
+    monkeypatch.setattr(media_input, "CACHE_NBYTES", 2 * 16 * 16 * 3)
     with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["mlp"])) as file:
         reads = media_input.MediaInput(read_media_params(file), cast(Any, None), mrope=False)
     files = [png(picture(20, 16, seed=seed)) for seed in range(3)]
