@@ -119,9 +119,7 @@ async def main(url: str, browser: Browser, folder: Path) -> None:
     async with browser.tab() as tab:
         tour = Tour(tab, folder)
         await tab.look(*WIDE)
-        await tab.open(url + "/")
-        await tab.run("globalThis.$ = id => document.getElementById(id); 0")
-        await tab.run("globalThis.all = s => [...document.querySelectorAll(s)]; 0")
+        await tab.open_page(url)
         await tab.until("$('mode') && $('model').value")
         begun = time.monotonic()
         await tab.run("$('settings').click()")

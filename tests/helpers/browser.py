@@ -100,6 +100,12 @@ class Tab:
         """Type into the focused element."""
         await self.call("Input.insertText", text=text)
 
+    async def open_page(self, url: str) -> None:
+        """Open the page of the server at `url`, and define `$` (by id) and `all` (by selector)."""
+        await self.open(url + "/")
+        await self.run("globalThis.$ = id => document.getElementById(id); 0")
+        await self.run("globalThis.all = s => [...document.querySelectorAll(s)]; 0")
+
     async def fill(self, selector: str, text: str) -> None:
         """Put a text into a field, as typing or choosing does."""
         found = f"document.querySelector({json.dumps(selector)})"

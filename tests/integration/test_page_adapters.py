@@ -36,9 +36,7 @@ def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 async def page(browser: Browser, server: Any) -> AsyncIterator[Tab]:
     async with browser.tab() as made:
         await made.look(1280, 800)
-        await made.open(server.url + "/")
-        await made.run("globalThis.$ = id => document.getElementById(id); 0")
-        await made.run("globalThis.all = s => [...document.querySelectorAll(s)]; 0")
+        await made.open_page(server.url)
         await made.until("$('mode') && $('model').value")
         await made.fill("#mode", "text")
         await made.run("$('settings').click()")

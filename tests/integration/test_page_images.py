@@ -37,8 +37,7 @@ def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 async def page(browser: Browser, server: Any) -> AsyncIterator[Tab]:
     async with browser.tab() as made:
-        await made.open(server.url + "/")
-        await made.run("globalThis.$ = id => document.getElementById(id); 0")
+        await made.open_page(server.url)
         await made.until("$('attach')?.title.startsWith('Attach images')")
         yield made
         assert made.said == []
