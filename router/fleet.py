@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def has_own_file(self) -> bool:
-        """True for a model whose file has its name: those of created models are all called the same."""
+        """True if the file has a name of its own. Files of created models all have the same name."""
         return bool(self.path) and self.created is None
 
 

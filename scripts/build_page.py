@@ -41,9 +41,9 @@ def bodies() -> str:
 def _fields(schema: dict[str, Any]) -> str:
     required, lines = schema["required"], []
     for name, field in schema["properties"].items():
-        told = f" // {field['description']}" if "description" in field else ""
+        comment = f" // {field['description']}" if "description" in field else ""
         key = name if name.isidentifier() else json.dumps(name)
-        lines.append(f"  {key}{'' if name in required else '?'}: {_type(field)};{told}\n")
+        lines.append(f"  {key}{'' if name in required else '?'}: {_type(field)};{comment}\n")
     return "".join(lines)
 
 
@@ -85,7 +85,7 @@ def _compiled() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write what the sources give, or compare."""
+    """Write the built files, or compare them with the sources."""
     parser = argparse.ArgumentParser(prog="scripts/build-page", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only: fail when a committed file differs")
     check = parser.parse_args().check

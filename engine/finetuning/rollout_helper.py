@@ -1,7 +1,7 @@
 """Rollout helper: samples answers for the reinforcement job of another process.
 
-It defines the job's adapter beside the model, writes the values that come with each batch, and
-answers the batch's questions in the time that training would have."""
+It defines the job's adapter beside the model, writes the values of each batch to it, and answers
+the batch's questions in the time that training has (engine/time_sharing.py)."""
 
 from __future__ import annotations
 
@@ -64,25 +64,20 @@ class RolloutHelper:
         may_help: Callable[[], bool],
     ) -> None:
         """`may_help`: False in the process that runs the jobs."""
-        self._queues, self._engine, self._scheduler, self._wake, self._may_help = (
-            queues,
-            engine,
-            scheduler,
-            wake,
-            may_help,
-        )
+        self._queues, self._engine, self._scheduler = queues, engine, scheduler
+        self._wake, self._may_help = wake, may_help
         self._process = secrets.token_hex(8)
         self._changed = threading.Condition()
         self._closed = False
         # of the thread that talks to the queue
-        self._heard = ""  # the newest batch
+        self._newest = ""  # name of the newest batch
         self._share: Share | None = None  # of it; None: there is none to help with
         self._values: Mapping[str, F32] = {}  # of its adapter
         # of the engine thread
-        self.task: EngineTask | None = None  # that makes the adapter
+        self.task: EngineTask | None = None  # makes the adapter
         self._adapter: _Adapter | None = None
         self._work: Generator[Slice | Outside, None, None] | None = None
-        self._of: Share | None = None  # that the work is of
+        self._of: Share | None = None  # the share of the work
         self._waits = False  # nothing runs: the work waits for questions
         self._failed = ""  # the last job that could not be helped here
         threading.Thread(target=self._listen, name="rollout-helper", daemon=True).start()
@@ -154,9 +149,9 @@ class RolloutHelper:
         return True
 
     def _abandon(self) -> None:
-        """Leave the batch: the queue hears no more of this process, and gives its questions to others."""
+        """Leave the batch under a new name, so that the queue gives this process's questions to others."""
         with self._changed:
-            self._process, self._share, self._heard = secrets.token_hex(8), None, ""
+            self._process, self._share, self._newest = secrets.token_hex(8), None, ""
         self._forget()
 
     def _forget(self) -> None:
@@ -177,7 +172,7 @@ class RolloutHelper:
                 queue = self._queues.find()
             try:
                 if queue is not None:
-                    self._hear(queue)
+                    self._take(queue)
                     continue
             except QueueLost:
                 queue = None
@@ -185,25 +180,25 @@ class RolloutHelper:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, BEAT)
 
-    def _hear(self, queue: Queue) -> None:
+    def _take(self, queue: Queue) -> None:
         """Ask for questions, or for another batch."""
         share, kind = self._share, kind_of(self._engine)
         if share is None or share.over:
-            news = queue.take(self._process, kind, self._heard, 0, -1, BEAT)
+            news = queue.take(self._process, kind, self._newest, 0, -1, BEAT)
         else:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or share.n_wanted > 0, BEAT)
                 n = max(0, share.n_wanted)
-            news = queue.take(self._process, kind, self._heard, n, -1, BEAT if n else 0.0)
-            share.hear(news)
+            news = queue.take(self._process, kind, self._newest, n, -1, BEAT if n else 0.0)
+            share.receive(news)
         batch = news.batch
         if batch is None:
-            self._heard = ""
-        elif batch.name != self._heard:
+            self._newest = ""
+        elif batch.name != self._newest:
             values = queue.values(batch.name) if batch.kind == kind else None
-            self._heard = batch.name
+            self._newest = batch.name
             if batch.kind != kind:
-                log.warning("%s: this process rounds otherwise than the job's, and samples no answers of it", batch.job)
+                log.warning("%s: no answers are sampled here: this process rounds otherwise than the job's", batch.job)
             if values is not None:
                 self._values = values
                 self._show(Share(self._process, queue, batch, self._changed))

@@ -1,7 +1,7 @@
-"""Rollout queue: the questions of one batch, and which process answers which of them.
+"""Rollout queue: the questions of one batch, the processes that answer them, and the answers.
 
-It belongs to a job and lives beside the processes that use it. It keeps no order of its own: the
-job puts the answers in the order of the questions."""
+It belongs to a job and may be a process of its own. It has answers in order of arrival; the job
+puts them in the order of the questions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from logitless.training.policy.reinforcement import Answer
     from logitless.training.trainable import F32
 
-BEAT = 1.0  # seconds that a process waits for news, and after which it tells that it is there
-LOST = 5.0  # seconds of silence after which others answer a process's questions
+BEAT = 1.0  # seconds between two calls of a waiting process
+LOST = 5.0  # seconds without a call, after which a process counts as lost
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class News:
-    """Answer to `take`: questions by number, and the answers that the process did not know."""
+    """Result of `take`: questions by number, and the answers that are new to the process."""
 
     batch: Batch | None
     questions: Sequence[tuple[int, Question]] = ()
@@ -88,9 +88,9 @@ class RolloutQueue:
     _questions: Sequence[Question] = ()
     _prompts: Sequence[bytes] = ()
     _holders: dict[int, str] = field(default_factory=dict)  # processes that answer, by number
-    _begun: dict[bytes, str] = field(default_factory=dict)  # first process that got a prompt, whose cache has it
-    _answers: dict[int, Answer] = field(default_factory=dict)  # in the order in which they came
-    _seen: dict[str, float] = field(default_factory=dict)  # last sign of each process
+    _begun: dict[bytes, str] = field(default_factory=dict)  # by prompt: first process that got it and has it cached
+    _answers: dict[int, Answer] = field(default_factory=dict)  # in order of arrival
+    _calls: dict[str, float] = field(default_factory=dict)  # time of the last call of each process
 
     def post(self, batch: Batch, values: Mapping[str, F32], questions: Sequence[Question]) -> None:
         self.batch, self._values, self._questions = batch, values, questions
@@ -103,15 +103,15 @@ class RolloutQueue:
             self._answers = {}
 
     def has_news(self, process: str, kind: str, batch: str, n: int, n_known: int) -> bool:
-        """True if `take` has something to tell."""
+        """True if `take` would return at once."""
         if not self._is(batch):
             return self.batch is not None or bool(batch)
         return bool(n and self._free(process, kind)) or 0 <= n_known < len(self._answers)
 
     def take(self, process: str, kind: str, batch: str, n: int, n_known: int) -> News:
-        """See Queue.take. Answers to one prompt are of one process as far as there are others for
-        the others, because they share the prompt's prefix."""
-        self._seen[process] = self.clock()
+        """See Queue.take. One process gets all questions of a prompt while others have prompts left,
+        because its answers share the prompt's prefix."""
+        self._calls[process] = self.clock()
         if not self._is(batch):
             return News(self.batch)
         taken = []
@@ -126,8 +126,8 @@ class RolloutQueue:
         return News(self.batch, taken, answers)
 
     def give(self, process: str, batch: str, number: int, answer: Answer) -> None:
-        """Keep an answer; those that were sampled twice are equal."""
-        self._seen[process] = self.clock()
+        """Keep an answer. An answer that was sampled twice has the same bits both times."""
+        self._calls[process] = self.clock()
         if self._is(batch):
             self._answers.setdefault(number, answer)
 
@@ -143,13 +143,13 @@ class RolloutQueue:
         return self.batch is not None and self.batch.name == batch
 
     def _free(self, process: str, kind: str) -> list[int]:
-        """Questions that nobody answers who is still there."""
+        """Numbers of questions without an answer, of which no live process has taken any."""
         if self.batch is None or self.batch.kind != kind:
             return []
-        late = self.clock() - LOST
-        there = {name for name, at in self._seen.items() if at >= late} | {process}
+        oldest = self.clock() - LOST
+        alive = {name for name, at in self._calls.items() if at >= oldest} | {process}
         numbers = range(len(self._questions))
-        return [i for i in numbers if i not in self._answers and self._holders.get(i) not in there]
+        return [i for i in numbers if i not in self._answers and self._holders.get(i) not in alive]
 
     def _distance(self, process: str, number: int) -> int:
         begun = self._begun.get(self._prompts[number])

@@ -38,7 +38,7 @@ NOTHING_TO_DO = Slice(math.inf)  # users have all slots
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and the seed and the length of the answer that is to be sampled."""
+    """A prompt with the seed and the maximum length of its answer."""
 
     prompt: I32
     seed: int
@@ -50,7 +50,7 @@ class Work(Protocol):
 
     @property
     def over(self) -> bool:
-        """True if nothing more is to be sampled here, nor what runs."""
+        """True if no further answer is needed, running ones included."""
 
     def take(self, n_free: int) -> tuple[int, Question] | None:
         """The next question; None: there is none now. `n_free`: slots without a request; 0: users
@@ -59,10 +59,10 @@ class Work(Protocol):
     def give(self, number: int, answer: Answer) -> None: ...
 
     def put_back(self, number: int) -> None:
-        """A question whose slot a user has got."""
+        """Return a question: a user's request has its slot."""
 
     def wait(self) -> Slice | Outside:
-        """The event of a time with neither a question nor a running answer."""
+        """The event to yield while there is neither a question nor a running answer."""
 
 
 class OwnWork:

@@ -31,13 +31,13 @@ log = logging.getLogger("logitless.tuning")
 
 
 def kind_of(engine: ModelRunner) -> str:
-    """A text that is equal in processes whose answers have equal bits."""
+    """Fingerprint of model and devices: processes with the same one sample the same bits."""
     devices = [(backend.name, backend.identity) for backend in engine.session.backends]
     return repr((engine.cache_kind, devices))
 
 
 def values_of(trainable: Trainable) -> dict[str, F32]:
-    """All numbers of an adapter, those included that its start decides."""
+    """All values of an adapter, trained and frozen, by name."""
     frozen = {name: trainable.owner(partial(trainable.session.read, t.name)) for name, t in trainable.frozen}
     return trainable.read() | frozen
 
@@ -77,8 +77,8 @@ class Share:
         with self._changed:
             self._changed.wait_for(lambda: self.waiting or self.over, BEAT)
 
-    def hear(self, news: News) -> None:
-        """Take up what the queue has told."""
+    def receive(self, news: News) -> None:
+        """Take up the questions that the queue gave, or the end of the batch."""
         with self._changed:
             if news.batch is None or news.batch.name != self.batch.name:
                 self.ended = True
@@ -88,13 +88,13 @@ class Share:
 
 
 class _OwnShare(Share):
-    """The share of the job's process, which needs all answers. Without a queue it samples the rest."""
+    """The share of the job's process. It ends with all answers, and samples the rest if the queue is lost."""
 
     def __init__(self, *args: Any, questions: Sequence[Question]) -> None:
         super().__init__(*args)
         self._questions, self._running = questions, set[int]()
         self.answers: dict[int, Answer] = {}
-        self.n_heard = self.n_own = 0  # answers that the queue has told, and those that were sampled here
+        self.n_received = self.n_own = 0  # answers from the queue; answers of this process
         self._alone = False
 
     @property
@@ -120,15 +120,15 @@ class _OwnShare(Share):
         self._running.discard(number)
         super().put_back(number)
 
-    def hear(self, news: News) -> None:
+    def receive(self, news: News) -> None:
         if news.batch is not None and news.batch.name == self.batch.name:  # else the batch is not there yet
-            self.n_heard += len(news.answers)
+            self.n_received += len(news.answers)
             for number, answer in news.answers:
                 self.answers.setdefault(number, answer)
-            super().hear(news)
+            super().receive(news)
 
-    def lose(self) -> None:
-        """Go on without the queue."""
+    def go_on_alone(self) -> None:
+        """Answer all further questions here: the queue is lost."""
         with self._changed:
             self._alone = True
             self.waiting.clear()
@@ -142,7 +142,7 @@ class _OwnShare(Share):
 class SharedRollouts:
     """Samples from the adapter in training with other processes. A training.policy.reinforcement.Policy.
 
-    A queue that is not there yet, or is lost, leaves all questions to this process."""
+    While there is no queue, this process answers all questions."""
 
     def __init__(self, own: Rollouts, trainable: Trainable, job: str, engine: ModelRunner, queues: Queues) -> None:
         self._own, self._trainable, self._job, self._kind, self._queues = own, trainable, job, kind_of(engine), queues
@@ -222,12 +222,12 @@ class SharedRollouts:
                 while (share := self._wanting()) is not None:
                     n = max(0, share.n_wanted)
                     wait = BEAT if n else 0.0
-                    share.hear(queue.take(self._process, self._kind, share.batch.name, n, share.n_heard, wait))
+                    share.receive(queue.take(self._process, self._kind, share.batch.name, n, share.n_received, wait))
             except QueueLost as error:
                 log.warning("%s: its answers are sampled by this process alone: %s", self._job, error)
                 self._queue = None
                 if (share := self._share) is not None:
-                    share.lose()
+                    share.go_on_alone()
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, BEAT)
             finally:

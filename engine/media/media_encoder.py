@@ -20,12 +20,12 @@ from logitless.models.media.params import MediaParams
 from logitless.models.media.prompt_media import Tile
 
 ARENA = "media"  # name of the plans' memory arena
-MOST_INPUTS = 8192  # patches and frames of tiles that are encoded together
-LEAST_ROWS = 1024  # rows of media that the device keeps at least
+MOST_INPUTS = 8192  # patches and frames of a batch of tiles
+LEAST_ROWS = 1024  # minimum of the rows of the pool
 
 
 class MediaEncoder:
-    """Tiles → rows of a pool on the device, least recently used ones first out.
+    """Encodes tiles to rows of a pool on the device; the least recently used tiles go first.
 
     Row 0 of the pool is zero: tokens of text read it.
     """
@@ -39,33 +39,33 @@ class MediaEncoder:
         n_pages = -(-(1 + self.n_rows) // PAGE)
         names = ["image_rows", *(f"image_rows.deepstack.{i}" for i in range(len(p.deepstack)))]
         self.pools = [session.define(name, (n_pages, 1, PAGE, n_embd)) for name in names]
-        self._kept: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by key: (first row, rows)
+        self._places: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by key: (first row, rows), LRU order
         self._reserved: dict[bytes, tuple[int, int]] = {}  # of tiles in work
         self.n_encoded = 0  # tiles
         self.unprepared = list(self.encoders)  # encoders without a plan of their usual size
 
     def first_row(self, tile: Tile) -> int | None:
-        """The pool's first row of a tile; None: it is not there (any more)."""
-        kept = self._kept.get(tile.key)
-        if kept is None:
+        """The pool's first row of a tile; None: the pool does not have it."""
+        place = self._places.get(tile.key)
+        if place is None:
             return None
-        self._kept.move_to_end(tile.key)
-        return kept[0]
+        self._places.move_to_end(tile.key)
+        return place[0]
 
     def place(self, tile: Tile, pinned: Collection[bytes] = ()) -> bool:
-        """Reserve room for a tile that will be encoded; False: there is none. `pinned`: keys of tiles
-        that must stay."""
+        """Reserve rows of the pool for a tile; False: there are none. `pinned`: keys of tiles that must
+        stay."""
         first = self._make_room(tile.n_rows, pinned)
         if first is not None:
             self._reserved[tile.key] = first, tile.n_rows
         return first is not None
 
     def encode(self, tiles: Sequence[Tile]) -> Iterator[float]:
-        """Encode tiles of one size that have room. Yields before each part the seconds that it will
-        take, 0 if unknown; the rows count as there when it ends."""
+        """Encode tiles of one size, for which `place` has reserved rows. Yields before each part its
+        expected seconds, 0 if unknown. The rows are valid when the generator ends."""
         try:
             yield from self._run([(tile, self._reserved[tile.key][0]) for tile in tiles])
-            self._kept |= {tile.key: self._reserved[tile.key] for tile in tiles}
+            self._places |= {tile.key: self._reserved[tile.key] for tile in tiles}
             self.n_encoded += len(tiles)
         finally:
             for tile in tiles:
@@ -91,8 +91,7 @@ class MediaEncoder:
         return plan
 
     def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
-        """Make the plan of one tile of the usual size and pack its weights, until `request_waits()`: a
-        request waits. False: nothing is left to prepare."""
+        """Compile plans for one tile of the usual size, until a request waits. False: all are compiled."""
         while self.unprepared:
             is_audio, encoder = self.unprepared[-1]
             plan = self._plan(is_audio, 1, *encoder.usual_size)
@@ -104,8 +103,8 @@ class MediaEncoder:
                 return True
         return False
 
-    def together(self, tile: Tile) -> int:
-        """Tiles of this size that are encoded in one run at most."""
+    def batch_size(self, tile: Tile) -> int:
+        """Maximum of tiles of this size in one run."""
         return max(1, MOST_INPUTS // max(1, self.encoders.of(tile.is_audio).n_inputs(*tile.size)))
 
     @property
@@ -127,21 +126,22 @@ class MediaEncoder:
         return pools
 
     def _make_room(self, n: int, pinned: Collection[bytes]) -> int | None:
-        """First of n neighbouring free rows; tiles that were not used for longest give theirs up."""
+        """First of n neighbouring free rows, evicting the least recently used tiles; None: all others are
+        pinned."""
         while True:
             start = 1
-            for first, held in sorted([*self._kept.values(), *self._reserved.values(), (1 + self.n_rows, 0)]):
+            for first, n_rows in sorted([*self._places.values(), *self._reserved.values(), (1 + self.n_rows, 0)]):
                 if first - start >= n:
                     return start
-                start = first + held
-            oldest = next((key for key in self._kept if key not in pinned), None)
+                start = first + n_rows
+            oldest = next((key for key in self._places if key not in pinned), None)
             if oldest is None:
                 return None
-            del self._kept[oldest]
+            del self._places[oldest]
 
     def clear(self) -> None:
         """Forget all rows: the device's memory is gone."""
-        self._kept.clear()
+        self._places.clear()
 
 
 def _stored(pool: Tensor, rows: Tensor, to: Tensor) -> Tensor:

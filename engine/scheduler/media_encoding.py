@@ -112,7 +112,7 @@ class MediaEncoding:
                 first = next(iter(tiles.values()), tile)
                 if (tile.is_audio, tile.size) != (first.is_audio, first.size):
                     continue  # its turn comes
-                if len(tiles) == encoder.together(first) or not encoder.place(tile, pinned):
+                if len(tiles) == encoder.batch_size(first) or not encoder.place(tile, pinned):
                     break
                 tiles[tile.key] = tile
                 seqs += [seq] if seq is not None else []

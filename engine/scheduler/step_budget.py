@@ -20,9 +20,9 @@ REMEMBERED = 129  # decode steps of a median: other processes may delay dozens o
 SLOWDOWN = 1.2  # duration of a step with rows of batches relative to one of its streams alone
 FEW = 3  # steps of streams alone that must be known before rows of batches join them
 OFTEN = 15  # steps of a size whose median counts
-REFRESH = 16  # steps with rows of batches, after which one without shows what streams take alone
-PATIENCE = 32  # steps after which a batch gets on in any case
-RETRY = 256  # steps after which a size that was too slow is tried again
+REFRESH = 16  # steps with rows of batches until one without measures the streams alone
+PATIENCE = 32  # steps without rows of batches until they join in any case
+RETRY = 256  # steps until the measurement of a size is forgotten
 
 
 @dataclass
@@ -157,7 +157,7 @@ class BatchRows:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}  # of the last steps, by their rounded number of rows
-        self._seen: dict[int, int] = {}  # step in which a size was last seen
+        self._last_step: dict[int, int] = {}  # last step of a size
         self._n_steps = 0
         self._n_joined = 0  # steps since the last one of streams alone
         self._n_waited = 0  # steps since the last one with rows of batches
@@ -166,10 +166,10 @@ class BatchRows:
     def observe(self, size: int, seconds: float) -> None:
         """Note the duration of a step of so many rows, rounded up to a bucket."""
         self._n_steps += 1
-        for old in [old for old, step in self._seen.items() if self._n_steps - step > RETRY]:
-            del self._seen[old], self._seconds[old]
+        for old in [old for old, step in self._last_step.items() if self._n_steps - step > RETRY]:
+            del self._last_step[old], self._seconds[old]
         self._seconds.setdefault(size, deque(maxlen=OFTEN)).append(seconds)
-        self._seen[size] = self._n_steps
+        self._last_step[size] = self._n_steps
 
     def rows(self, n_streams: int, n_waiting: int, *, mixed: bool, busy: bool) -> int:
         """Rows of batches in the next step, of `n_waiting`. `mixed`: some are of prompts; `busy`: prompts of
@@ -180,7 +180,7 @@ class BatchRows:
         return min(n_waiting, max(0, size - n_streams))
 
     def _size(self, n_streams: int, n_waiting: int, *, mixed: bool, busy: bool) -> int:
-        """Rows of the next step; 0: those of its streams."""
+        """Rows of the next step, rounded to a bucket; 0: the streams' rows alone."""
         sizes = _sizes(n_streams, n_waiting, mixed=mixed)
         if self._n_waited >= PATIENCE:
             return sizes[0]
@@ -204,7 +204,7 @@ class BatchRows:
         return sizes[0]
 
     def _expected(self, size: int) -> float:
-        """Seconds of a step of this size: between those of the next known sizes."""
+        """Seconds of a step of this size, interpolated between the next known sizes."""
         below = max((known for known in self._seconds if known <= size), default=0)
         above = min((known for known in self._seconds if known >= size), default=below)
         least, most = (statistics.median_low(self._seconds[known]) for known in (below or above, above))

@@ -44,7 +44,7 @@ class StepPlanner:
         plan, prompts, late = self._ready(interleaved, background)
         if not plan and not prompts and not in_flight:
             plan = late
-        batches: list[Sequence] = []  # sequences of batches that wait for what streams leave
+        batches: list[Sequence] = []  # sequences of batches, for the room beside the streams
         if self._running.n_batch and any(seq.is_decoding for seq, _ in plan):
             batches = [seq for seq in (*(seq for seq, _ in plan), *prompts) if seq.request.is_batch]
             plan = [part for part in plan if not part[0].request.is_batch]
@@ -95,7 +95,7 @@ class StepPlanner:
         together = sum([seq.n_schedulable for seq in prompts if not seq.throttled])
         left = max(total, min(full, n_decoding + together), n_decoding + 1) - n_decoding
         given: list[int] = []
-        for is_batch in (False, True):  # those of batches, which come last, have what others leave
+        for is_batch in (False, True):  # batches get the rest, and come last in `prompts`
             debts = [seq.n_schedulable for seq in prompts if seq.request.is_batch == is_batch]
             given += shares(debts, left - sum(given))
         return [(seq, seq.chunk(n)) for seq, n in zip(prompts, given, strict=True) if n]

@@ -1,4 +1,4 @@
-"""Queue of a reinforcement job's rollouts as a Ray actor, by which the replicas of a model share them."""
+"""Rollout queue of a reinforcement job as a Ray actor, for the replicas of a model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Queue:
 
 
 class ActorQueues:
-    """Queues by a name, which the replicas of one model share. A rollout_queue.Queues."""
+    """Queues by the name of a model, for its replicas. A rollout_queue.Queues."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rollouts of {name}"

@@ -1,1 +1,1 @@
-"""Audio: sound files decoded to waveforms of 16 kHz."""
+"""Audio: sound files, waveforms, spectrograms and the encoders of sounds."""

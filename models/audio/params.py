@@ -14,8 +14,8 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
 
-N_FRAMES = 3000  # of a spectrogram that the encoder reads at once: 30 seconds
-N_POSITIONS = N_FRAMES // 2  # of the encoder
+N_FRAMES = 3000  # frames of a chunk: 30 seconds
+N_POSITIONS = N_FRAMES // 2  # of a chunk in Whisper's encoder
 MAX_MEL = 256  # bins of a spectrogram
 
 
@@ -37,10 +37,10 @@ class AudioProjector:
     end: str = ""  # text after them
     pooled: bool = False  # the mean of each two rows, before the encoder's last norm
     stacked: bool = False  # several rows become one, side by side
-    # as many chunks as a sound has begun, and the frames at its end see it mirrored; else, as in
-    # llama.cpp, silence follows a sound, and one chunk more than it fills is read
+    # the number of chunks is rounded up, and the last frames see the sound mirrored; else silence
+    # follows a sound, and the encoder reads one chunk more than the sound fills, as in llama.cpp
     mirrored: bool = False
-    conformer: bool = False  # the encoder is a conformer, which reads any number of frames
+    conformer: bool = False  # the encoder is a conformer: it reads any number of frames
 
 
 _QWEN2 = AudioProjector(AudioHead.LINEAR, "<|audio_bos|>", "<|audio_eos|>", pooled=True)
@@ -76,14 +76,14 @@ class AudioParams:
         return self.n_embd // self.n_head
 
     def n_rows(self, n_frames: int = N_FRAMES) -> int:
-        """Rows of a chunk in the prompt; the last ones that fill no stack are left out."""
+        """Rows of a chunk in the prompt, without a last stack that is not full."""
         if self.projector.conformer:
             return halved(halved(n_frames))
         return N_POSITIONS // (2 if self.projector.pooled else 1) // self.stack
 
 
 def halved(n: int) -> int:
-    """Outputs of a convolution of 3 with a stride of 2, with zeros at both ends."""
+    """Length of the output of a convolution of 3 with a stride of 2 and zeros at both ends."""
     return (n + 1) // 2
 
 

@@ -12,16 +12,18 @@ from logitless.models.audio.waveform import RATE, Waveform
 
 F32 = npt.NDArray[np.float32]
 N_FFT, HOP = 400, 160  # samples of a frame, and from one to the next
-_EDGE = N_FFT // 2  # samples before the first that its frame has
+_EDGE = N_FFT // 2  # samples of the first frame before the sound
 _CHUNK = N_FRAMES * HOP
-_FLOOR = 1e-10  # least power, and that of silence
+_FLOOR = 1e-10  # minimum of a power; silence has it
+WINDOW, N_FFT_WIDE = 320, 512  # samples of a frame of Gemma 4, and with the zeros behind them
+LEAST_MAGNITUDE = 1e-3  # minimum of a magnitude of Gemma 4
 
 
 def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
-    """Spectrograms (N_FRAMES, n_mel) of the chunks of a sound, one after the other.
+    """Log-mel spectrograms (N_FRAMES, n_mel) f32 of the chunks of a sound, in order.
 
-    Whisper's values are relative to the loudest of the sound: 8 decades below it everything is
-    silence. Gemma 4's are absolute, and its last chunk has fewer frames.
+    Whisper's values are relative to the loudest of the sound: 8 decades below it is silence. Gemma 4's
+    are absolute, and its last chunk has fewer frames.
     """
     samples = np.asarray(waveform.samples, np.float32)
     if p.projector.conformer:
@@ -47,10 +49,6 @@ def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
     return list(out.astype(np.float32).reshape(n_chunks, N_FRAMES, p.n_mel))
 
 
-WINDOW, N_FFT_WIDE = 320, 512  # samples of a frame of Gemma 4, and with the zeros behind them
-LEAST_MAGNITUDE = 1e-3
-
-
 def _magnitudes(samples: F32, n_mel: int) -> F32:
     """Logarithms of magnitudes (frames, n_mel): a frame each HOP, the first with half a frame of
     zeros before the sound."""
@@ -62,8 +60,8 @@ def _magnitudes(samples: F32, n_mel: int) -> F32:
     window = np.zeros(N_FFT_WIDE, np.float32)
     window[:WINDOW] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     magnitudes = np.abs(np.fft.rfft(frames * window))
-    found: F32 = np.log(np.maximum(magnitudes @ _wide_filters(n_mel).T, LEAST_MAGNITUDE)).astype(np.float32)
-    return found
+    logs: F32 = np.log(np.maximum(magnitudes @ _wide_filters(n_mel).T, LEAST_MAGNITUDE)).astype(np.float32)
+    return logs
 
 
 @lru_cache
@@ -81,8 +79,8 @@ def _window() -> F32:
 
 @lru_cache
 def mel_filters(n_mel: int) -> F32:
-    """Weights (n_mel, frequencies) of triangles of equal area, whose corners are equally far apart on
-    Slaney's mel scale: linear up to 1 kHz, then logarithmic."""
+    """Weights (n_mel, frequencies) of triangles of equal area with equidistant corners on Slaney's mel
+    scale, which is linear up to 1 kHz, then logarithmic."""
     step, knee, log_step = 200 / 3, 15.0, np.log(6.4) / 27
     top = knee + np.log(RATE / 2 / 1000) / log_step
     mels = np.linspace(0, top, n_mel + 2)

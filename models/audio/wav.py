@@ -10,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
-BLOCK = 1 << 16  # samples of one channel that are decoded at once
+BLOCK = 1 << 16  # samples per channel of a decoded block
 MAX_CHUNKS = 256  # before the samples
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-_STREAMED = (0, 0xFFFF_FFFF)  # sizes that a writer leaves that cannot go back: the samples end with the file
+_STREAMED = (0, 0xFFFF_FFFF)  # sizes of writers that cannot seek back: the samples end with the file
 
 
 class AudioError(ValueError):
-    """Sound that cannot be used; the text is one line without the sound's name."""
+    """A sound file cannot be used; the text is one line without its name."""
 
 
 @dataclass(frozen=True)
 class Sound:
-    """An opened file: its rate in Hz, and its samples in blocks (n, n_channels), −1 … 1."""
+    """An opened sound file: rate in Hz, and samples in blocks (n, n_channels) f32, −1 … 1."""
 
     rate: int
     n_channels: int
@@ -30,7 +30,7 @@ class Sound:
 
 
 def open_wav(data: bytes) -> Sound:
-    """The sound of a WAV file. AudioError: it is broken, or has another coding than PCM and float."""
+    """Open a WAV file. AudioError: it is broken, or its coding is neither PCM nor float."""
     coding = b""
     for name, start, size in _chunks(data):
         if name == b"fmt ":
@@ -41,7 +41,7 @@ def open_wav(data: bytes) -> Sound:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(name, start, bytes) of each chunk after the head; the samples of a streamed file reach to its end."""
+    """(name, start, size in bytes) of each chunk after the head. Samples of a streamed file reach to its end."""
     at = 12
     for _ in range(MAX_CHUNKS):
         if at + 8 > len(data):

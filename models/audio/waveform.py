@@ -39,7 +39,7 @@ class Waveform:
 
 
 def resampled(blocks: Iterable[F32], rate: int) -> Iterator[F32]:
-    """The same sound at RATE: ceil(n · RATE / rate) samples in all, the first of the same time."""
+    """Resample to RATE, in blocks: ceil(n · RATE / rate) samples in all; the first keeps its time."""
     if rate == RATE:
         yield from blocks
         return
@@ -54,7 +54,7 @@ def resampled(blocks: Iterable[F32], rate: int) -> Iterator[F32]:
 
 
 def _response(n: int, n_out: int, rate: int) -> F32:
-    """Factors of the frequencies of n samples that n_out samples have, too."""
+    """Factors of the frequencies that both n and n_out samples have."""
     last = min(n, n_out) / 2
     at = np.arange(int(last) + 1) / last
     fall = np.clip((at - PASSED) / (1 - PASSED), 0, 1)
@@ -62,7 +62,7 @@ def _response(n: int, n_out: int, rate: int) -> F32:
 
 
 def _windows(blocks: Iterable[F32], n: int, edge: int) -> Iterator[tuple[F32, int]]:
-    """(n samples, how many are new) of a sound between two silences: windows overlap by two edges."""
+    """(n samples, number of new ones) of a sound between two silences. Windows overlap by two edges."""
     step = n - 2 * edge
     rest = np.zeros(edge, np.float32)
     for block in blocks:

@@ -1,1 +1,1 @@
-"""Media: images and sounds in prompts, by one way."""
+"""Media of prompts: images and sounds as tiles, and the encoders of a projector file."""

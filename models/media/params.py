@@ -1,4 +1,4 @@
-"""The encoders of a projector file: of images, of sounds, or of both."""
+"""Parameters of the encoders of a projector file: of images, of sounds, or of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MediaParams:
-    """Parameters of the encoders of one projector file, of which it has one at least."""
+    """Parameters of the encoders of one projector file; at least one of the two is there."""
 
     vision: VisionParams | None
     audio: AudioParams | None = None
@@ -28,7 +28,7 @@ class MediaParams:
 
     @property
     def causal(self) -> bool:
-        """True if rows of images see only earlier rows, as those of sounds always do."""
+        """True if rows of images see only earlier rows. Rows of sounds always do."""
         return self.vision is None or self.vision.causal
 
     @property
@@ -43,7 +43,7 @@ class MediaParams:
 def params_for(
     text: GGUFFile, h: Hparams, projector: GGUFFile, tokens: tuple[int, int] = (0, 0), n_ubatch: int = 0
 ) -> MediaParams:
-    """`read_media_params` for a text model. ModelFileError: it reads no media, or not by this projector."""
+    """Read the parameters of a projector for a text model. ModelFileError: they do not go together."""
     if not h.causal:
         raise ModelFileError(text.path, f"a model of architecture {h.arch} reads no images here")
     # the Gemmas with per-layer embeddings are trained with causal images
@@ -53,8 +53,11 @@ def params_for(
 def read_media_params(
     gguf: GGUFFile, tokens: tuple[int, int] = (0, 0), *, causal: bool = False, n_ubatch: int = 0
 ) -> MediaParams:
-    """The parameters of a projector file's encoders; the arguments are those of `read_params`. An
-    audio encoder of an unknown type is left out, with a warning, where there is one of images."""
+    """Read the parameters of a projector file's encoders. ModelFileError names the key at fault.
+
+    The arguments are the same as of `read_params`. An audio encoder of an unknown type is left out,
+    with a warning, if the file has an encoder of images.
+    """
     audio = None
     has_audio = audio_kind(gguf.metadata) is not None
     if not gguf.metadata.get("clip.has_vision_encoder", not has_audio):

@@ -21,7 +21,7 @@ from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weigh
 Bytes = npt.NDArray[np.uint8]
 Declared = Iterator[tuple[str, TensorSlice]]
 _PLAIN = ("f32", "f16", "bf16")
-_AUDIO = ("a.", "mm.a.")  # tensors of the encoder of sounds and its projector begin so
+_AUDIO = ("a.", "mm.a.")  # prefixes of tensors of the encoder of sounds and its projector
 _LARGEST = float(np.finfo(np.float32).max)
 _BOUNDS = {".input_min": -_LARGEST, ".input_max": _LARGEST, ".output_min": -_LARGEST, ".output_max": _LARGEST}
 
@@ -30,7 +30,7 @@ _BOUNDS = {".input_min": -_LARGEST, ".input_max": _LARGEST, ".output_min": -_LAR
 class ProjectorWeights(Weights):
     """Weights whose products may have bounds (Gemma 4)."""
 
-    bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)  # least and most of input and output
+    bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)  # minimum, maximum of input, output
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         if (bounds := self.bounds.get(f"{self.prefix}{name}.weight")) is None:
@@ -49,24 +49,26 @@ def load_projector_weights(
     bounded: bool = False,
     biased: Sequence[str] = (),
 ) -> ProjectorWeights:
-    """Tensors of an encoder and its projector as constants of the session. `audio`: those of the
-    encoder of sounds, else of images. `bounded`: matrices may have bounds. `biased`: ends of names
-    of norms that get a bias of zero where the file has none. ModelFileError names a tensor that is
-    missing, unknown, or of a wrong shape or type."""
+    """Define the tensors of an encoder and its projector as constants of the session.
+
+    `audio`: the encoder of sounds, else of images. `bounded`: matrices may have bounds. `biased`:
+    ends of names of norms that get a bias of zero if the file has none. ModelFileError names a
+    tensor that is missing, unknown, or of a wrong shape or type.
+    """
     declared = dict(tensors)
     used: dict[str, int] = {}
     for part in declared.values():
         used[part.source] = max(used.get(part.source, 0), part.start + part.n_rows)
     bounds = {}
     for name in [name for name in used if bounded and name.endswith(".weight")]:
-        given = [key for key in _BOUNDS if name.replace(".weight", key) in gguf.tensors]
-        used |= {name.replace(".weight", key): 1 for key in given}
-        if given:
+        keys = [key for key in _BOUNDS if name.replace(".weight", key) in gguf.tensors]
+        used |= {name.replace(".weight", key): 1 for key in keys}
+        if keys:
             bounds[name] = _bounds(gguf, name)
     for name in gguf.tensors:
         if name not in used and name.startswith(_AUDIO) == audio:
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {kind}")
-    found = {}
+    parts = {}
     for name, part in declared.items():
         info = gguf.tensors.get(part.source)
         if info is None:
@@ -78,19 +80,19 @@ def load_projector_weights(
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in (_PLAIN if len(part.shape) == 1 else MATRIX_TYPES):
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
-        found[name] = part
-    weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
+        parts[name] = part
+    weights = {name: define_weight(session, gguf, name, part) for name, part in parts.items()}
     for norm in [name for name in weights if name.endswith(tuple(biased))]:
         bias = norm.replace(".weight", ".bias")
         if bias not in weights:
             zeros = np.zeros(weights[norm].shape, np.float32).view(np.uint8)
-            weights[bias] = session.define(bias, weights[norm].shape, "f32", partial(_given, zeros), constant=True)
+            weights[bias] = session.define(bias, weights[norm].shape, "f32", partial(_same, zeros), constant=True)
     return ProjectorWeights(weights, bounds=bounds)
 
 
 def _bounds(gguf: GGUFFile, weight: str) -> list[float]:
     """Bounds of a matrix's inputs and outputs: least and most of each."""
-    found = []
+    bounds = []
     for key, usual in _BOUNDS.items():
         info, value = gguf.tensors.get(weight.replace(".weight", key)), usual
         if info is not None:
@@ -99,11 +101,11 @@ def _bounds(gguf: GGUFFile, weight: str) -> list[float]:
             value = float(vector(gguf.bytes_of(info.name), info.dtype)[0])
             if math.isnan(value):
                 raise ModelFileError(gguf.path, f"tensor {shown(info.name)} is not a number")
-        found.append(min(max(value, -_LARGEST), _LARGEST))
-    return found
+        bounds.append(min(max(value, -_LARGEST), _LARGEST))
+    return bounds
 
 
-def _given(raw: Bytes) -> Bytes:
+def _same(raw: Bytes) -> Bytes:
     return raw
 
 

@@ -1,7 +1,7 @@
 """Media of a prompt: tiles of pixels or sound, their places among the tokens, and M-RoPE positions.
 
 Each row of a tile is a token of the prompt whose id is negative and made from the hash of its
-values. So prefix cache, host memory and slot files tell media apart as they do texts.
+values. So prefix cache, host memory and slot files distinguish media like texts.
 """
 
 from __future__ import annotations
@@ -92,15 +92,14 @@ class PromptMedia:
         return [span for span in self.spans if span.start < stop and span.end > start]
 
     def chunk(self, start: int, n: int) -> int:
-        """Tokens of a prefill chunk of about n tokens from `start`: rows of a bidirectional tile are
-        computed together."""
+        """Tokens of a prefill chunk of about n tokens from `start`. It cuts no bidirectional tile."""
         span = None if self.causal else self.at(start + n - 1)
         if span is None or span.tile.is_audio or span.end == start + n:
             return n
         return span.start - start if span.start > start else span.end - start
 
     def last_seen(self, start: int, n: int) -> list[int]:
-        """Last position that each of n tokens from `start` sees."""
+        """Last position that each of n tokens from `start` attends to."""
         seen = list(range(start, start + n))
         if not self.causal:
             for span in self.within(start, start + n):
@@ -114,12 +113,12 @@ class PromptMedia:
         """M-RoPE positions (4, n) of n tokens from `start`, in time, height, width and images.
 
         An image has one position in time, and the text after it goes on behind its larger side
-        (Qwen2-VL); rows of sound have those of text. Framed rows have their own positions in time,
-        their line and place in it, and the number of images before; the first and the last row have
-        those of text (HunyuanVL).
+        (Qwen2-VL). Rows of sound have positions of text. Framed rows have their own positions in
+        time, their line, their column, and the number of earlier images; their first and last row
+        have positions of text (HunyuanVL).
         """
         places = np.tile(np.arange(start, start + n), (4, 1))
-        behind = 0  # positions that the images so far have saved
+        n_saved = 0  # rows of the images so far, less the positions that they take
         for number, span in enumerate(self.spans):
             if span.tile.grid is None:
                 continue
@@ -130,15 +129,15 @@ class PromptMedia:
                 # the second component is the place in the line here
                 places[1:, inside - start] = np.stack([place, line, np.full_like(inside, number)])
                 continue
-            first = span.start - behind
+            first = span.start - n_saved
             if len(inside):
                 i = inside - span.start
                 time, y, x = np.full_like(i, first), i // columns, i % columns
                 places[:, inside - start] = np.stack([time, first + y, first + x, time])
-            behind += span.tile.n_rows - max(rows, columns)
+            n_saved += span.tile.n_rows - max(rows, columns)
             after = np.arange(max(start, span.end), start + n)
             if len(after):
-                places[:, after - start] = after - behind
+                places[:, after - start] = after - n_saved
         return places.astype(np.int32)
 
 

@@ -40,11 +40,11 @@ def mobilenet_rows(p: VisionParams, w: Weights, pixels: Tensor, n: int) -> Tenso
     patches of 3 × 3 of the stem."""
     x = gelu(_normed(w, "v.conv_stem.bn", w.linear("v.conv_stem.conv", pixels)))
     m = Map(x, n, p.image_size // 2, cache(lambda name, shape: feed(name, shape, "i32")))
-    kept: dict[int, Map] = {}
+    last: dict[int, Map] = {}  # last map of each stage
     for block in p.blocks:
         m = _BLOCKS[block.kind](w, block, m)
-        kept[block.stage] = m
-    large, small = kept[N_STAGES - 2], kept[N_STAGES - 1]
+        last[block.stage] = m
+    large, small = last[N_STAGES - 2], last[N_STAGES - 1]
     ids = m.input("map.enlarged", large.x.shape[:1])
     joined = broadcast_to(const(0.0), shape=(large.x.shape[0], large.x.shape[1] + small.x.shape[1]))
     joined = set_block(joined, large.x, start=(0, 0))
@@ -61,7 +61,7 @@ def mobilenet_rows(p: VisionParams, w: Weights, pixels: Tensor, n: int) -> Tenso
 def mobilenet_feeds(p: VisionParams, tiles: Sequence[Array]) -> dict[str, Array]:
     """Inputs of `mobilenet_rows` for tiles (side, side, 3) u8, and `patches` (…, 27) of pixels."""
     n, side = len(tiles), p.image_size // 2
-    background = np.array(p.mean, np.float32) * np.float32(255)  # what normalisation makes zero
+    background = np.array(p.mean, np.float32) * np.float32(255)  # normalised to zero
     feeds = {"patches": np.concatenate([_stem_patches(tile, background) for tile in tiles])}
     for block in p.blocks:
         if block.kind is Kind.EDGE:
@@ -96,7 +96,7 @@ def _name(kind: str, size: int, stride: int, side: int) -> str:
 
 
 def _seen(block: Block, side: int) -> int:
-    """Keys of an attention."""
+    """Number of keys of an attention block over a map of side²."""
     return int((-(-side // 2) if block.key else side) ** 2)
 
 
@@ -106,7 +106,7 @@ def _before(side: int, size: int, stride: int) -> int:
 
 
 def _taps(n: int, side: int, size: int, stride: int) -> Array:
-    """(size², rows) i32: the row that each tap of each row of the result reads; n · side²: none."""
+    """(size², rows) i32: input row of each tap of each output row; n · side²: the padding."""
     out, before = -(-side // stride), _before(side, size, stride)
     at = np.arange(out) * stride - before + np.arange(size)[:, None]  # (tap, row)
     inside = (at >= 0) & (at < side)

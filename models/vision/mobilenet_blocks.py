@@ -1,4 +1,4 @@
-"""Blocks of MobileNet V5 (Gemma 3n): which a projector file has, and their tensors."""
+"""Blocks of MobileNet V5 (Gemma 3n): the blocks of a projector file, and their tensors."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _vector(name: str, n: int) -> Declared:
 
 
 def _of_channels(gguf: GGUFFile, name: str, n: int) -> Declared:
-    """An optional vector, which files have as (1, n, 1, 1)."""
+    """An optional vector; its shape in files is (1, n, 1, 1)."""
     info = gguf.tensors.get(name)
     shape = info.shape if info is not None and math.prod(info.shape) == n else (n,)
     yield name, TensorSlice(name, (n,), required=False, in_file=shape)

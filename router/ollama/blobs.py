@@ -26,7 +26,7 @@ from logitless.server.workers import to_thread
 
 RESERVE = 256 << 20  # bytes of the disk that no upload takes
 PIECE = 4 << 20  # bytes that are hashed and written at once
-UNUSED = 24 * 3600.0  # seconds after which a file that no model has is deleted
+UNUSED = 24 * 3600.0  # seconds until a file without a model is deleted
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 

@@ -1,4 +1,4 @@
-"""POST /api/create and /api/copy: a model of uploaded files, or of another model, with settings of its own."""
+"""Creation of models by Ollama's API: from uploaded files or another model, with settings of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from logitless.models.quantization.presets import PresetError, preset
 from logitless.router.catalog import CatalogError
 from logitless.router.fleet import Entry, Fleet
 from logitless.router.ollama.manifest import ADAPTER, FLAGS, MODEL, PROJECTOR, Manifest
-from logitless.router.ollama.model_store import CreatedModels, check_adapter, files_of, kind_of
+from logitless.router.ollama.model_store import CreatedModels, check_adapter, file_kind, files_of
 from logitless.router.process import ServerProcess
 from logitless.server.protocol.answers.ollama import PullProgress
 from logitless.server.protocol.dialects.ollama import CreateBody, Options
@@ -43,7 +43,7 @@ _ELSEWHERE = {
 
 @dataclass
 class _Plan:
-    """A model that is to be built. `files` and `adapters`: sources by their names in its folder."""
+    """A checked request for a model. `files` and `adapters`: sources by their names in its folder."""
 
     manifest: Manifest
     files: dict[str, Path]
@@ -53,7 +53,7 @@ class _Plan:
 
 
 class Creation:
-    """The steps of both requests. `ours` maps a client's name of a model to ours (NotFound); `read_again` updates
+    """Creates and copies models. `ours` maps a client's name of a model to ours (NotFound); `read_again` updates
     the fleet from the catalog."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Creation:
         """The checked request. RequestError names the field that is wrong."""
         for name, reason in _ELSEWHERE.items():
             if body.get(name):
-                bad_request(name, f"is not there: {reason}")
+                bad_request(name, f"is not supported: {reason}")
         name = self._free("model", asked.model)
         if bool(asked.source) == bool(asked.files):
             bad_request("from", "give the model that this one is made from, or files, and not both")
@@ -161,7 +161,7 @@ class Creation:
         places = {"model": MODEL, "projector": PROJECTOR}
         for name, digest in given.items():
             path = self._upload("files", digest)
-            kind = await self._check("files", partial(kind_of, path), name)
+            kind = await self._check("files", partial(file_kind, path), name)
             place = places.get(kind) or ADAPTER.format(len(plan.adapters) + 1)
             if place in plan.files:
                 bad_request("files", f"{name[:80]!r}: there is a {kind} already; a model in parts is joined first")
@@ -220,7 +220,7 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in FLAGS:
             bad_request(
-                f"parameters.{name[:40]}", f"is not there: {', '.join(FLAGS)} are; others are flags of the server"
+                f"parameters.{name[:40]}", f"is unknown; known: {', '.join(FLAGS)}; others are flags of the server"
             )
     options = to_builtins(read(Options, given, within="parameters."))
     found = {name: value for name in FLAGS if (value := options.get(name)) is not None}

@@ -1,4 +1,4 @@
-"""Models that clients create: built in a folder beside the others, renamed when complete, deleted as a whole."""
+"""Store of created models: each is built in a folder of its own, renamed when complete, deleted as a whole."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CreatedModels:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """A new folder, which is deleted at the block's end if `keep` has not taken it."""
+        """A new folder. It is deleted at the block's end unless `keep` has taken it."""
         with self.blobs.unfinished() as path:
             path.mkdir(mode=0o755)
             try:
@@ -100,7 +100,7 @@ class CreatedModels:
     # -- files of a model that is built
 
     async def take(self, source: Path, place: Path) -> None:
-        """Make a file appear at another place too: a hard link, or a copy where there can be none."""
+        """Put a file at another place too, as a hard link, or as a copy where links are impossible."""
         await to_thread(partial(self._take, source, place))
 
     def _take(self, source: Path, place: Path) -> None:
@@ -126,8 +126,8 @@ def files_of(path: Path, *, images: bool) -> dict[str, Path]:
     return files | ({PROJECTOR: projectors[0]} if projectors else {})
 
 
-def kind_of(path: Path) -> str:
-    """The kind of a GGUF file: model, adapter or projector. ModelFileError: it is none."""
+def file_kind(path: Path) -> str:
+    """The kind of a GGUF file: model, adapter or projector. ModelFileError: the file is neither."""
     with GGUFFile.open(path) as file:
         kind, arch = file.metadata.get("general.type"), file.metadata.get("general.architecture")
         if kind == "adapter":
@@ -140,6 +140,6 @@ def kind_of(path: Path) -> str:
 
 
 def check_adapter(path: Path, base: Path) -> None:
-    """ModelFileError: the adapter is none of this model."""
+    """Check that an adapter fits a model. ModelFileError: it does not."""
     with GGUFFile.open(base) as model:
         read_adapter(path, model, hparams_of(model))

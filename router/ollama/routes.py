@@ -178,7 +178,7 @@ _EMPTY = {"generate": "prompt", "chat": "messages"}
 
 
 def _file(entry: Entry) -> ModelFile:
-    """The details of a model's file, with those that a created model has of its own."""
+    """The details of a model's file; a created model's own settings replace them."""
     file, made = model_file(entry.path), entry.created
     if made is None:
         return file
@@ -190,7 +190,7 @@ def _file(entry: Entry) -> ModelFile:
 
 
 def _as_created(answer: ShownModel, made: Manifest) -> ShownModel:
-    """The answer of /api/show, with what a created model's client gave."""
+    """The answer of /api/show with the settings of a created model."""
     return replace_struct(
         answer,
         modelfile=made.as_modelfile(),
@@ -212,7 +212,7 @@ async def stream(request: web.Request, lines: AsyncIterator[PullProgress | Ollam
 
 
 class CreationRoutes:
-    """The handlers. `silence`: most seconds for 128 KiB of an upload."""
+    """Handlers of /api/create, /api/copy and /api/blobs. `silence`: maximum seconds for 128 KiB of an upload."""
 
     def __init__(self, created: CreatedModels, creation: Creation, read_body: Read, silence: float) -> None:
         self._blobs, self._creation, self._read_body = created.blobs, creation, read_body
@@ -243,7 +243,7 @@ class CreationRoutes:
             plan = await self._creation.plan(asked, fields)
             async with aclosing(self._creation.steps(plan)) as steps:
                 if asked.stream:
-                    return await stream(request, _told(steps))
+                    return await stream(request, _with_error(steps))
                 last = [line async for line in steps][-1]
             return json_response(last)
 
@@ -273,7 +273,7 @@ def add_refusals(app: web.Application, prefix: str) -> None:
     app.router.add_head(f"{prefix}/api/blobs/{{id}}", no_folder)
 
 
-async def _told(steps: AsyncIterator[PullProgress]) -> AsyncIterator[PullProgress | OllamaError]:
+async def _with_error(steps: AsyncIterator[PullProgress]) -> AsyncIterator[PullProgress | OllamaError]:
     """The steps, and an error as the last line."""
     try:
         async for line in steps:

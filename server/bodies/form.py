@@ -23,9 +23,9 @@ def is_form(request: web.BaseRequest) -> bool:
 
 
 def form_fields(content_type: str, body: bytes | bytearray) -> dict[str, bytes]:
-    """The contents of a form's parts by their names, the last of each name. InvalidRequest: it is none.
+    """The contents of a form's parts by name, the last of each name. InvalidRequest: the body is no form.
 
-    `content_type`: the header, which has the boundary.
+    `content_type`: the header with the boundary.
     """
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
@@ -55,7 +55,7 @@ def form_texts(content_type: str, body: bytes | bytearray) -> dict[str, str]:
 
 
 def _next(body: bytes | bytearray, mark: bytes, start: int) -> int:
-    """The place of the next boundary, which begins a line."""
+    """The place of the next boundary at the begin of a line."""
     at = body.find(b"\r\n" + mark, start)
     if at < 0:
         raise _broken("it does not end with its boundary")

@@ -126,7 +126,7 @@ def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: 
 
 
 def _rows(ids: Iterable[int]) -> list[int]:
-    """Token ids of a prompt, those of media as −1."""
+    """Token ids of a prompt; rows of media are −1."""
     return [max(id, -1) for id in ids]
 
 

@@ -54,14 +54,13 @@ _TURNS = """\
 
 
 def prompt_of(template: str, prompt: str, system: str) -> str:
-    """The text that the template makes, up to the answer's place. InvalidRequest: it has more than
-    is known here."""
+    """Render a request's template up to the place of the answer. InvalidRequest: it has unknown actions."""
     values = {"System": system, "Prompt": prompt, "Response": "", "Suffix": ""}
-    told: list[str] = []
+    parts: list[str] = []
     shows = [True]  # of the `if`s that are open
     for text, action in _pieces(template):
         if shows[-1]:
-            told.append(text)
+            parts.append(text)
         word, _, rest = action.partition(" ")
         if not action or action.startswith("/*"):
             continue
@@ -73,20 +72,20 @@ def prompt_of(template: str, prompt: str, system: str) -> str:
             shows.pop()
         elif found := _VARIABLE.fullmatch(action):
             if found[1] == "Response" and shows[-1]:
-                return "".join(told)
-            told.append(values[found[1]] if shows[-1] else "")
+                return "".join(parts)
+            parts.append(values[found[1]] if shows[-1] else "")
         else:
             bad_request("template", f"{action[:40]!r} is not known here: variables and `if` are")
     if len(shows) > 1:
         bad_request("template", "an `if` has no `end`")
-    return "".join(told)
+    return "".join(parts)
 
 
 def jinja_of(template: str) -> str:
-    """The chat template as Jinja; Jinja itself stays as it is. InvalidRequest names what is not known here.
+    """Translate a chat template to Jinja; a template in Jinja is returned. InvalidRequest names an unknown action.
 
-    A template without `.Messages` is written once for each turn: a system message, a prompt and its
-    response. That of the last turn ends at the place of the response, as Ollama's does."""
+    A template without `.Messages` is rendered for each turn: a system message, a prompt and its
+    response. The last turn ends at the place of the response, as in Ollama."""
     if "{%" in template or re.search(r"\{\{-?\s*(messages|bos_token)\b", template):
         return template
     by_message = _RANGE.search(template) is not None
@@ -98,7 +97,7 @@ def jinja_of(template: str) -> str:
 
 @dataclass
 class _Translation:
-    """The state of one template. `blocks`: the ends of what is open."""
+    """The translation of one template. `blocks`: ends of the open blocks."""
 
     by_message: bool
     blocks: list[str] = field(default_factory=list)
@@ -106,15 +105,15 @@ class _Translation:
     is_cut: bool = False  # behind the place of the response
 
     def of(self, template: str) -> str:
-        told: list[str] = []
+        parts: list[str] = []
         for text, action in _pieces(template):
             if text:
-                told.append(self._shown(json.dumps(text, ensure_ascii=False)))
+                parts.append(self._shown(json.dumps(text, ensure_ascii=False)))
             if action and not action.startswith("/*"):
-                told.append(self._action(action))
+                parts.append(self._action(action))
         if self.blocks:
             bad_request("template", "a block has no `end`")
-        return "".join(told)
+        return "".join(parts)
 
     def _shown(self, value: str) -> str:
         return f"{{{{ {value} if not last else '' }}}}" if self.is_cut else f"{{{{ {value} }}}}"

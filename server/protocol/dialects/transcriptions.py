@@ -51,7 +51,7 @@ class TranscriptionForm(TranslationForm, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A transcription that is asked for: its task and form, and what is known of the sound."""
+    """A request for a transcription: task, response format, language and length of the sound."""
 
     job: Job
     task: str

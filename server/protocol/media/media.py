@@ -20,7 +20,7 @@ from logitless.server.workers import check
 
 IMAGE: Final = "image"
 AUDIO: Final = "audio"
-FILE: Final = "file"  # an image or audio, as its bytes tell
+FILE: Final = "file"  # an image or audio; its bytes decide
 KINDS: Mapping[str, str] = {  # by the types of parts
     **dict.fromkeys(("image_url", "input_image", "image"), IMAGE),
     **dict.fromkeys(("input_audio", "audio_url"), AUDIO),
@@ -45,7 +45,7 @@ class Medium(NamedTuple):
 
 
 class Media:
-    """Reads the media of one model's requests; without encoders it refuses them."""
+    """Reader of the media in requests to one model. Without encoders it refuses them."""
 
     def __init__(
         self,
@@ -69,25 +69,25 @@ class Media:
         other.sources = sources
         return other
 
-    def part(self, name: str, part: Mapping[str, Any], found: list[Medium]) -> str:
-        """The marker of a part of a message; its file goes to `found` with its name."""
+    def part(self, name: str, part: Mapping[str, Any], media: list[Medium]) -> str:
+        """The marker of a part of a message; its file is appended to `media` with its field."""
         kind = KINDS.get(part["type"])
         if kind is None:
             bad_request(name, f"{part['type']} needs a model that reads it, which this is not")
         where, value = _address(name, part)
         if where.endswith("file_id"):
-            self._put(where, value, kind, lambda name, id, kind: self.sources.uploaded(name, id), found)
+            self._put(where, value, kind, lambda name, id, kind: self.sources.uploaded(name, id), media)
         else:
-            self._put(where, value, kind, self._bytes, found)
+            self._put(where, value, kind, self._bytes, media)
         return self.marker
 
-    def add(self, name: str, value: object, found: list[Medium]) -> None:
-        """Put the image or the sound in the field `name` to `found`: a data URI, base64, or an address."""
-        self._put(name, value, FILE, self._bytes, found)
+    def add(self, name: str, value: object, media: list[Medium]) -> None:
+        """Put the image or the sound in the field `name` to `media`: a data URI, base64, or an address."""
+        self._put(name, value, FILE, self._bytes, media)
 
-    def file(self, name: str, data: bytes, found: list[Medium]) -> str:
-        """The marker of a sound that came as the field `name` of a form; it goes to `found`."""
-        self._put(name, "", AUDIO, lambda name, value, kind: data, found)
+    def file(self, name: str, data: bytes, media: list[Medium]) -> str:
+        """The marker of a sound that came as the field `name` of a form; it goes to `media`."""
+        self._put(name, "", AUDIO, lambda name, value, kind: data, media)
         return self.marker
 
     def seconds(self, data: bytes) -> float:
@@ -98,20 +98,20 @@ class Media:
         return self._waveforms.get(digest_of(data), lambda: decode_audio(data, self.max_seconds, check))
 
     def _put(
-        self, name: str, value: object, kind: str, read: Callable[[str, str, str], bytes], found: list[Medium]
+        self, name: str, value: object, kind: str, read: Callable[[str, str, str], bytes], media: list[Medium]
     ) -> None:
         self._need(name, kind)
         if not isinstance(value, str):
             bad_request(name, f"expected a string, got {article(value)}")
-        if len(found) >= MAX_MEDIA:
+        if len(media) >= MAX_MEDIA:
             bad_request(name, f"a request has at most {MAX_MEDIA} images and sounds")
         data = read(name, value, kind)
-        if sum(len(other.data) for other in found) + len(data) > self.max_bytes:
+        if sum(len(other.data) for other in media) + len(data) > self.max_bytes:
             bad_request(name, f"the media of a request have at most {self.max_bytes} bytes together")
-        found.append(Medium(name, data, kind))
+        media.append(Medium(name, data, kind))
 
     def _need(self, name: str, kind: str) -> None:
-        """InvalidRequest: the model reads no such media."""
+        """Check that the model reads media of this kind. InvalidRequest: it does not."""
         if self.input is None:
             bad_request(name, f"{_NEEDS[kind]}: this server was started without --mmproj")
         if kind == IMAGE and not self.input.reads_images:
@@ -128,17 +128,17 @@ class Media:
             raise Unfetched(self.sources)
 
     def prompt(
-        self, name: str, text: str, found: list[Medium], *, add_special: bool = True
+        self, name: str, text: str, media: list[Medium], *, add_special: bool = True
     ) -> tuple[tuple[int, ...], PromptMedia]:
         """(token ids, media) of a text with a marker for each of its media. `add_special`: see
         MediaInput.prompt."""
         assert self.input is not None
         self.complete()
         texts = text.split(self.marker)
-        if len(texts) != len(found) + 1:
-            bad_request(name, f"has {len(found)} images or sounds and {len(texts) - 1} places for them")
+        if len(texts) != len(media) + 1:
+            bad_request(name, f"has {len(media)} images or sounds and {len(texts) - 1} places for them")
         pieces, seconds = [], 0.0
-        for where, data, kind in found:
+        for where, data, kind in media:
             if kind == FILE:
                 kind = IMAGE if audio_format(data) is None else AUDIO
                 self._need(where, kind)

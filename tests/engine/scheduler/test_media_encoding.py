@@ -38,7 +38,7 @@ class Encoder:
     def place(self, tile: Tile, pinned: Collection[bytes]) -> bool:
         return True
 
-    def together(self, tile: Tile) -> int:
+    def batch_size(self, tile: Tile) -> int:
         return 2
 
     def encode(self, tiles: Sequence[Tile]) -> Iterator[float]:
