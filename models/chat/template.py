@@ -12,7 +12,7 @@ from typing import Any
 from logitless.models.chat.builtins import BUILTINS, CHATML, CHATML_END
 from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds, Renderer
 from logitless.models.chat.sandbox import SandboxedRenderer
-from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reasoning_tags
+from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
 from logitless.models.tokenizer import Tokenizer
 
@@ -137,7 +137,7 @@ class ChatTemplate:
     def _probe_formats(self) -> None:
         """Set the formats of calls and reasoning that the source does not show to those of its
         renderings."""
-        if self.calls is GPT_OSS or not self.caps["supports_tools"]:
+        if self.calls.name in REASONING_OF or not self.caps["supports_tools"]:
             return
 
         def rendered(messages: list[Message], tools: list[dict[str, Any]]) -> str:
@@ -178,12 +178,11 @@ class ChatTemplate:
         text; the answer is the client's part.
         """
         opening, closing = self.reasoning or ("", "")
-        harmony = self.calls is GPT_OSS
-        gap = "" if harmony or opening.endswith("\n") else "\n"
+        gap = "" if self.calls.name in REASONING_OF or opening.endswith("\n") else "\n"
         frame = self.calls.around[0] if self.calls.around else ""
         framed = frame + text if text and not text.startswith(("<|channel|>", frame) if frame else ()) else text
         if thought and self.reasoning:
-            answer = f"{gap}{closing}{'<|start|>assistant' if harmony else gap * 2}{framed}" if text else ""
+            answer = f"{gap}{closing}{self.calls.restart or gap * 2}{framed}" if text else ""
             return "", ("" if opened else opening + gap) + thought + answer
         begins = text.lstrip()
         if opened and begins.startswith(opening):

@@ -13,15 +13,25 @@ from logitless.models.chat.tool_calls.families import (
     GENERIC,
     GRANITE,
     HERMES,
+    KIMI_K3,
     LFM2,
     LLAMA3,
     LLAMA4,
     MISTRAL,
     NEMOTRON,
+    REASONING_OF,
     family_of,
     reasoning_tags,
 )
-from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.framed import (
+    COMMAND_R,
+    COMMAND_R_ACTION,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    FUNCTIONARY,
+    GPT_OSS,
+    MUSE,
+)
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
@@ -31,17 +41,21 @@ __all__ = [
     "COMMAND_R_ACTION",
     "DEEPSEEK",
     "DEEPSEEK_V31",
+    "FUNCTIONARY",
     "GEMMA4",
     "GENERIC",
     "GPT_OSS",
     "GRANITE",
     "HERMES",
+    "KIMI_K3",
     "LFM2",
     "LLAMA3",
     "LLAMA4",
     "MISTRAL",
+    "MUSE",
     "NEMOTRON",
     "QWEN3_CODER",
+    "REASONING_OF",
     "CallArguments",
     "CallBegin",
     "CallFormat",

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from logitless.models.chat.tool_calls.call_object import CallObject, closing, text_value, value
-from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.framed import (
+    COMMAND_R,
+    COMMAND_R_ACTION,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    FUNCTIONARY,
+    GPT_OSS,
+    MUSE,
+    MUSE_REASONING,
+)
 from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, unescaped
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
-from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON, Markers
-from logitless.models.chat.tool_calls.probed.reader import call_format
+from logitless.models.chat.tool_calls.probed.markers import JSON, NUMBER, PYTHON, TAGGED, TYPE, Markers
+from logitless.models.chat.tool_calls.probed.reader import call_format, read_calls
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 
 _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -116,6 +125,30 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
         yield from closing(p, "}")
 
 
+_K3_FRAMES = ('<|open|>message role="assistant"<|sep|>', "<|close|>message<|sep|>", "<|end_of_msg|>")
+_K3 = Markers(
+    TAGGED,
+    '<|open|>call tool="',
+    f'" index="{NUMBER}"<|sep|>',
+    "<|close|>call<|sep|>",
+    section="<|open|>tools<|sep|>",
+    section_end="<|close|>tools<|sep|>",
+    key_begin='<|open|>argument key="',
+    key_end=f'" type="{TYPE}"<|sep|>',
+    value_end="<|close|>argument<|sep|>",
+    types=("string", ""),
+    around=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+)
+
+
+def _kimi_k3(p: Parser, trigger: str) -> Step[None]:
+    """Sections of <|open|>name<|sep|> and <|close|>name<|sep|>: the response, then tools with a call each."""
+    if trigger in _K3_FRAMES:
+        p.frame()
+    else:
+        yield from read_calls(_K3, p, trigger)
+
+
 def _list(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
     """Read the calls of an array, whose bracket has been read. False: the array is cut short."""
     while (yield from p.after_blanks()) == "{":
@@ -176,6 +209,15 @@ GRANITE_THINKS = replace(call_format(_GRANITE_THINKS), name="Granite 3.3", aroun
 LFM2 = replace(
     call_format(Markers(PYTHON, "", "(", "", "<|tool_call_start|>[", "]<|tool_call_end|>", ", ")), name="LFM2"
 )
+_OF_K3 = call_format(_K3)
+KIMI_K3 = replace(
+    _OF_K3,
+    name="Kimi K3",
+    triggers=_OF_K3.triggers + _K3_FRAMES,
+    read=_kimi_k3,
+    preserved=(*_OF_K3.preserved, "<|end_of_msg|>"),
+    ends_reasoning=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
+)
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
 REASONING_TAGS = (
@@ -185,13 +227,25 @@ REASONING_TAGS = (
     ("<|channel>thought\n", "<channel|>"),  # Gemma 4
     ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
-GPT_OSS_REASONING = ("<|channel|>analysis<|message|>", "<|end|>")
+REASONING_OF = {
+    GPT_OSS.name: ("<|channel|>analysis<|message|>", "<|end|>"),
+    KIMI_K3.name: ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    MUSE.name: MUSE_REASONING,
+    FUNCTIONARY.name: None,
+}
+"""Reasoning tags of families whose templates need no probe of their formats."""
 
 
 def family_of(template: str) -> CallFormat:
     """The tool-call format that a template's source shows."""
     if "<|channel|>" in template and "<|message|>" in template:
         return GPT_OSS
+    if all(mark in template for mark in ("<|open|>", "<|close|>", "<|sep|>")):
+        return KIMI_K3
+    if "<atem:function_calls>" in template and "<|message|>" in template:
+        return MUSE
+    if ">>>all" in template and ">>>${recipient}" in template:
+        return FUNCTIONARY
     if "<|START_ACTION|>" in template or "<|START_RESPONSE|>" in template:
         return COMMAND_R
     if "Action:" in template and "tool_name" in template:
@@ -222,8 +276,9 @@ def family_of(template: str) -> CallFormat:
 
 def reasoning_tags(template: str) -> tuple[str, str] | None:
     """The reasoning tags of models with this template, if they reason."""
-    if family_of(template) is GPT_OSS:
-        return GPT_OSS_REASONING
+    family = family_of(template).name
+    if family in REASONING_OF:
+        return REASONING_OF[family]
     return next((tags for tags in REASONING_TAGS if _shows(template, tags[0]) or tags[1] in template), None)
 
 

@@ -1,14 +1,18 @@
-"""Framed answers: families with special tokens around parts (gpt-oss, DeepSeek, Command R).
+"""Framed answers: families with special tokens around parts, or with a recipient before each.
 
+gpt-oss, DeepSeek, Command R; Muse Glimmer, Functionary 3.2.
 Facts: OpenAI's description of harmony, the models' own chat templates, and what llama.cpp accepts
-(common/chat.cpp)."""
+(common/chat.cpp, common/parsers)."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from logitless.models.chat.tool_calls.call_object import CallObject, closing, value
+from logitless.models.chat.tool_calls.call_object import CallObject, closing, name_before, value
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.probed.markers import TAGGED, Markers
+from logitless.models.chat.tool_calls.probed.reader import call_format, read_calls
 
 _MAX_HEAD = 256  # characters before a message's body
 _CHANNEL = re.compile(r"(?:^|<\|channel\|>)\s*(analysis|commentary|final)\b")
@@ -17,6 +21,23 @@ _STRAY = re.compile(r"^\s*(?:<\|channel\|>)?\s*commentary(?: to=assistant)?\s*(?
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BEGIN, _END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _BEGIN_ALL, _END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+_START, _MESSAGE = "<|start|>assistant", "<|message|>"
+_MUSE_ENDS = ("<|eom|>", "<|eot|>")
+MUSE_REASONING = (f" to=self{_MESSAGE}", "<|eom|>")
+ATEM = Markers(
+    TAGGED,
+    '<atem:invoke name="',
+    '">\n',
+    "</atem:invoke>",
+    section="<atem:function_calls>\n",
+    section_end="\n</atem:function_calls>",
+    key_begin='<atem:parameter name="',
+    key_end='">',
+    value_end="</atem:parameter>",
+    gap="\n",
+)
+"""Calls of Muse Glimmer, each in a message of its own."""
 
 
 def _until(p: Parser, end: str) -> Step[str]:
@@ -142,6 +163,43 @@ def _tool_names(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
             return True
 
 
+def _muse(p: Parser, trigger: str) -> Step[None]:
+    """to=self<|message|>…<|eom|>, then <|start|>assistant to=f<|message|>, a call in tags and <|eom|>,
+    or to=user<|message|>…<|eot|>."""
+    if trigger in _MUSE_ENDS:
+        p.frame()
+        return
+    recipient = ""
+    if trigger != _MESSAGE:
+        to = yield from _until(p, _MESSAGE)
+        recipient = (to if trigger == _START else trigger + to).strip().removeprefix("to=")
+    if recipient in ("", "user"):
+        p.frame()
+    elif recipient == "self":
+        if p.style.reasoning is None:
+            raise NotACall
+        p.frame()
+        yield from p.thought_until(MUSE_REASONING[1])
+    else:
+        yield from read_calls(ATEM, p, "")
+
+
+def _functionary(p: Parser, trigger: str) -> Step[None]:
+    """all, a line break and the text; or a tool's name, a line break and {…}, each after >>>, with which
+    the prompt ends."""
+    name = (yield from name_before(p, "\n", "{<> ")) if trigger == ">>>" else trigger.strip()
+    if name == "all":
+        p.frame()
+        return
+    c = yield from p.after_blanks()
+    p.back(c)
+    if name not in p.style.names or c != "{":
+        raise NotACall
+    p.begin(name)
+    yield from value(p, p.argument)
+    p.mark()
+
+
 GPT_OSS = CallFormat(
     "GPT-OSS",
     ("<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"),
@@ -149,6 +207,7 @@ GPT_OSS = CallFormat(
     _gpt_oss,
     ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
     around=("<|channel|>final<|message|>", ""),
+    restart="<|start|>assistant",
 )
 DEEPSEEK = CallFormat(
     "DeepSeek R1",
@@ -167,3 +226,17 @@ COMMAND_R = CallFormat(
     around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
 COMMAND_R_ACTION = CallFormat("Command R", ("Action:",), (), _action)
+MUSE = replace(
+    call_format(ATEM),
+    name="Muse Glimmer",
+    triggers=(_START, *_MUSE_ENDS),
+    opening=("to=", _MESSAGE),  # the prompt ends in <|start|>assistant
+    read=_muse,
+    preserved=("<|start|>", _MESSAGE, *_MUSE_ENDS, *ATEM.tags),
+    around=(f" to=user{_MESSAGE}", ""),
+    markers=None,
+    restart=_START,
+)
+FUNCTIONARY = CallFormat(
+    "Functionary 3.2", (">>>",), ("all\n",), _functionary, around=("all\n", ""), opens_with_name=True
+)

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from logitless.models.chat.tool_calls.families import GENERIC, HERMES, LLAMA3, LLAMA4, MISTRAL, MISTRAL_NAMED, NEMOTRON
-from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.framed import (
+    ATEM,
+    COMMAND_R,
+    COMMAND_R_ACTION,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    FUNCTIONARY,
+    GPT_OSS,
+    MUSE,
+)
 from logitless.models.chat.tool_calls.free_text import INPUT, TEXT, json_string
 from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import END as GEMMA4_END
@@ -16,7 +25,7 @@ from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.gemma import QUOTE as GEMMA4_QUOTE
 from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
 from logitless.models.chat.tool_calls.parser import CallFormat
-from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, tagged_rules
+from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, syntax_rule, tagged_rules
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import object_schema, parameters_of
@@ -97,7 +106,7 @@ def answer_grammar(calls: CallFormat, answer: str, reasoning: tuple[str, str] | 
 
 def _answer(answer: str, calls: CallFormat) -> list[str]:
     before, after = (f" {quoted(text)} " if text else "" for text in calls.around or ("", ""))
-    again = f"{quoted('<|start|>assistant')}?" if calls is GPT_OSS else ""
+    again = f"{quoted(calls.restart)}?" if calls.restart else ""
     return [f"answer: {again}{before}said_{after}", f"said_: {answer}"] if calls.around else [f"answer: {answer}"]
 
 
@@ -159,6 +168,24 @@ def _gpt_oss(functions: Sequence[Function], parallel: bool, required: bool) -> t
         for i, f in enumerate(functions)
     ]
     return [f"calls: {quoted('<|start|>assistant')}? ({' | '.join(of_tools)})"], begin
+
+
+def _muse(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    rules = rules_of_calls(ATEM, functions, False)[0][:-2]
+    first, last, again = syntax_rule(ATEM.section + ATEM.begin), syntax_rule(ATEM.section_end), quoted(MUSE.restart)
+    of_tools = [f"{quoted(_addressed(f))} {first} call_{i} {last}" for i, f in enumerate(functions)]
+    more = f" ({quoted('<|eom|>')} {again} call)*" if parallel else ""
+    return [*rules, f"calls: {again}? call{more}", f"call: {' | '.join(of_tools)}"], "to="
+
+
+def _addressed(function: Function) -> str:
+    return f" to={function['name']}<|message|>"
+
+
+def _functionary(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    of_tools = [f"{quoted(f['name'] + chr(10))} args_{i}" for i, f in enumerate(functions)]
+    more = ' (">>>" call)*' if parallel else ""
+    return [f"calls: call{more}", f"call: {' | '.join(of_tools)}"], ">>>"
 
 
 def _deepseek(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
@@ -226,6 +253,8 @@ def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tu
 
 _BODIES = {
     GPT_OSS.name: _gpt_oss,
+    MUSE.name: _muse,
+    FUNCTIONARY.name: _functionary,
     DEEPSEEK.name: _deepseek,
     DEEPSEEK_V31.name: _deepseek_v31,
     COMMAND_R.name: _command_r,
@@ -251,6 +280,11 @@ def _triggers(
     if calls in (LLAMA3, LLAMA4):
         names, tags = "|".join(in_regex(f["name"]) for f in functions), "|".join(map(in_regex, calls.preserved))
         return (), (rf'^\s*(?:{tags})*(\{{ ?"name": ?"(?:{names})")',)
+    if calls is MUSE:
+        return tuple(map(_addressed, functions)), ()
+    if calls is FUNCTIONARY:
+        names = "|".join(in_regex(f["name"]) for f in functions)
+        return (), (rf"^\s*((?:{names})\n)", rf">>>((?:{names})\n)")
     if reasoning is None or calls.ends_reasoning:
         return (word,), ()
     opening, closing = (in_regex(tag) for tag in reasoning)

@@ -47,6 +47,8 @@ class CallFormat:
     )
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
     markers: Markers | None = None  # of a format that was probed
+    restart: str = ""  # text before each further message of one answer
+    opens_with_name: bool = False  # an answer may begin with the name of a tool and a line break
     ends_reasoning: tuple[str, ...] = ()  # beginnings of calls that end reasoning without its closing tag
 
     @property
@@ -260,7 +262,7 @@ class Parser:
         self.mark()
         c = yield from self.after_blanks()
         self.back(c)
-        if not (yield from self.literal(opening.rstrip())):
+        if not (yield from self.literal(opening.strip())):
             if not (yield from self.literal(closing)):
                 self.back(self.raw)
                 return
@@ -314,7 +316,9 @@ class Parser:
         self._raw.clear()
 
     def _answer(self, calls: CallFormat) -> Step[None]:
-        ordinary = _run_without("".join(trigger[0] for trigger in calls.triggers + calls.opening))
+        names = tuple(f"{name}\n" for name in sorted(self.style.names)) if calls.opens_with_name else ()
+        opening = calls.triggers + calls.opening + names
+        ordinary = _run_without("".join(trigger[0] for trigger in opening))
         self._sink = self._text
         while True:
             self.mark()
@@ -329,7 +333,7 @@ class Parser:
                 self._blanks += c
                 continue
             self.back(c)
-            trigger = yield from self._trigger(calls.triggers + calls.opening if self._fresh else calls.triggers)
+            trigger = yield from self._trigger(opening if self._fresh else calls.triggers)
             if not trigger:
                 self._text((yield from self.next()))
                 continue

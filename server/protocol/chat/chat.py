@@ -249,9 +249,9 @@ def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, style: Sty
         return None
     opening, closing = template.reasoning
     forced = tuple(parser.encode(chat.reasoning_budget_message + closing, parse_special=True))
-    begun = style.primer.lstrip().startswith(opening.rstrip()) and closing not in style.primer
+    begun = style.primer.lstrip().startswith(opening.strip()) and closing not in style.primer
     calls = tuple(text.encode() for text in style.calls.ends_reasoning) if style.calls is not None else ()
-    return ReasoningLimit(opening.encode(), closing.encode(), forced, budget, begun, calls)
+    return ReasoningLimit(opening.lstrip().encode(), closing.encode(), forced, budget, begun, calls)
 
 
 def _begun(text: str, template: ChatTemplate) -> str:

@@ -16,15 +16,19 @@ from logitless.models.chat.tool_calls import (
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
+    FUNCTIONARY,
     GEMMA4,
     GENERIC,
     GPT_OSS,
     HERMES,
+    KIMI_K3,
     LLAMA3,
     LLAMA4,
     MISTRAL,
+    MUSE,
     NEMOTRON,
     QWEN3_CODER,
+    REASONING_OF,
     CallFormat,
     Message,
     Parser,
@@ -54,7 +58,7 @@ ADD = {
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 FAMILIES = [
     HERMES, LLAMA3, LLAMA4, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R,
-    COMMAND_R_ACTION, QWEN3_CODER, NEMOTRON, GEMMA4,
+    COMMAND_R_ACTION, QWEN3_CODER, NEMOTRON, GEMMA4, KIMI_K3, MUSE, FUNCTIONARY,
 ]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
@@ -75,6 +79,12 @@ WRITTEN = {
     QWEN3_CODER.name: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=unit>\n"
     '"C"\n</parameter>\n</function>\n</tool_call>',
     GEMMA4.name: '<|tool_call>call:add{a:1,unit:<|"|>C<|"|>}<tool_call|>',
+    KIMI_K3.name: '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"'
+    '<|sep|>1<|close|>argument<|sep|><|open|>argument key="unit" type="string"<|sep|>"C"<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>",
+    MUSE.name: ' to=add<|message|><atem:function_calls>\n<atem:invoke name="add">\n<atem:parameter name="a">1'
+    '</atem:parameter>\n<atem:parameter name="unit">"C"</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    FUNCTIONARY.name: 'add\n{"a": 1, "unit": "C"}',
     GENERIC.name: '{"tool_call": {"name": "add", "arguments": {"a": 1, "unit": "C"}}}',
 }
 
@@ -230,6 +240,13 @@ def test_an_answer_between_its_marks(vocabulary: Tokenizer) -> None:
         (GPT_OSS, None, "<|channel|>final<|message|>12"),
         (GPT_OSS, reasoning, "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>12"),
         (COMMAND_R, None, "<|START_RESPONSE|>12<|END_RESPONSE|>"),
+        (
+            KIMI_K3,
+            REASONING_OF[KIMI_K3.name],
+            "<|open|>think<|sep|>Hm<|close|>think<|sep|><|open|>response<|sep|>12<|close|>response<|sep|>",
+        ),
+        (MUSE, REASONING_OF[MUSE.name], " to=self<|message|>Hm<|eom|><|start|>assistant to=user<|message|>12"),
+        (FUNCTIONARY, None, "all\n12"),
         (HERMES, THINK, "<think>Hm</think>\n12"),
     ):
         made = answer_grammar(calls, '%json {"type": "integer"}', tags, False)
@@ -263,6 +280,10 @@ def test_triggers() -> None:
     assert begins(GEMMA4, "Hm. <|tool_call>call:") == 4
     assert begins(QWEN3_CODER, "<tool_call>") == -1
     assert begins(QWEN3_CODER, "<tool_call>\n<function=") == 0
+    assert begins(KIMI_K3, "Hm<|open|>response<|sep|>x<|open|>tools<|sep|>") == 26
+    assert begins(MUSE, " to=self<|message|>Hm<|eom|><|start|>assistant to=add<|message|>") == 46
+    assert begins(FUNCTIONARY, "add\n{") == 0
+    assert begins(FUNCTIONARY, "all\nadd\n>>>add\n") == 11
     assert begins(LLAMA3, '<|python_tag|>{"name": "add"') == 14
     assert begins(LLAMA4, '<|python_start|>{"name": "add"') == 16
     assert begins(LLAMA3, '{"name": "Bob"') == begins(LLAMA3, 'So {"name": "add"') == -1

@@ -11,13 +11,24 @@ from logitless.models.chat.tool_calls import (
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
+    FUNCTIONARY,
     GPT_OSS,
     HERMES,
+    KIMI_K3,
+    MUSE,
     QWEN3_CODER,
+    REASONING_OF,
+    CallFormat,
+    Message,
+    Parser,
+    Style,
+    family_of,
+    reasoning_tags,
 )
 from tests.helpers.tool_call_texts import (
     ADD,
     ANALYSIS,
+    NAMES,
     THINK,
     TO_ADD,
     called,
@@ -182,3 +193,60 @@ def test_a_call_ends_reasoning_that_is_not_closed() -> None:
     assert told(parse(f"<think>I <tool_cal {call}", None, THINK)) == ("", f"I <tool_cal {call}", [])
     fake = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'  # other families think of calls, too
     assert told(parse(f"<think>Not {fake}.</think>Two.", HERMES, THINK)) == ("Two.", f"Not {fake}.", [])
+
+
+K3_CALL = (
+    '<|open|>call tool="add" index="%d"<|sep|><|open|>argument key="a" type="number"<|sep|>%d<|close|>argument<|sep|>'
+    "<|close|>call<|sep|>"
+)
+K3_TOOLS = f"<|open|>tools<|sep|>{K3_CALL % (1, 1)}{K3_CALL % (2, 5)}<|close|>tools<|sep|>"
+ATEM = (
+    '<atem:function_calls>\n<atem:invoke name="add">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n'
+    "</atem:function_calls>"
+)
+TWICE = [("add", '{"a": 1}'), ("add", '{"a": 5}')]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "expected"),
+    [
+        (KIMI_K3, "<|open|>response<|sep|>Two.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>",
+         content("Two.")),
+        (KIMI_K3, "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Two.<|close|>response<|sep|>"
+         "<|close|>message<|sep|>", ("Two.", "Hm.", [])),
+        (KIMI_K3, f"<|open|>think<|sep|>Hm.<|open|>response<|sep|>So.<|close|>response<|sep|>{K3_TOOLS}"
+         "<|close|>message<|sep|>", ("So.", "Hm.", TWICE)),
+        (KIMI_K3, "<|open|>think<|sep|>I was still", ("", "I was still", [])),
+        (KIMI_K3, "Use the response tag, then <open>.", content("Use the response tag, then <open>.")),
+        (MUSE, " to=user<|message|>Two.<|eot|>", content("Two.")),
+        (MUSE, f" to=self<|message|>Call {ATEM}?<|eom|><|start|>assistant to=user<|message|>As {ATEM}<|eot|>",
+         (f"As {ATEM}", f"Call {ATEM}?", [])),
+        (MUSE, f" to=self<|message|>Hm.<|eom|><|start|>assistant to=add<|message|>{ATEM}<|eom|><|start|>assistant"
+         f" to=add<|message|>{ATEM.replace('>1<', '>5<')}<|eot|>", ("", "Hm.", TWICE)),
+        (MUSE, f" to=user<|message|>So.<|eom|><|start|>assistant to=add<|message|>{ATEM}<|eot|>",
+         ("So.", "", TWICE[:1])),
+        (MUSE, " to=add<|message|>what", content(" to=add<|message|>what")),
+        (MUSE, "<|message|>Two.", content("Two.")),
+        (FUNCTIONARY, "all\nTwo.\nall\n", content("Two.\nall\n")),
+        (FUNCTIONARY, 'add\n{"a": 1}>>>add\n{"a": 5}', ("", "", TWICE)),
+        (FUNCTIONARY, 'all\nSo.>>>add\n{"a": 1}', ("So.", "", TWICE[:1])),
+        (FUNCTIONARY, "all\na >>> b, >>>add\nnothing", content("a >>> b, >>>add\nnothing")),
+        (FUNCTIONARY, "add\nis a name", content("add\nis a name")),
+    ],
+)  # fmt: skip
+def test_answers_of_kimi_k3_muse_and_functionary(calls: CallFormat, text: str, expected: object) -> None:
+    style = Style(calls, NAMES, REASONING_OF[calls.name])
+    for cut in range(len(text)):
+        parser = Parser(style)
+        message = Message().add(parser.push(text[:cut])).add(parser.push(text[cut:])).add(parser.finish())
+        assert told(message) == expected
+
+
+def test_families_that_name_sections_or_recipients() -> None:
+    for calls, source in (
+        (KIMI_K3, "{{ '<|open|>' + tag + '<|sep|>' }}{{ '<|close|>' + tag + '<|sep|>' }}"),
+        (MUSE, "<|start|>assistant to={{ f.name }}<|message|>{{ '<atem:function_calls>' }}"),
+        (FUNCTIONARY, "in this format:\n>>>${recipient}\n${content}\n{{ '>>>all\n' + m.content }}"),
+    ):
+        assert family_of(source) is calls
+        assert reasoning_tags(source) == REASONING_OF[calls.name]

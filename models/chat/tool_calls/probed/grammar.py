@@ -101,6 +101,14 @@ def tagged_rules(
     return [f"{name}: {tagged_value(schema, whole, end, text)}"]
 
 
+def _type_names(schema: Any) -> tuple[str, ...]:
+    """JavaScript's names of the types that a value which is no text may have."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(kind, str):
+        return ("number" if kind == "integer" else kind,)
+    return ("number", "boolean", "null", "object", "array", "string")
+
+
 def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, list[str]]:
     """Lark of a call's tagged parameters, and the rules that it names."""
     schema, properties, required = parameters_of(function)
@@ -113,7 +121,11 @@ def _parameters(m: Markers, function: Mapping[str, Any], i: int) -> tuple[str, l
             rules.append(_text(text, end))
         rules += tagged_rules(function, f"value_{i}_{k}", inner, schema, end, text)
         is_text = function.get(TEXT) is not None or (isinstance(inner, dict) and inner.get("type") == "string")
-        key_end = quoted(m.key_end.replace(TYPE, m.types[0 if is_text else 1]))
+        before, typed, after = m.key_end.partition(TYPE)
+        kind = m.types[0] if is_text else m.types[1]
+        key_end = quoted(f"{before}{kind}{after}")
+        if typed and not kind:
+            key_end = f"{quoted(before)} /{'|'.join(_type_names(inner))}/ {quoted(after)}"
         parameter = f"{syntax_rule(m.key_begin)} {quoted(name)} {key_end} value_{i}_{k} {gap}"
         parts.append(parameter if name in required else f"({parameter})?")
     return " ".join(parts), rules

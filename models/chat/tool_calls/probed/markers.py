@@ -18,7 +18,7 @@ NAMESPACE = r"\]<\][^\s<>\[\]]+\[>\["
 
 _TAG = re.compile(rf"{NAMESPACE}|<[^<>\s\x00-\x03]+>|\[/?[A-Z_]+\]")
 _WORD = re.compile(r"｜\w+｜")  # DeepSeek V3.2's token within tags
-_FIRST = re.compile(rf"(?:{NAMESPACE})?<[^<>\x00-\x03]+>?|\[[A-Z_]+\]")
+_FIRST = re.compile(rf"<\|open\|>[^<\x00-\x03]*(?:<\|sep\|>)?|(?:{NAMESPACE})?<[^<>\x00-\x03]+>?|\[[A-Z_]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Markers:
     key_end: str = ""
     value_end: str = ""
     gap: str = ""
-    types: tuple[str, str] = ("", "")  # TYPE of a text, and of any other value
+    types: tuple[str, str] = ("", "")  # TYPE of a text, and of any other value; "": its type's name
     around: tuple[str, str] | None = None
     cdata: bool = False  # texts with a "<" stand in <![CDATA[ … ]]> (MiniCPM 5)
 

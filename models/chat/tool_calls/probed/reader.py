@@ -28,7 +28,7 @@ def call_format(markers: Markers) -> CallFormat:
         f"Template ({markers.style})",
         markers.triggers + frames,
         () if markers.trigger else (_WORD.match(before)[0],),  # type: ignore[index]
-        partial(_read, markers),
+        partial(read_calls, markers),
         markers.tags,
         around=markers.around,
         markers=markers,
@@ -36,7 +36,8 @@ def call_format(markers: Markers) -> CallFormat:
     )
 
 
-def _read(m: Markers, p: Parser, trigger: str) -> Step[None]:
+def read_calls(m: Markers, p: Parser, trigger: str) -> Step[None]:
+    """Read calls, whose beginning `trigger` has been read."""
     if m.around and trigger in m.around:
         p.frame()
         return
@@ -108,11 +109,12 @@ def _name(m: Markers, p: Parser) -> Step[tuple[str, str | None]]:
     start = len(p.raw)
     if (yield from syntax(p, m.middle)) != FOUND:
         raise NotACall
-    number = re.search(r"\d+", p.raw[start:]) if NUMBER in m.middle else None
+    before, counts, _ = m.middle.partition(NUMBER)
+    number = re.search(r"\d+", p.raw[start:]) if counts and _ID.issuperset(before) else None
     if number is None:
         return name, None
     prefix = re.search(r"[\w.]*$", m.begin)
-    return name, f"{prefix[0] if prefix else ''}{name}{m.middle[: m.middle.index(NUMBER)]}{number[0]}"
+    return name, f"{prefix[0] if prefix else ''}{name}{before}{number[0]}"
 
 
 def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
@@ -137,7 +139,7 @@ def _parameters(m: Markers, p: Parser, name: str) -> Step[bool]:
         if not key:
             return False
         is_text = (name, key) in p.style.texts
-        if TYPE in m.key_end:
+        if TYPE in m.key_end and m.types[1]:
             is_text = m.key_end.strip().replace(TYPE, m.types[0]) in p.raw[start:]
         p.argument(f"{', ' if n_given else ''}{json.dumps(key, ensure_ascii=False)}: ")
         n_given += 1
