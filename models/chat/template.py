@@ -397,8 +397,9 @@ def within_turns(messages: Sequence[Message]) -> list[Message]:
         if message.get("content"):
             turns.append({"role": "assistant", "content": message["content"]})
         results: list[Message] = []
+        by_id = {call["id"]: call for call in reversed(turn["tool_calls"]) if isinstance(call.get("id"), str)}
         while at < len(messages) and messages[at].get("role") == "tool":
-            results.append(_response(messages[at], turn["tool_calls"], len(results)))
+            results.append(_response(messages[at], turn["tool_calls"], by_id, len(results)))
             at += 1
         if results:
             turn[FIELD] = results
@@ -410,10 +411,12 @@ def within_turns(messages: Sequence[Message]) -> list[Message]:
     return turns
 
 
-def _response(result: Message, calls: Sequence[Mapping[str, Any]], place: int) -> Message:
+def _response(
+    result: Message, calls: Sequence[Mapping[str, Any]], by_id: Mapping[str, Mapping[str, Any]], place: int
+) -> Message:
     """A result as the template takes it: JSON as a value, named by the call with its id."""
     id = result.get("tool_call_id")
-    call = next((call for call in calls if id is not None and call.get("id") == id), None)
+    call = by_id.get(id) if isinstance(id, str) else None
     if call is None and not result.get("name") and place < len(calls):
         call = calls[place]
     name = (call["function"].get("name") if call else result.get("name")) or id or "unknown"

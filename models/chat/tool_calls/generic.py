@@ -59,22 +59,26 @@ def as_text(messages: Sequence[Message], calls: CallFormat = GENERIC, *, results
     `calls`: the format that the model was trained on.
     """
     turns: list[Message] = []
+    answers: list[str] = []  # results that nothing follows yet
     for message in messages:
+        if message["role"] != "tool" or message.get("tool_calls") or not results:
+            turns += _answered(answers)
         if message.get("tool_calls"):
             turns.append({"role": "assistant", "content": _calls(message, calls)})
         elif message["role"] == "tool" and results:
             result = {"tool_response": {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}}
             result["tool_response"]["content"] = message["content"]
-            text = json.dumps(result, ensure_ascii=False)
-            if turns and turns[-1].get("tool_results"):
-                turns[-1]["content"] += f"\n{text}"
-            else:
-                turns.append({"role": "user", "content": text, "tool_results": True})
+            answers.append(json.dumps(result, ensure_ascii=False))
         else:
             turns.append(dict(message))
-    for message in turns:
-        message.pop("tool_results", None)
-    return turns
+    return turns + _answered(answers)
+
+
+def _answered(answers: list[str]) -> list[Message]:
+    """The turn of these results, which are taken; none of no results."""
+    turn: list[Message] = [{"role": "user", "content": "\n".join(answers)}] if answers else []
+    answers.clear()
+    return turn
 
 
 def _calls(message: Message, format: CallFormat) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
@@ -18,6 +18,7 @@ from logitless.engine.sampling.params import Param
 from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
+from logitless.server.bodies.form import FormPart, FormParts
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
@@ -50,7 +51,7 @@ async def upload(request: web.Request) -> web.Response:
             purpose, filename = await _receive(request, path)
         except OSError as error:
             raise unkept("the file cannot be kept", error) from None
-        except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
+        except (HttpProcessingError, web.RequestPayloadError) as error:
             raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
         if purpose not in PURPOSES:
             raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
@@ -68,11 +69,9 @@ async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
     """
     purpose, filename = "", None
     silence = request.app[SILENCE]
-    parts = MultipartReader(request.headers, unpacked(request, MAX_BYTES + PIECE))
+    parts = FormParts(request.headers["Content-Type"], unpacked(request, MAX_BYTES + PIECE))
     while (part := await in_time(parts.next(), silence)) is not None:
-        if not isinstance(part, BodyPartReader):
-            continue
-        pieces = _pieces(part, MAX_FIELD if part.name == "purpose" else MAX_BYTES, silence)
+        pieces = _pieces(parts, part, MAX_FIELD if part.name == "purpose" else MAX_BYTES, silence)
         if part.name == "purpose":
             purpose = b"".join([piece async for piece in pieces]).decode("utf-8", "replace")
         elif part.name == "file":
@@ -86,11 +85,11 @@ async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
     return purpose, filename
 
 
-async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIterator[bytes]:
-    """About a megabyte at a time. A large file may take long, as long as more of it comes. TooLarge: no more of it is
-    read then."""
+async def _pieces(parts: FormParts, part: FormPart, limit: int, silence: float) -> AsyncIterator[bytes]:
+    """The part, about a megabyte at a time. A large file may take long, as long as more of it comes.
+    TooLarge: no more of it is read then."""
     piece, n = bytearray(), 0
-    while chunk := await in_time(_stride(part), silence):
+    while chunk := await in_time(_stride(parts), silence):
         piece += chunk
         n += len(chunk)
         if n > limit:
@@ -101,10 +100,10 @@ async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIter
     yield bytes(piece)
 
 
-async def _stride(part: BodyPartReader) -> bytes:
+async def _stride(parts: FormParts) -> bytes:
     """The next STRIDE bytes of a part, fewer at its end."""
     data = bytearray()
-    while len(data) < STRIDE and (chunk := await part.read_chunk(1 << 16)):
+    while len(data) < STRIDE and (chunk := await parts.piece()):
         data += chunk
     return bytes(data)
 

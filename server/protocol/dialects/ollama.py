@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -315,7 +315,7 @@ def _plain_prompt(asked: GenerateBody, parser: RequestParser, names: dict[str, s
 def _messages(given: Sequence[OllamaChatMessage], names: dict[str, str]) -> list[dict[str, Any]]:
     """The messages of a chat; a tool's result gets the id of the call that it answers."""
     messages: list[dict[str, Any]] = []
-    open_calls: deque[tuple[str, str]] = deque()  # (name, id) of calls without a result
+    open_calls = _OpenCalls()
     for i, message in enumerate(given):
         said: dict[str, Any] = {"role": message.role, "content": _parts(message.content or "", message.images or ())}
         for k in range(len(message.images or ())):
@@ -325,17 +325,38 @@ def _messages(given: Sequence[OllamaChatMessage], names: dict[str, str]) -> list
         if message.tool_calls:
             calls = [_call(f"messages[{i}].tool_calls[{k}]", call, i, k) for k, call in enumerate(message.tool_calls)]
             said["tool_calls"] = calls
-            open_calls.extend((call["function"]["name"], call["id"]) for call in calls)
+            for called in calls:
+                open_calls.add(called["function"]["name"], called["id"])
         if message.role == "tool":
             if message.tool_name:
                 said["name"] = message.tool_name
-            answered = next((call for call in open_calls if call[0] == message.tool_name), None)
-            answered = answered or (open_calls[0] if open_calls else None)
-            if answered is not None:
-                open_calls.remove(answered)
-            said["tool_call_id"] = message.tool_call_id or (answered[1] if answered else "call_0")
+            answered = open_calls.take(message.tool_name)
+            said["tool_call_id"] = message.tool_call_id or answered or "call_0"
         messages.append(said)
     return messages
+
+
+class _OpenCalls:
+    """Calls without a result."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[int, str] = OrderedDict()  # by number of the call
+        self._named: defaultdict[str, deque[int]] = defaultdict(deque)  # numbers, also of calls that are answered
+        self._n = 0
+
+    def add(self, name: str, id: str) -> None:
+        self._ids[self._n] = id
+        self._named[name].append(self._n)
+        self._n += 1
+
+    def take(self, name: str | None) -> str | None:
+        """The id of the first call of this name, else of the first call; None if there is none."""
+        named = self._named.get(name or "", ())
+        while named and named[0] not in self._ids:
+            named.popleft()
+        if not self._ids:
+            return None
+        return self._ids.pop(named.popleft()) if named else self._ids.popitem(last=False)[1]
 
 
 def _call(name: str, call: Mapping[str, Any], i: int, k: int) -> dict[str, Any]:

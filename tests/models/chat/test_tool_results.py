@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from logitless.models.chat.template import ChatTemplate
+from logitless.models.chat.template import FIELD, ChatTemplate, within_turns
 from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
+from logitless.models.chat.tool_calls.generic import as_text
 
 # What the public templates write of calls and results, without tools, media and thoughts.
 _FORM = """
@@ -163,3 +165,32 @@ def test_the_prompts_calls_read_as_calls() -> None:
     text = rendered(FIRST, called(ADD)).removeprefix("<|turn>model\n").partition("<turn|>")[0]
     (read,) = Message().add(parser.push(text)).add(parser.finish()).calls
     assert json.loads(read.arguments) == {"a": "one", "b": [2, {"x": True}]}
+
+
+class Counted(str):
+    """An id that counts comparisons."""
+
+    n = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.n += 1
+        return str.__eq__(self, other)
+
+
+def test_results_find_their_calls_in_linear_time() -> None:
+    n = 300
+    ids = [f"call{i}" for i in range(n)]
+    calling = called(*(call(Counted(id), "f" + id, {}) for id in ids))
+    (turn,) = within_turns([calling, *(result(Counted(id), "r" + id) for id in reversed(ids))])
+    assert turn[FIELD] == [{"name": "f" + id, "response": "r" + id} for id in reversed(ids)]
+    assert Counted.n < 20 * n
+
+
+def test_results_in_a_row_are_one_turn_in_linear_time() -> None:
+    n = 100_000
+    began = time.process_time()
+    turns = as_text([USER, *[result("1", "r")] * n, USER, result("2", "s")])
+    assert time.process_time() - began < 3  # a text that grows by each takes 5 s
+    one = '{"tool_response": {"tool_call_id": "%s", "content": "%s"}}'
+    assert [turn["content"] for turn in turns] == ["Hi", "\n".join([one % ("1", "r")] * n), "Hi", one % ("2", "s")]

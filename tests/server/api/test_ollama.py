@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import ollama
 import pytest
 
+from logitless.server.protocol.dialects.ollama import OllamaChatMessage, _messages
 from logitless.server.protocol.dialects.ollama_names import candidates, seconds, tagged
 from logitless.server.protocol.dialects.ollama_template import prompt_of
 from tests.helpers.chat_fakes import HERMES_LIKE, THOUGHT, chatting, prompt, says
@@ -301,3 +303,17 @@ def test_names_and_durations() -> None:
 )
 def test_templates(template: str, text: str) -> None:
     assert prompt_of(template, "p", "s") == text
+
+
+def test_results_get_the_id_of_the_first_open_call_of_their_name() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b", "a", "c")]
+    results = [OllamaChatMessage(role="tool", tool_name=name) for name in ("b", "a", "none", "a", "c", "a")]
+    messages = _messages([OllamaChatMessage(role="assistant", tool_calls=calls), *results], {})
+    assert [m["tool_call_id"][-1] for m in messages[1:]] == ["1", "0", "2", "3", "0", "0"]
+    n = 30_000
+    calls = [{"function": {"name": f"f{i}", "arguments": {}}} for i in range(n)]
+    results = [OllamaChatMessage(role="tool", tool_name=f"f{i}") for i in reversed(range(n))]
+    began = time.process_time()
+    messages = _messages([OllamaChatMessage(role="assistant", tool_calls=calls), *results], {})
+    assert time.process_time() - began < 3  # comparing each call with each result takes a minute
+    assert messages[1]["tool_call_id"] == f"call_0_{n - 1}"
