@@ -1,4 +1,4 @@
-"""Path normalisation: double and trailing slashes lead to the route without them."""
+"""Path normalisation: slashes too many and Azure's prefixes lead to the route without them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 _MANY = re.compile("/{2,}")
+_AZURES = re.compile(r"(?:/openai(?:/v1)?(?:/deployments/[^/]+)?|/v1/deployments/[^/]+)(?=/)")
 
 
 def canonical(raw: str) -> str:
-    """The escaped path with single slashes and none at its end."""
-    return _MANY.sub("/", raw).rstrip("/") or "/"
+    """The escaped path with single slashes, none at its end, and /v1 where Azure's client names a deployment."""
+    path = _MANY.sub("/", raw).rstrip("/") or "/"
+    azures = _AZURES.match(path)
+    return f"/v1{path[azures.end() :]}" if azures else path
 
 
 class Slashes(web.AbstractResource):

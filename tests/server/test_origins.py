@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
@@ -247,3 +248,22 @@ async def test_azures_client() -> None:
         url = server.url + "/v1//chat/completions/?api-version=2024-10-21"
         async with http.post(url, json={"messages": [{"role": "user", "content": "say:yes"}]}) as reply:
             assert (await reply.json())["choices"][0]["message"]["content"] == "yes"
+        for place in ({"azure_endpoint": server.url}, {"base_url": f"{server.url}/v1"}):
+            azure = openai.AsyncAzureOpenAI(api_key="k", api_version="2024-10-21", max_retries=0, **place)
+            async with azure as client:
+                said = await client.chat.completions.create(
+                    model="gpt-4o", messages=[{"role": "user", "content": "say:yes"}]
+                )
+                assert said.choices[0].message.content == "yes"
+                assert (await client.models.list()).data
+        async with openai.AsyncOpenAI(api_key="k", base_url=f"{server.url}/openai/v1/") as client:
+            assert (await client.models.list()).data
+
+
+async def test_azures_paths_open_nothing() -> None:
+    async with running(api_keys=("k",), admin_api_key="admin") as server:
+        for path in ("/openai/files", "/openai/v1/files", "/openai/deployments/x/files", "/v1/deployments/x/files"):
+            for headers, status in (({"X-Api-Key": "k"}, 403), ({}, 401)):
+                async with server.http.post(server.url + path, json=[], headers=headers) as reply:
+                    assert reply.status == status, path
+        assert (await server.get("/openai", headers={"X-Api-Key": "k"}))[0] == 404
