@@ -66,15 +66,15 @@ class LoadedModel:
         texts: Sequence[Sequence[int]],
         pooling: str,
         lora: Lora | None = None,
-        images: PromptMedia | None = None,
+        media: PromptMedia | None = None,
     ) -> list[F32] | None:
         """Embed one of the embedder's groups of texts, and count it. On the engine thread. None: of
         the images of the only text some wait for their encoding, which is to be asked for again."""
         assert self.embedder is not None
-        if images is not None and not self.scheduler.encode([span.tile for span in images.spans]):
+        if media is not None and not self.scheduler.encode([span.tile for span in media.spans]):
             return None
         began, stats = time.perf_counter(), self.scheduler.stats
-        vectors = self.embedder.embed(texts, pooling, self.scheduler.resolve_lora(lora), images)
+        vectors = self.embedder.embed(texts, pooling, self.scheduler.resolve_lora(lora), media)
         stats.n_decode += 1
         stats.prompt_tokens += sum(map(len, texts))
         stats.prompt_seconds += time.perf_counter() - began

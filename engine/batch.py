@@ -59,7 +59,7 @@ class UBatch:
     hidden_to: list[int] = field(default_factory=list)
     mtp: bool = False  # run the MTP head instead of the model
     # Images (models/batch.py, MediaRows), if a sequence with some takes part.
-    image_rows: list[int] = field(default_factory=list)  # rows of the pool; 0: a token of text
+    media_rows: list[int] = field(default_factory=list)  # rows of the pool; 0: a token of text
     seen: list[int] = field(default_factory=list)  # last position that a token sees
     rope_positions: list[npt.NDArray[np.int32]] = field(default_factory=list)  # (4, n) of each sequence, M-RoPE
 

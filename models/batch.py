@@ -66,22 +66,22 @@ class MediaRows:
 
     @classmethod
     def feeds(cls, pools: Sequence[Tensor], n_tokens: int, n_out: int | None, *, mrope: bool) -> MediaRows:
-        ids, seen = feed("image.ids", (n_tokens,), "i32"), feed("image.seen", (2, n_tokens), "i32")
+        ids, seen = feed("media.ids", (n_tokens,), "i32"), feed("media.seen", (2, n_tokens), "i32")
         out_seen = positions = out_positions = None
         if n_out is not None:
-            out_seen = feed("image.out_seen", (2, n_out), "i32")
+            out_seen = feed("media.out_seen", (2, n_out), "i32")
         if mrope:
-            positions = feed("image.positions", (4, n_tokens), "i32")
-            out_positions = None if n_out is None else feed("image.out_positions", (4, n_out), "i32")
-        is_text = feed("image.is_text", (n_tokens,))
+            positions = feed("media.positions", (4, n_tokens), "i32")
+            out_positions = None if n_out is None else feed("media.out_positions", (4, n_out), "i32")
+        is_text = feed("media.is_text", (n_tokens,))
         return cls(pools, ids, is_text, seen, out_seen, positions, out_positions)
 
     @classmethod
     def inputs(cls, rows: Sequence[Tensor], *, mrope: bool) -> MediaRows:
         """Rows (T, n_embd) that are inputs themselves, zero for tokens of text."""
         n = rows[0].shape[0]
-        positions = feed("image.positions", (4, n), "i32") if mrope else None
-        return cls(rows, None, feed("image.is_text", (n,)), positions=positions)
+        positions = feed("media.positions", (4, n), "i32") if mrope else None
+        return cls(rows, None, feed("media.is_text", (n,)), positions=positions)
 
     def embedded(self, x: Tensor) -> Tensor:
         """Token embeddings x (T, n_embd) with the images' rows in their places."""
@@ -110,13 +110,13 @@ class Rows(Protocol):
     @property
     def out(self) -> Out | None: ...
     @property
-    def images(self) -> MediaRows | None: ...
+    def media(self) -> MediaRows | None: ...
 
 
 def rope_positions(rows: Rows, *, of_out: bool = False) -> Tensor:
     """Positions for RoPE: (T,), or (4, T) of a batch with images in a model with M-RoPE."""
-    if rows.images is not None and rows.images.positions is not None:
-        positions = rows.images.out_positions if of_out else rows.images.positions
+    if rows.media is not None and rows.media.positions is not None:
+        positions = rows.media.out_positions if of_out else rows.media.positions
         assert positions is not None
         return positions
     if of_out:
@@ -184,13 +184,13 @@ class Batch:
     begin: Tensor
     end: Tensor  # (T,) i32: state row to write afterwards, or -1
     out: Out | None
-    images: MediaRows | None = None
+    media: MediaRows | None = None
 
     @classmethod
     def feeds(
-        cls, n_tokens: int, n_out: int | None = None, images: Sequence[Tensor] = (), *, mrope: bool = False
+        cls, n_tokens: int, n_out: int | None = None, media: Sequence[Tensor] = (), *, mrope: bool = False
     ) -> Batch:
-        """A batch of inputs; `n_out` None: logits of every row. `images`: the pools of image rows,
+        """A batch of inputs; `n_out` None: logits of every row. `media`: the pools of image rows,
         if the batch has some; `mrope`: the model has M-RoPE."""
         tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end = (
             feed(name, (n_tokens,), "i32")
@@ -199,7 +199,7 @@ class Batch:
         out = None
         if n_out is not None:
             out = Out(*(feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot")))
-        rows = None if not images else MediaRows.feeds(images, n_tokens, n_out, mrope=mrope)
+        rows = None if not media else MediaRows.feeds(media, n_tokens, n_out, mrope=mrope)
         return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
 
     def seen(self, params: AttentionParams, n_ctx: int, *, of_out: bool) -> tuple[Tensor, Tensor]:
@@ -207,9 +207,9 @@ class Batch:
         queries = self.out if of_out and self.out is not None else self
         if params.chunked:
             return queries.slot, chunk_ends(queries.pos, size=params.window, limit=n_ctx)
-        if self.images is None or params.causal_images:
+        if self.media is None or params.causal_images:
             return queries.slot, queries.pos
-        seen = self.images.seen if queries is self else self.images.out_seen
+        seen = self.media.seen if queries is self else self.media.out_seen
         assert seen is not None
         return queries.slot, seen if params.window else reshape(slice_rows(seen, start=0, stop=1), shape=(-1,))
 
@@ -362,15 +362,15 @@ class Sequences:
     pos: Tensor  # (T,) i32
     start: Tensor  # (T,) i32: first row that a row sees; of packed texts, the start of its own
     out: None = None
-    images: MediaRows | None = None
+    media: MediaRows | None = None
     bounds: Tensor | None = None  # (2, T) i32: `start`, and the last row that a row sees; None: itself
 
     @classmethod
-    def feeds(cls, n_sequences: int, length: int, images: Sequence[Tensor] = (), *, mrope: bool = False) -> Sequences:
-        """Inputs of sequences; `images`, `mrope`: as of a batch."""
+    def feeds(cls, n_sequences: int, length: int, media: Sequence[Tensor] = (), *, mrope: bool = False) -> Sequences:
+        """Inputs of sequences; `media`, `mrope`: as of a batch."""
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
-        rows = MediaRows.feeds(images, n_sequences * length, None, mrope=mrope) if images else None
-        return cls(length, tokens, pos, start, images=rows)
+        rows = MediaRows.feeds(media, n_sequences * length, None, mrope=mrope) if media else None
+        return cls(length, tokens, pos, start, media=rows)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, params.scale, params.window, k if v is None else v
@@ -403,7 +403,7 @@ class Texts:
     types: Tensor  # (T,) i32: segment (token type)
     count: Tensor  # (T / length,) i32: tokens of each text before the padding
     out: None = None
-    images: None = None
+    media: None = None
 
     @classmethod
     def feeds(cls, n_texts: int, length: int) -> Texts:

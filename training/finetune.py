@@ -20,9 +20,9 @@ from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.arrangement import Data, arranged, context_for
-from logitless.training.data.images import NO_PROJECTOR, ImageReader, folder_of
 from logitless.training.data.load import DataOptions, Reader
-from logitless.training.data.run_images import RunImages, projector_images
+from logitless.training.data.media import NO_PROJECTOR, MediaReader, folder_of
+from logitless.training.data.run_media import RunMedia, projector_media
 from logitless.training.errors import TrainingError
 from logitless.training.methods.objective import Objective
 from logitless.training.parallel.coordinator import DataParallel, OpenTransport
@@ -96,8 +96,8 @@ class FineTuning:
                 raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
             self.tokenizer = tokenizer.from_metadata(self.gguf.metadata, path=self.gguf.path)
             template = of_file(self.gguf.metadata, self.tokenizer)
-            images = ImageReader(partial(self._images, projector), folder=folder_of(data))
-            reader = Reader(self.tokenizer, template, objective, images)
+            media = MediaReader(partial(self._media, projector), folder=folder_of(data))
+            reader = Reader(self.tokenizer, template, objective, media)
             if not isinstance(data, str | Path):
                 data = list(data)
             name = str(data) if isinstance(data, str | Path) else "rows"
@@ -126,7 +126,7 @@ class FineTuning:
                 found.order,
                 found.validation,
                 objective=objective,
-                images=images.images,
+                media=media.media,
                 stopping=stopping,
                 before_step=before_step,
                 on_gradients=on_gradients,
@@ -135,10 +135,10 @@ class FineTuning:
             self.gguf.close()
             raise
 
-    def _images(self, projector: str | Path | None) -> RunImages:
+    def _media(self, projector: str | Path | None) -> RunMedia:
         if projector is None:
             raise TrainingError(NO_PROJECTOR)
-        return projector_images(self.gguf, self.hparams, self.tokenizer, projector)
+        return projector_media(self.gguf, self.hparams, self.tokenizer, projector)
 
     def share(self, n: int, backends: Callable[[], Sequence[Backend]], transport: OpenTransport) -> None:
         """Share the micro-batches of each step with n − 1 other processes. `backends`: a function of
@@ -146,7 +146,7 @@ class FineTuning:
         settings = self.trainer.settings
         if n > settings.grad_acc:
             raise TrainingError(f"workers: {n} need at least as many micro-batches in a step (grad_acc)")
-        if self.trainer.steps.images is not None:
+        if self.trainer.steps.media is not None:
             raise TrainingError("workers: rows with images are learned by one process")
         sharded = self.trainer.trainable.kind == FULL
         recipe = Recipe(backends, self.gguf.path.absolute(), self._trainable, settings, sharded)

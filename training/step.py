@@ -31,7 +31,7 @@ from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.batch import Memory, Rows, Sequences
 from logitless.training.adapters.neftune import Neftune
 from logitless.training.data.packing import Sample
-from logitless.training.data.run_images import RunImages
+from logitless.training.data.run_media import RunMedia
 from logitless.training.errors import TrainingError
 from logitless.training.head import Loss, evaluation, gradients, logit_chunks
 from logitless.training.policy.served_forward import ServedForward, sampled_loss
@@ -125,14 +125,14 @@ class Steps:
         segment: int = 0,
         prefix: str = "train",
         apart: bool = False,
-        images: RunImages | None = None,
+        media: RunMedia | None = None,
         on_gradients: GradientHook | None = None,
         served: ServedForward | None = None,
         noise: Neftune | None = None,
     ) -> None:
         """`apart`: plans in memory of their own, so that others can run between a run's parts.
         `served`: the forward pass is the server's; sequences begin at multiples of its alignment.
-        `images`: those among the samples' tokens, if there are some. `noise`: that of training steps.
+        `media`: those among the samples' tokens, if there are some. `noise`: that of training steps.
 
         `on_gradients`: called with the gradients of each step before the optimizer uses them; they
         take memory as large as the parameters, and a trip to the host."""
@@ -141,7 +141,7 @@ class Steps:
         self.trainable, self.optimizer = trainable, optimizer
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
         self._apart = prefix if apart else ""
-        self.images = images
+        self.media = media
         self.on_gradients = on_gradients
         self.noise = noise if noise is not None and noise.alpha else None
         self.workers: Workers | None = None  # those that share the micro-batches of a step
@@ -174,8 +174,8 @@ class Steps:
         if self._served is not None:
             return self._served.inputs()
         sequences = Sequences.feeds(self.n_batch, self.n_ctx)
-        if self.images is not None:
-            sequences = self.images.added(sequences)
+        if self.media is not None:
+            sequences = self.media.added(sequences)
         return sequences, sequences
 
     @property
@@ -267,8 +267,8 @@ class Steps:
         on devices; memory of the process (kernels, programs) is, for as long as this object
         lives."""
         builds = self._builds(n_runs, validates)
-        if self.images is not None:
-            builds = {"images": partial(self.images.largest, self.trainable.session), **builds}
+        if self.media is not None:
+            builds = {"media": partial(self.media.largest, self.trainable.session), **builds}
         needed, self._planned = self.trainable.session.planned_bytes(builds.values())
         parameters = {p.name for p in self.trainable.params}
         moments = {t.name for pair in self.moments for t in pair}
@@ -445,14 +445,14 @@ class Steps:
         if self._served is not None:
             feeds["targets"] = np.maximum(feeds["targets"], 0)  # labels that do not count weigh 0
             feeds |= self._served.feeds(start)
-        if self.images is not None:
-            feeds |= self.images.feeds([w.images for w in samples], pos, start)
+        if self.media is not None:
+            feeds |= self.media.feeds([w.media for w in samples], pos, start)
         return feeds
 
     def encode(self) -> Iterator[float | int]:
-        """Encode the run's images, if there are some: see RunImages.encode."""
-        if self.images is not None:
-            yield from self.images.encode(self.trainable.session, self._apart)
+        """Encode the run's images and sounds, if there are some: see RunMedia.encode."""
+        if self.media is not None:
+            yield from self.media.encode(self.trainable.session, self._apart)
 
     def _result(self, samples: Sequence[Sample], outputs: Sequence[npt.NDArray[Any]]) -> BatchResult:
         labels = np.concatenate([np.where(w.weights != 0, w.labels, -1) for w in samples])

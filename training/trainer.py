@@ -16,7 +16,7 @@ import numpy as np
 from logitless.training.adapters.neftune import Neftune
 from logitless.training.data.arrangement import Arrangement
 from logitless.training.data.packing import Groups, Sample
-from logitless.training.data.run_images import RunImages
+from logitless.training.data.run_media import RunMedia
 from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
@@ -73,7 +73,7 @@ def steps_of(
     prefix: str = "train",
     *,
     apart: bool = False,
-    images: RunImages | None = None,
+    media: RunMedia | None = None,
     on_gradients: GradientHook | None = None,
     served: ServedForward | None = None,
 ) -> Steps:
@@ -86,7 +86,7 @@ def steps_of(
         checkpointing=s.checkpointing,
         prefix=prefix,
         apart=apart,
-        images=images,
+        media=media,
         on_gradients=on_gradients,
         served=served,
         noise=s.noise,
@@ -125,10 +125,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Event: images whose rows are known, before the first step. Tiles of a large one count as so many."""
+    """Event before the first step: number of encoded tiles of images and sounds, of `n_media`."""
 
-    image: int
-    n_images: int
+    medium: int
+    n_media: int
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Trainer:
         validation_indices: I32,
         *,
         objective: Objective | None = None,
-        images: RunImages | None = None,
+        media: RunMedia | None = None,
         stopping: Stopping | None = None,
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
@@ -256,7 +256,7 @@ class Trainer:
         served: ServedForward | None = None,
     ) -> None:
         """`objective`: the training method, whose data are `Groups`; None: supervised learning.
-        `images`: those among the samples' tokens, if there are some. `served`: the forward pass is
+        `media`: images and sounds among the samples' tokens, if there are some. `served`: the forward pass is
         the server's."""
         self.trainable, self.settings, self.order, self.objective = trainable, settings, order, objective
         self.reference: F64 | None = None  # (rows,): log-probability of each row before the first step
@@ -264,7 +264,7 @@ class Trainer:
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        named: Any = {"apart": apart, "images": images, "on_gradients": on_gradients, "served": served}
+        named: Any = {"apart": apart, "media": media, "on_gradients": on_gradients, "served": served}
         self.steps = steps_of(trainable, settings, prefix, **named)
         self.epoch_result = Result()
         self.just_initialized = True
@@ -324,13 +324,13 @@ class Trainer:
         return last
 
     def _encode(self) -> Generator[Event, None, None]:
-        """Encode the images, if there are some; a job can be left between two of them."""
+        """Encode the images and sounds, if there are some; a job can be left between two of them."""
         for part in self.steps.encode():
             if isinstance(part, float):
                 yield Slice(part)
             else:
-                assert self.steps.images is not None
-                yield Encoding(part, self.steps.images.n_tiles)
+                assert self.steps.media is not None
+                yield Encoding(part, self.steps.media.n_tiles)
                 yield Settled()
 
     def _limit(self) -> str:

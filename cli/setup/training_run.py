@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from logitless.training.checkpoint import Checkpoint
     from logitless.training.data.arrangement import Arrangement
     from logitless.training.data.load import DataOptions, Reader
-    from logitless.training.data.run_images import RunImages
+    from logitless.training.data.run_media import RunMedia
     from logitless.training.methods.objective import Objective
     from logitless.training.parallel.coordinator import DataParallel, OpenTransport
     from logitless.training.reporting.trackers import Trackers
@@ -183,8 +183,8 @@ def run(
         for line in data.losses:
             flag = " (--ctx-size)" if "longer than the context" in line else ""
             print(f"logitless: warning: {o.file}: {line}{flag}", file=sys.stderr)
-        images = None if reader.images is None else reader.images.images
-        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, data, reader.objective, images)
+        media = None if reader.media is None else reader.media.media
+        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, data, reader.objective, media)
         if len(session.backends) > 1:
             self_test.self_test_session(session, trainer.steps.everything())
         if resumed is not None:
@@ -220,7 +220,7 @@ def open_workers(
     from logitless.training.parallel.worker import Recipe
     from logitless.training.trainable import FULL
 
-    if trainer.steps.images is not None:
+    if trainer.steps.media is not None:
         raise CliError(f"--workers {o.workers}: rows with images are learned by one process")
     recipe = Recipe(
         partial(open_backends, o.device.split(","), max(o.threads, 0)),
@@ -267,21 +267,21 @@ def reader_of(o: SimpleNamespace, gguf: GGUFFile, path: Path, folder: Path | Non
     """Vocabulary, chat template, training method and images of a run; `folder`: of temporary files."""
     from logitless.models import tokenizer
     from logitless.models.chat.template import of_file
-    from logitless.training.data.images import ImageReader, folder_of
     from logitless.training.data.load import Reader
+    from logitless.training.data.media import MediaReader, folder_of
 
     vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-    images = ImageReader(partial(_open_images, o, gguf, vocabulary, folder), folder=folder_of(o.file))
-    return Reader(vocabulary, of_file(gguf.metadata, vocabulary), objective_of(o), images)
+    media = MediaReader(partial(_open_media, o, gguf, vocabulary, folder), folder=folder_of(o.file))
+    return Reader(vocabulary, of_file(gguf.metadata, vocabulary), objective_of(o), media)
 
 
-def _open_images(o: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer, folder: Path | None) -> RunImages:
+def _open_media(o: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer, folder: Path | None) -> RunMedia:
     """Images by the projector of --mmproj, or the only one beside the model. TrainingError: there is none."""
     from logitless.cli.setup.model import model_options
     from logitless.engine.loading.open_model import projector_file
     from logitless.models.model import hparams_of
-    from logitless.training.data.images import NO_PROJECTOR
-    from logitless.training.data.run_images import projector_images
+    from logitless.training.data.media import NO_PROJECTOR
+    from logitless.training.data.run_media import projector_media
     from logitless.training.errors import TrainingError
 
     h = hparams_of(gguf)
@@ -289,7 +289,7 @@ def _open_images(o: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer, fold
     if not projector:
         raise TrainingError(NO_PROJECTOR)
     tokens = o.image_min_tokens, o.image_max_tokens
-    return projector_images(gguf, h, vocabulary, projector, tokens=tokens, folder=folder)
+    return projector_media(gguf, h, vocabulary, projector, tokens=tokens, folder=folder)
 
 
 def objective_of(o: SimpleNamespace) -> Objective | None:
@@ -334,7 +334,7 @@ def make_trainer(
     run_settings: Settings,
     data: Arrangement,
     objective: Objective | None = None,
-    images: RunImages | None = None,
+    media: RunMedia | None = None,
 ) -> Trainer:
     from logitless.training.schedule import Stopping, default_warmup
     from logitless.training.trainer import Trainer, n_steps_of
@@ -344,7 +344,7 @@ def make_trainer(
         run_settings = replace(run_settings, schedule=replace(run_settings.schedule, warmup=warmup))
     stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
     return Trainer(
-        trainable, run_settings, data.order, data.validation, objective=objective, images=images, stopping=stopping
+        trainable, run_settings, data.order, data.validation, objective=objective, media=media, stopping=stopping
     )
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
     from logitless.training.data.dataset_rows import DatasetRow
-    from logitless.training.data.images import ImageReader
+    from logitless.training.data.media import MediaReader
     from logitless.training.data.packing import Examples, Groups
-    from logitless.training.data.run_images import RunImages
+    from logitless.training.data.run_media import RunMedia
     from logitless.training.data.sampler import ExampleSampler
     from logitless.training.data.tokenize_rows import I32
     from logitless.training.methods.grpo import GRPO
@@ -39,7 +39,7 @@ class Prepared:
     order: ExampleSampler
     validation: I32
     objective: Objective | None = None
-    images: RunImages | None = None
+    media: RunMedia | None = None
     choices: str = ""
     warnings: tuple[str, ...] = ()
     grpo: GRPO | None = None  # of reinforcement
@@ -123,14 +123,14 @@ def metrics_table(metrics: Sequence[Row], method: str) -> str:
     return "\n".join(lines)
 
 
-def image_reader(job: Row, store: Store, open_images: Callable[[], RunImages]) -> ImageReader:
-    """Reader of the images in a job's rows: data URIs, and files that the job's owner may see."""
-    from logitless.training.data.images import ImageReader
+def media_reader(job: Row, store: Store, open_media: Callable[[], RunMedia]) -> MediaReader:
+    """Reader of the images and sounds in a job's rows: data URIs, and files that the job's owner may see."""
+    from logitless.training.data.media import MediaReader
 
     def may_see(row: Row) -> bool:
         return row.get("owner", "") in ("", job.get("owner", ""))
 
-    return ImageReader(open_images, uploaded=lambda id: store.media_path(id, may_see))
+    return MediaReader(open_media, uploaded=lambda id: store.media_path(id, may_see))
 
 
 def prepare(
@@ -139,7 +139,7 @@ def prepare(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     n_ctx_train: int,
-    images: ImageReader | None = None,
+    media: MediaReader | None = None,
 ) -> Prepared:
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
     import numpy as np
@@ -156,7 +156,7 @@ def prepare(
     asked: Row = job["hyperparameters"]
     method = method_of(job)
     own = {name: asked.get(name, default) for name, default in hyperparameters(method).items()}
-    reader = Reader(tokenizer, template, objective(method, own), images)
+    reader = Reader(tokenizer, template, objective(method, own), media)
     warnings: list[str] = []
     files = [id for id in (job["training_file"], job["validation_file"]) if id]
     for id in files:
@@ -212,5 +212,5 @@ def prepare(
         noise=Neftune(h.neftune_noise_alpha, job["seed"]),
     )
     choices = told(asked, h, len(training), float(sizes[training].mean()))
-    found = None if images is None else images.images
+    found = None if media is None else media.media
     return Prepared(h, settings, order, validation, reader.objective, found, choices, tuple(warnings))

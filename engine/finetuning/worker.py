@@ -26,7 +26,7 @@ from logitless.engine.finetuning.job import (
     base_of,
     checkpoint_path,
     grader_row,
-    image_reader,
+    media_reader,
     method_of,
     method_row,
     metrics_of,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from logitless.models.media.encoders import Encoders
     from logitless.models.media.media_input import MediaInput
     from logitless.models.tokenizer import Tokenizer
-    from logitless.training.data.run_images import RunImages
+    from logitless.training.data.run_media import RunMedia
     from logitless.training.graders.grade import Surroundings
     from logitless.training.reporting.trackers import Trackers
     from logitless.training.trainable import Trainable
@@ -98,7 +98,7 @@ class FineTuningWorker:
         media: MediaInput | None = None,
     ) -> None:
         """`base`: name of the base model. `scheduler`: samples the answers of reinforcement;
-        `around`: what its graders may use. `media`: the model's reader of images.
+        `around`: what its graders may use. `media`: the model's reader of images and sounds.
 
         `on_change`: called when events or states have changed. `names`: model names whose jobs this
         server runs, if other servers share the store; None: all.
@@ -218,15 +218,15 @@ class FineTuningWorker:
                 n_ctx = min(n_ctx_train, self.engine.n_ctx_slot)  # requests sample the answers
                 self._prepared = prepare_reinforcement(job, self.store, self._tokenizer, self._template, n_ctx)
             else:
-                images = image_reader(job, self.store, self._open_images)
-                self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train, images)
+                media = media_reader(job, self.store, self._open_media)
+                self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train, media)
         except Exception as error:
             self._prepared = error
         self.wake()
 
-    def _open_images(self) -> RunImages:
-        """The images of a run, which the model's own encoder will read. TrainingError: it has none."""
-        from logitless.training.data.run_images import RunImages
+    def _open_media(self) -> RunMedia:
+        """The images and sounds of a run, for the model's own encoders. TrainingError: it has none."""
+        from logitless.training.data.run_media import RunMedia
         from logitless.training.errors import TrainingError
 
         if self._media is None:
@@ -237,15 +237,15 @@ class FineTuningWorker:
             return self.engine.media.encoders
 
         n_embd = self.engine.hparams.n_embd
-        return RunImages(self._media, n_embd, encoders, shared=True, folder=self.store.folder)
+        return RunMedia(self._media, n_embd, encoders, shared=True, folder=self.store.folder)
 
     def check(self, path: Path, filename: str, goes_on: Callable[[], None] = lambda: None) -> None:
         """Check a training file. TrainingError names the wrong line; `goes_on` is called often and may raise."""
-        from logitless.training.data.images import ImageReader
+        from logitless.training.data.media import MediaReader
         from logitless.training.data.sources import rows_of
         from logitless.training.data.tokenize_rows import row_texts
 
-        images = ImageReader(self._open_images)
+        media = MediaReader(self._open_media)
         for record in rows_of(path, filename, filename):
             if record.is_prompt:
                 goes_on()
@@ -253,9 +253,9 @@ class FineTuningWorker:
             answered = [record.answered(answer) for answer in record.answers]
             for _ in row_texts(answered or [record], self._template, filename, goes_on):
                 pass
-            for image in record.images:
+            for medium in record.media:
                 goes_on()
-                images.check(image)
+                media.check(medium)
 
     def delete_model(self, model: TunedModel) -> None:
         """Delete a model of a job that is over, and forget its name. InvalidRequest: it is not."""
@@ -425,7 +425,7 @@ class FineTuningWorker:
         if prepared.grpo is not None:
             trainer = self._reinforcement(job, prepared, trainable, named)
         else:
-            named |= {"objective": prepared.objective, "images": prepared.images}
+            named |= {"objective": prepared.objective, "media": prepared.media}
             trainer = Trainer(trainable, settings, prepared.order, validation, **named)
         try:
             if path.exists():
@@ -561,8 +561,8 @@ class FineTuningWorker:
             self._trackers(event)
         stats = self.stats
         if isinstance(event, Encoding):
-            if event.image == event.n_images:
-                self._send(partial(self._keeper.add_event, job["id"], f"{event.n_images} images are encoded"))
+            if event.medium == event.n_media:
+                self._send(partial(self._keeper.add_event, job["id"], f"{event.n_media} images and sounds are encoded"))
         elif isinstance(event, Measuring):
             if event.sample == event.n_samples:
                 rows = f"Reference log-probabilities of {event.n_samples} windows are measured"

@@ -37,7 +37,7 @@ class MediaEncoder:
         self.encoders = Encoders.define(session, gguf, p, n_embd)
         self.n_rows = max(n_rows, LEAST_ROWS)
         n_pages = -(-(1 + self.n_rows) // PAGE)
-        names = ["image_rows", *(f"image_rows.deepstack.{i}" for i in range(len(p.deepstack)))]
+        names = ["media_rows", *(f"media_rows.deepstack.{i}" for i in range(len(p.deepstack)))]
         self.pools = [session.define(name, (n_pages, 1, PAGE, n_embd)) for name in names]
         self._places: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # by key: (first row, rows), LRU order
         self._reserved: dict[bytes, tuple[int, int]] = {}  # of tiles in work
@@ -80,8 +80,8 @@ class MediaEncoder:
         firsts = np.array([first for _, first in placed])[:, None]
         *places, kinds = encoder.row_places(*size)
         for name, of_tile in zip(("to", "extra"), places, strict=True):
-            feeds[f"image.{name}"] = (firsts + of_tile).reshape(-1).astype(np.int32)
-        feeds["image.kinds"] = np.tile(kinds.astype(np.int32), len(tiles))
+            feeds[f"media.{name}"] = (firsts + of_tile).reshape(-1).astype(np.int32)
+        feeds["media.kinds"] = np.tile(kinds.astype(np.int32), len(tiles))
         yield from plan.parts(feeds)
 
     def _plan(self, is_audio: bool, n_tiles: int, height: int, width: int) -> PreemptiblePlan:
@@ -118,10 +118,10 @@ class MediaEncoder:
         n_extra = n_tiles * len(encoder.row_places(height, width)[1])
         rows = encoder.rows(n_tiles, height, width)
         rows += [scale(rows[0], factor=0.0)] * (len(self.pools) - len(rows))  # sounds add nothing after layers
-        to = feed("image.to", rows[0].shape[:1], "i32")
+        to = feed("media.to", rows[0].shape[:1], "i32")
         pools = [_stored(pool, of_pool, to) for pool, of_pool in zip(self.pools, rows, strict=True)]
         if n_extra:
-            to, kinds = (feed(f"image.{name}", (n_extra,), "i32") for name in ("extra", "kinds"))
+            to, kinds = (feed(f"media.{name}", (n_extra,), "i32") for name in ("extra", "kinds"))
             pools[0] = _stored(pools[0], self.encoders.extra_rows(kinds), to)
         return pools
 

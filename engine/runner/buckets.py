@@ -29,7 +29,7 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     n_masks: int = 0  # rows with a token bitmask
     weights: int = 0  # id of a full finetune (models/adapters/full_finetunes.py); 0: the base model
     mtp: bool = False  # run the MTP head instead of the model (models/architectures/mtp.py)
-    images: bool = False  # rows of images among the tokens
+    media: bool = False  # rows of images among the tokens
 
 
 MTP_DRAFT = Shape(1, 1, whole=True, mtp=True)
@@ -57,7 +57,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
         power_of_two(n_masks, 1) if n_masks else 0,
         batch.weights,
         batch.mtp,
-        bool(batch.image_rows),
+        bool(batch.media_rows),
     )
 
 

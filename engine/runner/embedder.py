@@ -40,11 +40,11 @@ class Embedder:
         n_ubatch: int,
         n_ctx: int,
         template: str = "",
-        vision: Callable[[], MediaEncoder | None] = lambda: None,
+        encoder: Callable[[], MediaEncoder | None] = lambda: None,
     ) -> None:
         """`template`: the model's rerank template for query and document; "": concatenate them.
-        `vision`: the model's image encoder, None: it reads no images."""
-        self._vision = vision
+        `encoder`: the model's encoder of images and sounds; None: it reads none."""
+        self._encoder = encoder
         self.template = template
         self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
@@ -84,9 +84,9 @@ class Embedder:
                 indices = indices[n:]
 
     def embed(
-        self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE, images: PromptMedia | None = None
+        self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE, media: PromptMedia | None = None
     ) -> list[F32]:
-        """Embed one group of texts, by these weights and adapters. `images`: those of the only text,
+        """Embed one group of texts, by these weights and adapters. `media`: those of the only text,
         which have been encoded.
 
         Returns (n_embd,) for each text, (n_tokens, n_embd) with pooling "none", or the scores of
@@ -101,8 +101,8 @@ class Embedder:
         feeds: dict[str, Any] = {"tokens": tokens.reshape(-1), "pos": pos.reshape(-1)}
         if self.causal:
             feeds["start"] = np.zeros(n * length, np.int32)
-            if images is not None:
-                feeds |= self._image_feeds(images, len(texts[0]), length)
+            if media is not None:
+                feeds |= self._media_feeds(media, len(texts[0]), length)
                 feeds["tokens"] = np.maximum(feeds["tokens"], 0)  # ids of image rows are negative
         else:
             feeds["count"] = count
@@ -115,10 +115,10 @@ class Embedder:
         floats = {name: array for name, array in feeds.items() if array.dtype == np.float32}
         feeds = {name: array.astype(np.int32) for name, array in feeds.items()} | floats
         tuned = self._tuned(choice)
-        mrope = images is not None and images.mrope
-        key = ("embed", n, length, pooling, tuned.name, images is not None, mrope)
+        mrope = media is not None and media.mrope
+        key = ("embed", n, length, pooling, tuned.name, media is not None, mrope)
         feeds |= tuned.feeds(n * length)
-        pools = self._pools() if images is not None else ()
+        pools = self._pools() if media is not None else ()
         build = partial(self.graph, n, length, pooling, choice, pools, mrope=mrope)
         (vectors,) = tuned.session.run(key, lambda: [build()], feeds)
         if pooling != "none":
@@ -134,23 +134,23 @@ class Embedder:
         self.embed([[0]], "rank" if self.ranks else "cls")
 
     def _pools(self) -> Sequence[Tensor]:
-        vision = self._vision()
-        assert vision is not None
-        return vision.pools
+        encoder = self._encoder()
+        assert encoder is not None
+        return encoder.pools
 
-    def _image_feeds(self, images: PromptMedia, n: int, length: int) -> dict[str, npt.NDArray[Any]]:
+    def _media_feeds(self, media: PromptMedia, n: int, length: int) -> dict[str, npt.NDArray[Any]]:
         """Inputs of MediaRows for n tokens, padded to `length`."""
-        vision = self._vision()
-        assert vision is not None
+        encoder = self._encoder()
+        assert encoder is not None
         rows, is_text = np.zeros(length, np.int32), np.ones(length, np.float32)
-        for span in images.spans:
-            first = vision.first_row(span.tile)
+        for span in media.spans:
+            first = encoder.first_row(span.tile)
             assert first is not None
             rows[span.start : span.end] = np.arange(first, first + span.tile.n_rows)
             is_text[span.start : span.end] = 0
-        feeds: dict[str, npt.NDArray[Any]] = {"image.ids": rows, "image.is_text": is_text}
-        if images.mrope:
-            feeds["image.positions"] = images.positions(0, length)
+        feeds: dict[str, npt.NDArray[Any]] = {"media.ids": rows, "media.is_text": is_text}
+        if media.mrope:
+            feeds["media.positions"] = media.positions(0, length)
         return feeds
 
     def graph(
@@ -159,13 +159,13 @@ class Embedder:
         length: int,
         pooling: str,
         choice: Choice = BASE,
-        images: Sequence[Tensor] = (),
+        media: Sequence[Tensor] = (),
         *,
         mrope: bool = False,
     ) -> Tensor:
-        """Graph of the embeddings of n texts, up to `length` tokens each. `images`: the pools of image
+        """Graph of the embeddings of n texts, up to `length` tokens each. `media`: the pools of image
         rows; `mrope`: with positions of their own."""
-        rows = Sequences.feeds(n, length, images, mrope=mrope) if self.causal else Texts.feeds(n, length)
+        rows = Sequences.feeds(n, length, media, mrope=mrope) if self.causal else Texts.feeds(n, length)
         model = self._tuned(choice).model(n * length)
         x = model.hidden(rows, rows)
         if pooling == "none":

@@ -58,7 +58,7 @@ from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights
 
 log = logging.getLogger("logitless.engine")
-MOST_IMAGE_ROWS = 8192  # rows of images that the device keeps at most
+MOST_MEDIA_ROWS = 8192  # maximum of rows of images and sounds on the device
 MASK_PATIENCE = 0.01  # seconds that a step waits for pending token bitmasks when all else is done
 NOT_SAMPLED = -2  # in mask_row
 
@@ -192,10 +192,10 @@ class ModelRunner:
         rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
         self.media = None
         if self._projector is not None:
-            n_rows = min(self.n_ctx, MOST_IMAGE_ROWS)
+            n_rows = min(self.n_ctx, MOST_MEDIA_ROWS)
             self.media = MediaEncoder(self.session, *self._projector, h.n_embd, n_rows)
-        images = self.media.pools if self.media is not None else ()
-        self._graph = StepGraph(self.memory, sampler_state, rows, images)
+        media = self.media.pools if self.media is not None else ()
+        self._graph = StepGraph(self.memory, sampler_state, rows, media)
         able = h.causal and self.is_first and self.hidden is None and self.states is None
         able = able and all(backend.preemptible for backend in backends)
         self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
@@ -294,7 +294,7 @@ class ModelRunner:
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
-        measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs, *self._image_graphs)]
+        measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs, *self._media_graphs)]
         return fit(self.session.device_bytes(measured), self.session.backends)
 
     def _fall_back(self, error: Exception) -> None:
@@ -387,15 +387,15 @@ class ModelRunner:
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
-        apart = [*self.preemptible.builds, *self._image_graphs]
+        apart = [*self.preemptible.builds, *self._media_graphs]
         return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], apart)
 
     def _everything(self) -> list[list[Tensor]]:
-        """Graphs that together contain every op of a step, of an MTP draft and of images."""
+        """Graphs that together contain every op of a step, of an MTP draft and of media."""
         graphs = [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
         if self.media is not None:
             graphs += [build() for build in self.media.largest]
-            graphs.append(self.build(Shape(self.options.n_ubatch, 64, images=True)))
+            graphs.append(self.build(Shape(self.options.n_ubatch, 64, media=True)))
         return graphs
 
     @property
@@ -405,7 +405,7 @@ class ModelRunner:
         return [partial(self.build, shape)] if self.options.n_draft_tokens else []
 
     @property
-    def _image_graphs(self) -> list[Callable[[], list[Tensor]]]:
+    def _media_graphs(self) -> list[Callable[[], list[Tensor]]]:
         return self.media.largest if self.media is not None else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
@@ -449,7 +449,7 @@ class ModelRunner:
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
-    def encode_images(self, tiles: Sequence[Tile]) -> Iterator[float]:
+    def encode_media(self, tiles: Sequence[Tile]) -> Iterator[float]:
         """Encode tiles of one size (see MediaEncoder.encode). Errors: as of `step`."""
         assert self.media is not None
         try:

@@ -26,7 +26,7 @@ class StepGraph:
     sampler_state: Tensor  # (slots, N_STATE) f32
     # last hidden states for the MTP head (models/architectures/mtp.py)
     hidden: Tensor | None = None
-    images: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
+    media: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
 
     def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
@@ -44,14 +44,14 @@ class StepGraph:
 
     def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
         """Logits of the sampled positions, or None without any, and nodes that only run."""
-        images, mrope = self.images if shape.images else (), bool(model.hparams.mrope)
+        media, mrope = self.media if shape.media else (), bool(model.hparams.mrope)
         if self.hidden is None:
             n_out = shape.n_out if shape.n_out and not shape.whole else None
-            batch = Batch.feeds(shape.n_tokens, n_out, images, mrope=mrope)
+            batch = Batch.feeds(shape.n_tokens, n_out, media, mrope=mrope)
             if not shape.n_out:
                 return None, model.cache_writes(batch, self.memory)
             return model.logits(batch, self.memory), []
-        batch = Batch.feeds(shape.n_tokens, None, images, mrope=mrope)
+        batch = Batch.feeds(shape.n_tokens, None, media, mrope=mrope)
         hidden = Hidden.feeds(self.hidden, shape.n_tokens)
         if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)

@@ -24,7 +24,7 @@ SAMPLING = ("params", "chain", "draws", "list_ptr", "list_kind", "list_id", "lis
 INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `lora_scales`
     {"tokens", "pos", "slot", "slot_mapping", "window_slot_mapping", "begin", "end", "out", "out.pos", "out.slot"}
     | {"targets", "lora_scales"}
-    | {f"image.{name}" for name in ("ids", "is_text", "seen", "out_seen", "positions", "out_positions")}
+    | {f"media.{name}" for name in ("ids", "is_text", "seen", "out_seen", "positions", "out_positions")}
     | {"hidden.before", "hidden.to", *(f"sample.{name}" for name in SAMPLING)}
 )
 
@@ -90,7 +90,7 @@ class StepFeeds:
         self._spare_hidden = spare_hidden
         self._targets, self.row_scales = room.get("targets"), room.get("lora_scales")
         self._spare_slot, self._spare = spare_slot, spare
-        self._images = ImageFeeds(room) if any(name.startswith("image.") for name in room) else None
+        self._media = MediaFeeds(room) if any(name.startswith("media.") for name in room) else None
         self._sampling = SamplingFeeds(room) if "sample.params" in room else None
 
     def write(self, batch: UBatch) -> None:
@@ -98,9 +98,9 @@ class StepFeeds:
         slot, out = batch.slot, batch.out
         n, n_out = len(slot), len(out)
         self._tokens[:n] = batch.tokens
-        if self._images is not None:
+        if self._media is not None:
             np.maximum(self._tokens, 0, out=self._tokens)  # ids of image rows are negative
-            self._images.write(batch)
+            self._media.write(batch)
         if n < len(self._tokens):
             self._tokens[n:] = 0
         if self._pos is not None:
@@ -133,20 +133,20 @@ class StepFeeds:
         self._sampling.write(batch.rows, slots)
 
 
-class ImageFeeds:
+class MediaFeeds:
     """Writes the image inputs of one plan."""
 
     def __init__(self, room: Mapping[str, Array]) -> None:
-        self._rows, self._is_text = room.get("image.ids"), room.get("image.is_text")
-        self._seen, self._out_seen = room.get("image.seen"), room.get("image.out_seen")
-        self._positions, self._out_positions = room.get("image.positions"), room.get("image.out_positions")
+        self._rows, self._is_text = room.get("media.ids"), room.get("media.is_text")
+        self._seen, self._out_seen = room.get("media.seen"), room.get("media.out_seen")
+        self._positions, self._out_positions = room.get("media.positions"), room.get("media.out_positions")
 
     def write(self, batch: UBatch) -> None:
-        n, n_out = len(batch.image_rows), len(batch.out)
+        n, n_out = len(batch.media_rows), len(batch.out)
         if self._rows is not None:
-            self._rows[:n], self._rows[n:] = batch.image_rows, 0
+            self._rows[:n], self._rows[n:] = batch.media_rows, 0
         if self._is_text is not None:
-            self._is_text[:n], self._is_text[n:] = [row == 0 for row in batch.image_rows], 1
+            self._is_text[:n], self._is_text[n:] = [row == 0 for row in batch.media_rows], 1
         seen = np.array([batch.seen, batch.pos], np.int32)
         places = np.concatenate(batch.rope_positions, 1) if batch.rope_positions else np.zeros((4, 0), np.int32)
         if self._seen is not None:

@@ -37,7 +37,7 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     return group, others
 
 
-def build_batch(group: Plan, hidden: HiddenRows | None = None, vision: MediaEncoder | None = None) -> UBatch:
+def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEncoder | None = None) -> UBatch:
     """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are
     allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
@@ -85,35 +85,35 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, vision: MediaEnco
             _ask_for_prompt(batch, seq, n)
         if start + n >= len(seq.tokens) and seq.samples:
             _ask_for_tokens(batch, seq, draft_part(seq, n))
-    if vision is not None and any(_needs_images(seq, n) for seq, n in group):
+    if encoder is not None and any(_needs_media(seq, n) for seq, n in group):
         for seq, n in group:
-            _add_images(batch, vision, seq, n)
+            _add_media(batch, encoder, seq, n)
     return batch
 
 
-def _needs_images(seq: Sequence, n: int) -> bool:
-    """True if the sequence's next n tokens have rows of images, or M-RoPE positions behind some."""
-    images = seq.request.media
-    return images is not None and (images.mrope or bool(images.within(seq.n_computed, seq.n_computed + n)))
+def _needs_media(seq: Sequence, n: int) -> bool:
+    """True if the sequence's next n tokens have rows of images or sounds, or M-RoPE positions behind some."""
+    media = seq.request.media
+    return media is not None and (media.mrope or bool(media.within(seq.n_computed, seq.n_computed + n)))
 
 
-def _add_images(batch: UBatch, vision: MediaEncoder, seq: Sequence, n: int) -> None:
-    start, images = seq.n_computed, seq.request.media
-    if images is None:
-        batch.image_rows += [0] * n
+def _add_media(batch: UBatch, encoder: MediaEncoder, seq: Sequence, n: int) -> None:
+    start, media = seq.n_computed, seq.request.media
+    if media is None:
+        batch.media_rows += [0] * n
         batch.seen += range(start, start + n)
         batch.rope_positions.append(np.tile(np.arange(start, start + n, dtype=np.int32), (4, 1)))
         return
     rows = [0] * n
-    for span in images.within(start, start + n):
-        first = vision.first_row(span.tile)
+    for span in media.within(start, start + n):
+        first = encoder.first_row(span.tile)
         if first is None:
             raise StepFailed("an image's rows are gone")
         for p in range(max(start, span.start), min(start + n, span.end)):
             rows[p - start] = first + p - span.start
-    batch.image_rows += rows
-    batch.seen += images.last_seen(start, n)
-    batch.rope_positions.append(images.positions(start, n))
+    batch.media_rows += rows
+    batch.seen += media.last_seen(start, n)
+    batch.rope_positions.append(media.positions(start, n))
 
 
 def prompt_rows(seq: Sequence, n: int) -> range:

@@ -120,25 +120,25 @@ class MediaEncoding:
         if not tiles:
             return False
         self._seqs = seqs
-        self._parts = self._runner.encode_images(list(tiles.values()))
+        self._parts = self._runner.encode_media(list(tiles.values()))
         return True
 
     def _needed(self, seq: Sequence) -> list[Tile]:
         """Tiles with rows in the sequence's next chunk."""
-        images = seq.request.media
-        assert images is not None
+        media = seq.request.media
+        assert media is not None
         stop = min(len(seq.tokens), seq.n_computed + self._n_ubatch)
-        return [span.tile for span in images.within(seq.n_computed, stop)]
+        return [span.tile for span in media.within(seq.n_computed, stop)]
 
     def _reach(self, encoder: MediaEncoder, seq: Sequence) -> int:
         """Tokens of the sequence that can be computed: up to its first tile that is missing."""
-        images = seq.request.media
-        assert images is not None
-        spans = images.within(seq.n_computed, len(seq.tokens))
+        media = seq.request.media
+        assert media is not None
+        spans = media.within(seq.n_computed, len(seq.tokens))
         return next((span.start for span in spans if encoder.first_row(span.tile) is None), len(seq.tokens) + 1)
 
     def _failed(self, error: Exception, events: Events) -> None:
-        log.warning("the vision encoder failed: %s: %s", type(error).__name__, error)
+        log.warning("the encoder of media failed: %s: %s", type(error).__name__, error)
         seqs, self._seqs, self._parts = self._seqs, [], None
         for seq in seqs:
             if not seq.done and seq.slot is not None:

@@ -38,7 +38,7 @@ class Runner(Protocol):
     def media(self) -> MediaEncoder | None:
         """The encoders of images and sounds, if a projector is loaded."""
 
-    def encode_images(self, tiles: Sequence[Tile], /) -> Iterator[float]:
+    def encode_media(self, tiles: Sequence[Tile], /) -> Iterator[float]:
         """Encode tiles of one size that have room, in parts that steps may come between.
 
         Yields before each part the seconds that it will take; 0: unknown. Errors: as of `step`.

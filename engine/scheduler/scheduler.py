@@ -118,7 +118,7 @@ class Scheduler:
         self._planner = StepPlanner(
             self.cache, self._running, self.prefill_budget, lambda: self.speculator, self.n_ubatch
         )
-        self._images = MediaEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
+        self._media = MediaEncoding(runner, self.prefill_budget, self._running, clock, self.n_ubatch)
         self._output = OutputProcessor(self.cache, vocab.eog_ids, self.stats, shifts=config.context_shift)
         self._late: Events = []  # events between two steps
         self._of_background: Events = []  # events of training's sequences, not asked for yet
@@ -237,7 +237,7 @@ class Scheduler:
         interleaved, started, plan = False, 0.0, []
         try:
             if not background:
-                interleaved = self._images.turn(events) | self.interleaved.turn(events)
+                interleaved = self._media.turn(events) | self.interleaved.turn(events)
             started = self.clock()
             in_flight = self.interleaved.seq is not None
             plan = self._planner.plan(self.interleaved.takes, in_flight=in_flight, background=background)
@@ -259,7 +259,7 @@ class Scheduler:
         """Encode images of an embedding (see MediaEncoding.encode). StepFailed, DeviceFailed: the device
         cannot."""
         try:
-            return self._images.encode(tiles)
+            return self._media.encode(tiles)
         except DeviceFailed as error:
             self._device_failed(error, self._late)
             raise

@@ -32,8 +32,8 @@ Attention = Callable[[AttentionInputs, KeysValues, Hparams, Memory, int], Tensor
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Hidden states (R, n_embd) of `rows.out`, after the final norm."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
-    if rows.images is not None:
-        x = rows.images.embedded(x)
+    if rows.media is not None:
+        x = rows.media.embedded(x)
     if h.architecture.norm.embedding:
         x = w.norm("token_embd_norm", x, h)
     if h.architecture.learned_positions:
@@ -70,8 +70,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             recurrent_output = b.linear(OUTPUT[h.architecture.states.kind], recurrent_output)
             mixed = recurrent_output if mixed is None else add(mixed, recurrent_output)
         x = residual_stream(b, h, layer, x, y, mixed)
-        if rows.images is not None:
-            x = rows.images.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)
+        if rows.media is not None:
+            x = rows.media.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)
         if inputs is not None:
             x = add(x, per_layer_residual(b, h, layer, inputs, x))
         if "layer_output_scale" in b:

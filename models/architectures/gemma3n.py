@@ -28,8 +28,8 @@ HALF = 0.5**0.5  # keeps the size of a sum of two
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Hidden states (R, n_embd) of `rows.out`, after the final norm."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
-    if rows.images is not None:
-        x = rows.images.embedded(x)
+    if rows.media is not None:
+        x = rows.media.embedded(x)
     inputs = per_layer_embeddings(w, h, rows.tokens, x)
     streams = spread(w, h, x)
     angles = rotary.angles(rope_positions(rows))

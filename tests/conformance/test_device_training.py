@@ -188,14 +188,14 @@ def test_digit_networks_on_a_device_have_the_losses_of_the_cpu(
     """Dense and convolutional networks on made-up digits: the losses of the CPU."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, 64).astype(np.int32)
-    images = rng.random((64, 28, 28), np.float32) * np.float32(0.1)
-    for image, label in zip(images, y, strict=True):
-        image[label // 5 * 12 + 2 :, label % 5 * 5 + 1 :][:5, :4] = 1
+    media = rng.random((64, 28, 28), np.float32) * np.float32(0.1)
+    for medium, label in zip(media, y, strict=True):
+        medium[label // 5 * 12 + 2 :, label % 5 * 5 + 1 :][:5, :4] = 1
     found = []
     for backends in ([open_device(device), cpu], [cpu]):
         session = Session(backends)
         network = getattr(mnist, kind)(session, 0, Batches(32, 16))
-        data = network.table("digits", images.reshape(64, -1), y)
+        data = network.table("digits", media.reshape(64, -1), y)
         result = network.epoch(data, np.arange(64, dtype=np.int32))
         assert on_one_device(session, partial(network._step, data))
         found.append(result.losses)

@@ -180,7 +180,7 @@ class FakeEngine:
             self.broken = error
             raise
 
-    def encode_images(self, tiles: list[Tile]) -> Iterator[float]:
+    def encode_media(self, tiles: list[Tile]) -> Iterator[float]:
         assert self.media is not None
         yield from self.media.encode(tiles)
 

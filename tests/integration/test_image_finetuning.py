@@ -60,7 +60,7 @@ def test_a_job_learns_to_answer_by_images(serve: Any, connect: Any, projector: P
     base = api.models.list().data[0].id
     job = api.fine_tuning.jobs.create(model=base, training_file=file.id, hyperparameters=hyperparameters)
     messages = [event["message"] for event in wait(api, server.url, job.id)]
-    assert "2 images are encoded" in messages
+    assert "2 images and sounds are encoded" in messages
     tuned = api.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
     assert tuned is not None, messages
     parts = [by_uri("red"), by_uri("blue"), of_file]
@@ -114,7 +114,7 @@ def test_the_command_line(
     plain = json.loads(capsys.readouterr().out)
     assert planned["devices"][0]["weights"] > plain["devices"][0]["weights"]
     assert main(["finetune", *run, "--mmproj", str(projector)]) == 0
-    assert "images: 2/2 are encoded" in capsys.readouterr().err
+    assert "images and sounds: 2/2 are encoded" in capsys.readouterr().err
     server = serve(MODEL, "--mmproj", str(projector), "--lora", str(adapter), "-c", "512", "-t", "1")
     api = connect(f"{server.url}/v1")
     assert answers(api, "any", [by_uri("red"), by_uri("blue")]) == ["red", "blu"]

@@ -229,7 +229,7 @@ class FakeEmbedder:
     def groups(self, texts: Any, apart: Any) -> Iterator[list[int]]:
         yield list(range(len(texts)))
 
-    def embed(self, texts: Any, pooling: str, choice: Any, images: Any) -> list[Any]:
+    def embed(self, texts: Any, pooling: str, choice: Any, media: Any) -> list[Any]:
         return [np.ones(1, np.float32) for _ in texts]
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Messages = tuple[dict[str, Any], ...]
-IMAGE = "row_image"  # type of a part whose field of this name is a RowImage
+MEDIUM = "row_medium"  # type of a part whose field of this name is a RowMedium
 
 
 @dataclass(frozen=True)
-class RowImage:
+class RowMedium:
     """An image or a sound in a message, as the value of its part: a data URI, the path of a file, or
     the id of an uploaded one. `where`: the part, for messages."""
 
@@ -60,9 +60,9 @@ class DatasetRow:
         return any(learned for _, learned in self.parts) or any(said)
 
     @property
-    def images(self) -> list[RowImage]:
+    def media(self) -> list[RowMedium]:
         """The images and sounds of the messages, in their order."""
-        return [image for message in self.messages for image in images_of(message)]
+        return [medium for message in self.messages for medium in media_of(message)]
 
     def answered(self, answer: Answer) -> DatasetRow:
         """The prompt with an answer, of which only the answer is learned."""
@@ -73,7 +73,7 @@ class DatasetRow:
         return replace(self, messages=prompt + said, answers=())
 
 
-def images_of(message: dict[str, Any]) -> list[RowImage]:
+def media_of(message: dict[str, Any]) -> list[RowMedium]:
     """The images and sounds of a message, in their order."""
     content = message.get("content")
-    return [part[IMAGE] for part in content if IMAGE in part] if isinstance(content, list) else []
+    return [part[MEDIUM] for part in content if MEDIUM in part] if isinstance(content, list) else []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
-from logitless.training.data.dataset_rows import IMAGE, Answer, DatasetRow, Messages, RowImage
+from logitless.training.data.dataset_rows import MEDIUM, Answer, DatasetRow, Messages, RowMedium
 from logitless.training.errors import TrainingError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -262,7 +262,7 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
 
 
 def _part(part: Any, at: str, role: str) -> dict[str, Any]:
-    """A part of a message's content: a text as it is, or an image or a sound as a RowImage."""
+    """A part of a message's content: a text as it is, or an image or a sound as a RowMedium."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in (*_IMAGES, *_SOUNDS):
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
@@ -286,4 +286,4 @@ def _part(part: Any, at: str, role: str) -> dict[str, Any]:
         raise TrainingError(f"{at}: field '{field}' must be a non-empty string")
     if field == "input_audio.data" and not value.startswith("data:"):
         value = f"data:;base64,{value}"
-    return {"type": IMAGE, IMAGE: RowImage(value, field.endswith("file_id"), kind in _SOUNDS, f"{at}.{field}")}
+    return {"type": MEDIUM, MEDIUM: RowMedium(value, field.endswith("file_id"), kind in _SOUNDS, f"{at}.{field}")}

@@ -13,7 +13,7 @@ from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.data.dataset_rows import Answer, DatasetRow
 from logitless.training.data.formats import of_one_format, parse_row
-from logitless.training.data.images import ImageReader
+from logitless.training.data.media import MediaReader
 from logitless.training.data.packing import (
     Dataset,
     Examples,
@@ -55,15 +55,15 @@ class Reader:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     objective: Objective | None = None
-    images: ImageReader | None = None  # None: rows may have none
+    media: MediaReader | None = None  # None: rows may have none
 
     def examples(self, records: Iterable[DatasetRow], name: str) -> Iterator[Group]:
         """Token rows of each example. TrainingError names the line at fault."""
         if self.objective is None:
-            return ((example,) for example in examples_of(records, self.tokenizer, self.template, name, self.images))
+            return ((example,) for example in examples_of(records, self.tokenizer, self.template, name, self.media))
 
         def encode(record: DatasetRow, answer: Answer) -> Example:
-            return answer_of(record, answer, self.tokenizer, self.template, name, self.images)
+            return answer_of(record, answer, self.tokenizer, self.template, name, self.media)
 
         return self.objective.groups(records, encode, name)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.errors import shown
-from logitless.training.data.run_images import PlacedImages, TokenImages
+from logitless.training.data.run_media import PlacedMedia, TokenMedia
 from logitless.training.data.tokenize_rows import I32, Example
 from logitless.training.errors import TrainingError
 
@@ -34,7 +34,7 @@ class Sample:
     weights: npt.NDArray[np.float32]  # (T,): factor of the label's loss: 1 where it counts, else 0
     starts: tuple[int, ...] = (0,)
     rows: tuple[int, ...] = (-1,)
-    images: tuple[PlacedImages, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
 
     def rows_of_tokens(self) -> npt.NDArray[np.int64]:
         """(T,): the number of the sequence that each token is of."""
@@ -96,13 +96,13 @@ class Beyond:
     n_cut: int = 0
     n_longest: int = 0  # tokens
     n_tokens: int = 0
-    n_image_tokens: int = 0
+    n_media_tokens: int = 0
 
     def line(self, kind: str, n_context: int, fate: str) -> str:
-        images = f", {self.n_image_tokens} of them of images," if self.n_image_tokens else ""
+        media = f", {self.n_media_tokens} of them of images," if self.n_media_tokens else ""
         return (
             f"{self.n_cut} of {self.n_examples} {kind} are longer than the context of {n_context} tokens "
-            f"(the longest has {self.n_longest}): {self.n_tokens} tokens beyond it{images} {fate}"
+            f"(the longest has {self.n_longest}): {self.n_tokens} tokens beyond it{media} {fate}"
         )
 
 
@@ -120,14 +120,14 @@ class _Pieces(ABC, Generic[E]):
         self.n_tokens = n_tokens
         tokens, learn = array("i"), bytearray()  # of all pieces
         bounds, rows = array("q", [0]), array("q", [0])  # start of each piece; first piece of each example
-        self._images: dict[int, TokenImages] = {}  # of pieces
+        self._media: dict[int, TokenMedia] = {}  # of pieces
         self.n_examples = self.n_dropped = 0
-        self.beyond, self.beyond_images = Beyond(), Beyond()  # of texts alone, of examples with images
+        self.beyond, self.beyond_media = Beyond(), Beyond()  # of texts alone, of examples with images
         self.n_omitting, self.omitted = 0, ""  # examples without the generation prompt's end; the first one's
         for example in examples:
             self.n_examples += 1
             own_rows = self._rows_of(example)
-            beyond = self.beyond_images if any(row.images for row in own_rows) else self.beyond
+            beyond = self.beyond_media if any(row.media for row in own_rows) else self.beyond
             longest = max(len(row.tokens) for row in own_rows)
             beyond.n_examples += 1
             if omitted := next((row.omitted for row in own_rows if row.omitted), ""):
@@ -136,8 +136,8 @@ class _Pieces(ABC, Generic[E]):
             beyond.n_cut += longest > n_tokens + 1
             beyond.n_longest = max(beyond.n_longest, longest)
             for piece in self._cut(example, beyond):
-                if piece.images is not None:
-                    self._images[len(bounds) - 1] = piece.images.cut(len(piece.tokens) - 1)
+                if piece.media is not None:
+                    self._media[len(bounds) - 1] = piece.media.cut(len(piece.tokens) - 1)
                 tokens.frombytes(piece.tokens.tobytes())
                 learn += piece.learn.tobytes()
                 bounds.append(len(tokens))
@@ -162,7 +162,7 @@ class _Pieces(ABC, Generic[E]):
     def _beginning(self, row: Example) -> Example:
         """The part of a row that a window has room for, with whole images alone."""
         n = self.n_tokens + 1
-        return row.cut(n if row.images is None else row.images.end(self.n_tokens))
+        return row.cut(n if row.media is None else row.media.end(self.n_tokens))
 
     @property
     def losses(self) -> list[str]:
@@ -171,8 +171,8 @@ class _Pieces(ABC, Generic[E]):
         lines = []
         if self.beyond.n_cut:
             lines.append(self.beyond.line("examples", self.n_tokens, self._BEYOND))
-        if self.beyond_images.n_cut:
-            lines.append(self.beyond_images.line("examples with images", self.n_tokens, "are left out"))
+        if self.beyond_media.n_cut:
+            lines.append(self.beyond_media.line("examples with images", self.n_tokens, "are left out"))
         if self.n_dropped:
             lines.append(f"{self.n_dropped} of {self.n_examples} examples have no token to learn and are dropped")
         if self.n_omitting:
@@ -203,7 +203,7 @@ class _Pieces(ABC, Generic[E]):
         both._bounds = np.concatenate([self._bounds, other._bounds[1:] + self._bounds[-1]])
         both._rows = np.concatenate([self._rows, other._rows[1:] + self._rows[-1]])
         n = len(self._bounds) - 1
-        both._images = self._images | {n + i: images for i, images in other._images.items()}
+        both._media = self._media | {n + i: media for i, media in other._media.items()}
         return both
 
     def __len__(self) -> int:
@@ -224,7 +224,7 @@ class _Pieces(ABC, Generic[E]):
         weights = np.zeros(self.n_tokens, np.float32)
         starts: list[int] = []
         rows: list[int] = []
-        placed: list[PlacedImages] = []
+        placed: list[PlacedMedia] = []
         at = 0
         for i in pieces:
             a, b = int(self._bounds[i]), int(self._bounds[i + 1])
@@ -233,8 +233,8 @@ class _Pieces(ABC, Generic[E]):
             weights[at : at + n] = self._learn[a + 1 : b]
             starts.append(at)
             rows.append(i)
-            if i in self._images:
-                placed.append((at, self._images[i]))
+            if i in self._media:
+                placed.append((at, self._media[i]))
             at += -(-n // self.alignment) * self.alignment
         if at < self.n_tokens:
             starts.append(at)  # padding is its own sequence
@@ -251,7 +251,7 @@ class _Cut(_Pieces[Example]):
 
     def _cut(self, example: Example, beyond: Beyond) -> Iterator[Example]:
         n = self.n_tokens
-        if example.images is not None:
+        if example.media is not None:
             pieces = [self._beginning(example)]
             _count(beyond, example, pieces[0])
         else:
@@ -382,8 +382,8 @@ def _count(beyond: Beyond, row: Example, piece: Example) -> None:
     """Count a row's tokens that its piece has not."""
     n = len(piece.tokens)
     beyond.n_tokens += len(row.tokens) - n
-    if row.images is not None:
-        beyond.n_image_tokens += int((row.images.rows[n:] != 0).sum())
+    if row.media is not None:
+        beyond.n_media_tokens += int((row.media.rows[n:] != 0).sum())
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def prompts_of(
                 f"{where}: is {record.format}; reinforcement learns from prompts: 'messages' that end with the "
                 "user's, or 'prompt', with fields for the grader"
             )
-        if record.images:
+        if record.media:
             raise TrainingError(f"{where}: has images; reinforcement learns from prompts of text")
         tokens.append(_ids(record, tokenizer, template, where, variables))
         items.append(record.item)

@@ -15,9 +15,9 @@ from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.media.prompt_media import Span, Tile
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.data.answer_spans import spans_of_answers
-from logitless.training.data.dataset_rows import IMAGE, Answer, DatasetRow, Messages, images_of
-from logitless.training.data.images import NO_PROJECTOR, ImageReader, Pieces
-from logitless.training.data.run_images import TokenImages
+from logitless.training.data.dataset_rows import MEDIUM, Answer, DatasetRow, Messages, media_of
+from logitless.training.data.media import NO_PROJECTOR, MediaReader, Pieces
+from logitless.training.data.run_media import TokenMedia
 from logitless.training.errors import TrainingError
 
 I32 = npt.NDArray[np.int32]
@@ -38,13 +38,13 @@ class Example:
     learn: Mask  # (n,)
     source: str = ""  # where it came from, for messages
     value: float = 0.0  # how an answer was judged
-    images: TokenImages | None = None
+    media: TokenMedia | None = None
     omitted: str = ""  # the end of the chat template's generation prompt, where the row's text lacks it
 
     def cut(self, n: int) -> Example:
         """Its first n tokens."""
-        images = None if self.images is None else self.images.cut(n)
-        return replace(self, tokens=self.tokens[:n], learn=self.learn[:n], images=images)
+        media = None if self.media is None else self.media.cut(n)
+        return replace(self, tokens=self.tokens[:n], learn=self.learn[:n], media=media)
 
 
 def examples_of(
@@ -52,19 +52,19 @@ def examples_of(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     name: str = "",
-    images: ImageReader | None = None,
+    media: MediaReader | None = None,
 ) -> Iterator[Example]:
     """Examples of rows, one each; a conversation whose template rewrites earlier turns becomes
     one per assistant turn. TrainingError names the line that the template refuses, or the part with
-    an image that cannot be read. `images` None: none can."""
+    an image that cannot be read. `media` None: none can."""
     for record, parts, omitted in row_texts(records, template, name):
         where = f"{name}: line {record.line}"
         end = not (record.messages and template)
-        if given := record.images:
-            if images is None:
+        if given := record.media:
+            if media is None:
                 raise TrainingError(f"{given[0].where}: {NO_PROJECTOR}")
-            example, spans = _example(_without_bos(parts, tokenizer), tokenizer, where, images.read(given), end=end)
-            example = replace(example, images=images.placed(spans, len(example.tokens)))
+            example, spans = _example(_without_bos(parts, tokenizer), tokenizer, where, media.read(given), end=end)
+            example = replace(example, media=media.placed(spans, len(example.tokens)))
         else:
             example, _ = _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)
         yield replace(example, omitted=omitted) if omitted else example
@@ -76,10 +76,10 @@ def answer_of(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     name: str = "",
-    images: ImageReader | None = None,
+    media: MediaReader | None = None,
 ) -> Example:
     """A row's prompt with an answer, which alone is learned; errors as `examples_of`."""
-    found = list(examples_of([record.answered(answer)], tokenizer, template, name, images))
+    found = list(examples_of([record.answered(answer)], tokenizer, template, name, media))
     if len(found) != 1:
         raise TrainingError(
             f"{name}: line {record.line}: the chat template rewrites earlier turns, so an answer must be one "
@@ -114,7 +114,7 @@ def row_texts(
 
 
 def _example(
-    parts: Sequence[Part], tokenizer: Tokenizer, where: str, images: Sequence[Pieces] = (), *, end: bool
+    parts: Sequence[Part], tokenizer: Tokenizer, where: str, media: Sequence[Pieces] = (), *, end: bool
 ) -> tuple[Example, list[Span]]:
     """(tokenized example, tiles among its tokens); `end`: the text is whole, so its end is learned:
     an EOS, unless it ends with such a token of its own. As in a prompt, each text between two of the
@@ -124,9 +124,9 @@ def _example(
     spans: list[Span] = []
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         tokens, learn = [tokenizer.bos_id], [False]
-    for run in _between_images(parts) if images else [parts]:
+    for run in _between_media(parts) if media else [parts]:
         if isinstance(run, int):
-            for piece in images[run]:
+            for piece in media[run]:
                 if isinstance(piece, Tile):
                     spans.append(Span(len(tokens), piece))
                     tokens += [0] * piece.n_rows  # these are no tokens
@@ -143,7 +143,7 @@ def _example(
     return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where), spans
 
 
-def _between_images(parts: Sequence[Part]) -> Iterator[list[Part] | int]:
+def _between_media(parts: Sequence[Part]) -> Iterator[list[Part] | int]:
     """Parts of a text up to each marker, and the number of the image that it stands for."""
     run: list[Part] = []
     for text, learned in parts:
@@ -222,8 +222,8 @@ def _turns(
 
     learned = [i for i, m in enumerate(record.messages) if m["role"] == "assistant" and m.get("weight") != 0]
     whole = render(learned[-1] + 1, prompt=False)
-    if record.images:
-        n = sum(len(images_of(m)) for m in record.messages[: learned[-1] + 1])
+    if record.media:
+        n = sum(len(media_of(m)) for m in record.messages[: learned[-1] + 1])
         if [int(i) for i in _MARKER.findall(whole)] != list(range(n)):
             raise TrainingError(f"{where}: the chat template does not write each image once, in order")
     spans = spans_of_answers(messages, learned, whole, written) if len(learned) > FEW else None
@@ -256,9 +256,9 @@ def _marked(messages: Messages, template: ChatTemplate) -> list[dict[str, Any]]:
     n = 0
     for message in messages:
         said = {k: v for k, v in message.items() if k != "weight"}
-        if of_message := len(images_of(message)):
+        if of_message := len(media_of(message)):
             markers = (_MARKER_TEXT.format(i) for i in range(n, n + of_message))
-            texts = (next(markers) if IMAGE in part else part["text"] for part in message["content"])
+            texts = (next(markers) if MEDIUM in part else part["text"] for part in message["content"])
             said["content"] = template.between_parts.join(texts)
             n += of_message
         found.append(said)

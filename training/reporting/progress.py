@@ -104,9 +104,9 @@ class Reporter:
         if isinstance(event, Step):
             self._step(event)
         elif isinstance(event, Encoding):
-            if self.terminal or event.image == event.n_images:
-                text = f"images: {event.image}/{event.n_images} are encoded"
-                self.write(text, event.image == event.n_images)
+            if self.terminal or event.medium == event.n_media:
+                text = f"images and sounds: {event.medium}/{event.n_media} are encoded"
+                self.write(text, event.medium == event.n_media)
             self._last = self._now()
         elif isinstance(event, Measuring):
             if self.terminal or event.sample == event.n_samples:

@@ -127,17 +127,17 @@ async def vectors_of(
     texts: Sequence[Sequence[int]],
     pooling: str,
     lora: Lora | None,
-    images: Mapping[int, PromptMedia] = {},
+    media: Mapping[int, PromptMedia] = {},
 ) -> list[F32]:
     """A vector for each text. Every group of them is computed between two steps of the generations;
-    `images`, by the texts that have some, are encoded between several."""
+    `media`, by the texts that have some, are encoded between several."""
     served = context.served
 
     def embed(group: list[int], _: Scheduler) -> list[F32] | None:
-        return served.embed([texts[i] for i in group], pooling, lora, images.get(group[0]))
+        return served.embed([texts[i] for i in group], pooling, lora, media.get(group[0]))
 
     found: dict[int, F32] = {}
-    for group in embedder.groups(texts, images):
+    for group in embedder.groups(texts, media):
         try:
             while (vectors := await context.service.ask(partial(embed, group))) is None:
                 pass

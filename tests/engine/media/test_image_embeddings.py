@@ -20,16 +20,16 @@ def test_the_last_hidden_state_is_that_of_generation(name: str, tmp_path: Path, 
     """Times the output's matrix it gives the log-probabilities of the next token."""
     spec = SPECS[name]
     model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
-    images = [png(picture(40, 24)), png(picture(16, 16, seed=3))]
+    media = [png(picture(40, 24)), png(picture(16, 16, seed=3))]
     with Runs(model, write_projector(tmp_path / "mm.gguf", spec), type_k="f32", type_v="f32") as runs:
-        _, expected = runs.first("h<image>g<image>ab", images)
-        asked = runs.request("h<image>g<image>ab", images)
+        _, expected = runs.first("h<image>g<image>ab", media)
+        asked = runs.request("h<image>g<image>ab", media)
         runs.runner.media.clear()  # type: ignore[union-attr]
         assert asked.media is not None
         while not runs.scheduler.encode([span.tile for span in asked.media.spans]):
             pass
-        (state,) = runs.runner.embedder.embed([asked.prompt], "last", images=asked.media)
-        rows = runs.runner.embedder.embed([asked.prompt], "none", images=asked.media)[0]
+        (state,) = runs.runner.embedder.embed([asked.prompt], "last", media=asked.media)
+        rows = runs.runner.embedder.embed([asked.prompt], "none", media=asked.media)[0]
         assert len(rows) == len(asked.prompt)
         assert np.array_equal(rows[-1], state)
         other = runs.runner.embedder.embed([[max(id, 0) for id in asked.prompt]], "last")[0]
@@ -44,14 +44,14 @@ def test_the_last_hidden_state_is_that_of_generation(name: str, tmp_path: Path, 
 
 def test_images_without_room_are_refused(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_encoder, "LEAST_ROWS", 1)
-    monkeypatch.setattr("logitless.engine.runner.model_runner.MOST_IMAGE_ROWS", 20)
+    monkeypatch.setattr("logitless.engine.runner.model_runner.MOST_MEDIA_ROWS", 20)
     spec = SPECS["mlp"]
     model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
     with Runs(model, write_projector(tmp_path / "mm.gguf", spec)) as runs:
-        images = runs.request("<image><image>", [png(picture(16, 16, seed=i)) for i in range(2)]).media
-        assert images is not None
+        media = runs.request("<image><image>", [png(picture(16, 16, seed=i)) for i in range(2)]).media
+        assert media is not None
         with pytest.raises(InvalidRequest, match="the images and sounds have 32 tokens, at most 20 are possible"):
-            runs.scheduler.encode([span.tile for span in images.spans])
+            runs.scheduler.encode([span.tile for span in media.spans])
         runs.runner.media = None
         with pytest.raises(InvalidRequest, match="--mmproj"):
             runs.scheduler.encode([])

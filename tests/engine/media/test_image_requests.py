@@ -81,7 +81,7 @@ def test_rows_that_do_not_fit_are_encoded_again(
     with Runs(model, projector) as runs:
         (expected,) = runs.run(runs.request(text, images, 3))
     monkeypatch.setattr(media_encoder, "LEAST_ROWS", 1)
-    monkeypatch.setattr(model_runner, "MOST_IMAGE_ROWS", 40)  # room for two of five tiles
+    monkeypatch.setattr(model_runner, "MOST_MEDIA_ROWS", 40)  # room for two of five tiles
     with Runs(model, projector, n_ubatch=32) as runs:
         got, _ = runs.run(runs.request(text, images, 3), runs.request(text, images[::-1], 3))
         assert got == expected

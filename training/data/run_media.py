@@ -34,7 +34,7 @@ SERVED_UBATCH = 512  # tokens of a server's step, by default: bidirectional imag
 
 
 @dataclass(frozen=True)
-class TokenImages:
+class TokenMedia:
     """Images among the n tokens of an example."""
 
     rows: I32  # (n,): a token's row of the run's images; 0: it is text
@@ -42,7 +42,7 @@ class TokenImages:
     positions: I32 | None = None  # (4, n): M-RoPE's
     last: I32 | None = None  # (n,): last token that each sees, where images are bidirectional
 
-    def cut(self, n: int) -> TokenImages:
+    def cut(self, n: int) -> TokenMedia:
         """The images of the first n tokens."""
         positions, last = (None if a is None else a[..., :n] for a in (self.positions, self.last))
         spans = tuple(span for span in self.spans if span[1] <= n)
@@ -58,7 +58,7 @@ class TokenImages:
         return end
 
 
-PlacedImages = tuple[int, TokenImages]  # first token of a sequence in its window, and its images
+PlacedMedia = tuple[int, TokenMedia]  # first token of a sequence in its window, and its images
 
 
 class _Kept(NamedTuple):
@@ -73,7 +73,7 @@ class _Kept(NamedTuple):
     n_rows: int
 
 
-class RunImages:
+class RunMedia:
     """The images of one run, equal ones once. Row 0 is that of text."""
 
     def __init__(
@@ -137,7 +137,7 @@ class RunImages:
             values = np.frombuffer(self._values.read(kept.nbytes), np.float32 if kept.is_audio else np.uint8)
             values = values.reshape(size if kept.is_audio else (*size, 3))
             *places, kinds = encoder.row_places(*size)
-            feeds = {**encoder.feeds([values]), "image.kinds": kinds.astype(np.int32)}
+            feeds = {**encoder.feeds([values]), "media.kinds": kinds.astype(np.int32)}
             if isinstance(plan, PreemptiblePlan):
                 yield from plan.parts(feeds)
                 found = plan.results()
@@ -164,28 +164,28 @@ class RunImages:
     def added(self, rows: Sequences) -> Sequences:
         """Inputs of sequences with images among their tokens."""
         n = rows.tokens.shape[0]
-        pools = [feed(f"image.rows.{i}", (n, self._n_embd)) for i in range(self._depth)]
-        images = MediaRows.inputs(pools, mrope=self.input.mrope)
-        bounds = None if self.input.params.causal else feed("image.bounds", (2, n), "i32")
-        return replace(rows, images=images, bounds=bounds)
+        pools = [feed(f"media.rows.{i}", (n, self._n_embd)) for i in range(self._depth)]
+        media = MediaRows.inputs(pools, mrope=self.input.mrope)
+        bounds = None if self.input.params.causal else feed("media.bounds", (2, n), "i32")
+        return replace(rows, media=media, bounds=bounds)
 
-    def feeds(self, windows: Sequence[Sequence[PlacedImages]], pos: Array, start: Array) -> dict[str, Array]:
+    def feeds(self, windows: Sequence[Sequence[PlacedMedia]], pos: Array, start: Array) -> dict[str, Array]:
         """Values of the inputs of `added`. pos and start (windows, T): as of `Sequences`."""
         rows, places = np.zeros_like(pos), np.tile(pos, (4, 1, 1))
         last = np.tile(np.arange(pos.shape[1], dtype=np.int32), (len(pos), 1))
         for i, placed in enumerate(windows):
-            for at, images in placed:
-                n = len(images.rows)
-                rows[i, at : at + n] = images.rows
-                if images.positions is not None:
-                    places[:, i, at : at + n] = images.positions
-                if images.last is not None:
-                    last[i, at : at + n] = at + np.minimum(images.last, n - 1)
+            for at, media in placed:
+                n = len(media.rows)
+                rows[i, at : at + n] = media.rows
+                if media.positions is not None:
+                    places[:, i, at : at + n] = media.positions
+                if media.last is not None:
+                    last[i, at : at + n] = at + np.minimum(media.last, n - 1)
         values = self._read(rows.reshape(-1))
-        feeds: dict[str, Array] = {f"image.rows.{i}": values[i] for i in range(self._depth)}
-        feeds["image.is_text"] = (rows.reshape(-1) == 0).astype(np.float32)
-        feeds["image.positions"] = places.reshape(4, -1)
-        feeds["image.bounds"] = np.stack([start.reshape(-1), last.reshape(-1)])
+        feeds: dict[str, Array] = {f"media.rows.{i}": values[i] for i in range(self._depth)}
+        feeds["media.is_text"] = (rows.reshape(-1) == 0).astype(np.float32)
+        feeds["media.positions"] = places.reshape(4, -1)
+        feeds["media.bounds"] = np.stack([start.reshape(-1), last.reshape(-1)])
         return feeds
 
     def _read(self, numbers: Array) -> Array:
@@ -206,11 +206,11 @@ def _graph(encoders: Encoders, is_audio: bool, height: int, width: int) -> list[
     encoder = encoders.of(is_audio)
     rows = encoder.rows(1, height, width)
     if n := len(encoder.row_places(height, width)[1]):
-        rows.append(encoders.extra_rows(feed("image.kinds", (n,), "i32")))
+        rows.append(encoders.extra_rows(feed("media.kinds", (n,), "i32")))
     return rows
 
 
-def projector_images(
+def projector_media(
     text: GGUFFile,
     h: Hparams,
     tokenizer: Tokenizer,
@@ -218,11 +218,11 @@ def projector_images(
     *,
     tokens: tuple[int, int] = (0, 0),
     folder: str | Path | None = None,
-) -> RunImages:
+) -> RunMedia:
     """Images by a projector file of their own for a text model. `tokens`: least and most of an image
-    of any size, 0: the projector's; `folder`: see RunImages. ModelFileError or OSError says what is
+    of any size, 0: the projector's; `folder`: see RunMedia. ModelFileError or OSError says what is
     wrong with the file."""
     gguf = GGUFFile.open(projector)
     params = params_for(text, h, gguf, tokens, SERVED_UBATCH)
     input = MediaInput(params, tokenizer, mrope=bool(h.mrope))
-    return RunImages(input, h.n_embd, lambda session: Encoders.define(session, gguf, params, h.n_embd), folder=folder)
+    return RunMedia(input, h.n_embd, lambda session: Encoders.define(session, gguf, params, h.n_embd), folder=folder)

@@ -12,14 +12,14 @@ from logitless.models.audio.decode import audio_format, decode_audio
 from logitless.models.audio.wav import AudioError
 from logitless.models.media.prompt_media import Span, Tile
 from logitless.models.vision.images import FileError, ImageError, data_of, path_of, read_below, read_file
-from logitless.training.data.dataset_rows import RowImage
-from logitless.training.data.run_images import RunImages, TokenImages
+from logitless.training.data.dataset_rows import RowMedium
+from logitless.training.data.run_media import RunMedia, TokenMedia
 from logitless.training.data.sources import HUB
 from logitless.training.errors import TrainingError
 
 Pieces = list[list[int] | Tile]
 NO_PROJECTOR = "an image or a sound needs a projector that reads it (--mmproj)"
-MAX_IMAGES = 64  # of one row
+MAX_MEDIA = 64  # of one row
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]+:", re.ASCII)
 
 
@@ -28,44 +28,44 @@ def folder_of(data: object) -> Path | None:
     return Path(data).parent if isinstance(data, str | Path) and not str(data).startswith(HUB) else None
 
 
-class ImageReader:
+class MediaReader:
     """Reads the images and sounds of rows for one run."""
 
     def __init__(
         self,
-        open_images: Callable[[], RunImages],
+        open_media: Callable[[], RunMedia],
         *,
         folder: str | Path | None = None,
         uploaded: Callable[[str], Path] | None = None,
     ) -> None:
-        """`open_images`: called for the first image; TrainingError says why the model reads none.
+        """`open_media`: called for the first image; TrainingError says why the model reads none.
         `folder`: below it rows may name files. `uploaded`: the file of an id; FileError: there is none."""
-        self._open, self._folder, self._uploaded = open_images, folder, uploaded
-        self.images: RunImages | None = None  # None: no row has had an image
-        self._recent: dict[RowImage, Pieces] = {}  # of the last row
+        self._open, self._folder, self._uploaded = open_media, folder, uploaded
+        self.media: RunMedia | None = None  # None: no row has had an image
+        self._recent: dict[RowMedium, Pieces] = {}  # of the last row
 
-    def check(self, image: RowImage) -> None:
+    def check(self, medium: RowMedium) -> None:
         """TrainingError: the image cannot be read. An uploaded one is read when a run begins."""
-        if not image.is_id:
-            self._pieces(image)
-        elif self.images is None:
-            self._open_for(image)
+        if not medium.is_id:
+            self._pieces(medium)
+        elif self.media is None:
+            self._open_for(medium)
 
-    def read(self, images: Sequence[RowImage]) -> list[Pieces]:
+    def read(self, media: Sequence[RowMedium]) -> list[Pieces]:
         """Token ids and tiles of a row's images. TrainingError names the part of one that cannot be
         read."""
-        if len(images) > MAX_IMAGES:
-            raise TrainingError(f"{images[MAX_IMAGES].where}: a row has at most {MAX_IMAGES} images and sounds")
+        if len(media) > MAX_MEDIA:
+            raise TrainingError(f"{media[MAX_MEDIA].where}: a row has at most {MAX_MEDIA} images and sounds")
         recent, self._recent = self._recent, {}
-        for image in images:
-            self._recent[image] = recent.get(image) or self._pieces(image)
-        return [self._recent[image] for image in images]
+        for medium in media:
+            self._recent[medium] = recent.get(medium) or self._pieces(medium)
+        return [self._recent[medium] for medium in media]
 
-    def _pieces(self, image: RowImage) -> Pieces:
-        input = self._open_for(image).input
-        kind = "sound" if image.is_sound else "image"
+    def _pieces(self, medium: RowMedium) -> Pieces:
+        input = self._open_for(medium).input
+        kind = "sound" if medium.is_sound else "image"
         try:
-            data = self._data(image)
+            data = self._data(medium)
             if audio_format(data) is None:
                 return input.image(data)
             kind = "sound"
@@ -73,24 +73,24 @@ class ImageReader:
                 raise AudioError("needs a projector that reads it, which this is not")
             return input.audio(decode_audio(data))
         except (FileError, ImageError, AudioError) as error:
-            raise TrainingError(f"{image.where}: the {kind} {error}") from None
+            raise TrainingError(f"{medium.where}: the {kind} {error}") from None
 
-    def _open_for(self, image: RowImage) -> RunImages:
-        if self.images is None:
+    def _open_for(self, medium: RowMedium) -> RunMedia:
+        if self.media is None:
             try:
-                self.images = self._open()
+                self.media = self._open()
             except TrainingError as error:
-                raise TrainingError(f"{image.where}: {error}") from None
-        return self.images
+                raise TrainingError(f"{medium.where}: {error}") from None
+        return self.media
 
-    def _data(self, image: RowImage) -> bytes:
-        if image.is_id:
+    def _data(self, medium: RowMedium) -> bytes:
+        if medium.is_id:
             if self._uploaded is None:
                 raise FileError("is an uploaded file, which only a server's jobs have")
-            return read_file(self._uploaded(image.source))
-        if (data := data_of(image.source)) is not None:
+            return read_file(self._uploaded(medium.source))
+        if (data := data_of(medium.source)) is not None:
             return data
-        path = image.source
+        path = medium.source
         if (address := _SCHEME.match(path)) is not None:
             if address[0].lower() != "file:":
                 raise FileError("is at an address, and none is fetched")
@@ -99,15 +99,15 @@ class ImageReader:
             raise FileError("must be a data URI or an uploaded file")
         return read_below(self._folder, path, f"file below {self._folder}")
 
-    def placed(self, spans: Sequence[Span], n: int) -> TokenImages:
+    def placed(self, spans: Sequence[Span], n: int) -> TokenMedia:
         """The tiles of an example of n tokens; the run keeps them."""
-        assert self.images is not None
+        assert self.media is not None
         rows = np.zeros(n, np.int32)
         for span in spans:
-            first = self.images.add(span.tile)
+            first = self.media.add(span.tile)
             rows[span.start : span.end] = np.arange(first, first + span.tile.n_rows)
-        of_prompt = self.images.input.placed(spans)
-        return TokenImages(
+        of_prompt = self.media.input.placed(spans)
+        return TokenMedia(
             rows,
             tuple((span.start, span.end) for span in spans),
             of_prompt.positions(0, n) if of_prompt.mrope else None,

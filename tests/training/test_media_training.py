@@ -20,7 +20,7 @@ from logitless.models.audio.waveform import Waveform
 from logitless.models.chat.template import of_file
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.packing import Groups, PackedExamples
-from logitless.training.data.run_images import RunImages
+from logitless.training.data.run_media import RunMedia
 from logitless.training.errors import TrainingError
 from logitless.training.finetune import FineTuning
 from logitless.training.methods.registry import objective
@@ -35,8 +35,8 @@ ANSWER = "cd"
 TEXTS = (["x"], ["h", "<image>", "g", "<image>"], ["k", "<image>"])
 
 
-def uri(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode()
+def uri(medium: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(medium).decode()
 
 
 def part_of(part: str | bytes | Waveform) -> dict[str, Any]:
@@ -75,12 +75,12 @@ def files(tmp_path: Path, shared_data: Path) -> Files:
     return write
 
 
-def encoded(trainer: Trainer) -> RunImages:
+def encoded(trainer: Trainer) -> RunMedia:
     """The run's images, encoded."""
     for _ in trainer.steps.encode():
         pass
-    assert trainer.steps.images is not None
-    return trainer.steps.images
+    assert trainer.steps.media is not None
+    return trainer.steps.media
 
 
 FAMILIES = ["mlp", "gemma3", "gemma4v", "gemma4v E2B", "qwen2.5vl", "qwen3vl", "mistral3", "hunyuanvl", "idefics3"]
@@ -105,9 +105,9 @@ def test_the_loss_of_an_answer_is_that_of_requests(name: str, session: Session, 
                 found.append((window.labels[where].tolist(), losses[where].tolist()))
     with Runs(model, projector, type_k="f32", type_v="f32") as runs:
         template = of_file(runs.runner.gguf.metadata, runs.words)
-        for texts, images, (ids, losses) in zip(TEXTS, ([], given, given[1:]), filter(any, found), strict=True):
+        for texts, media, (ids, losses) in zip(TEXTS, ([], given, given[1:]), filter(any, found), strict=True):
             content = template.between_parts.join(texts)
-            request = runs.request(template.render([{"role": "user", "content": content}]), images)
+            request = runs.request(template.render([{"role": "user", "content": content}]), media)
             wanted = []
             for k, id in enumerate(ids):
                 ((prob,),) = runs.run(replace(request, prompt=(*request.prompt, *ids[:k])))
@@ -141,8 +141,8 @@ def test_gradients_of_an_adapter_are_those_of_float64_differences(name: str, ses
         values = trainer.trainable.read()
         window = trainer.order.dataset.sample(0, np.random.default_rng(0))
         run.fit()
-        images = trainer.steps.images
-        assert images is not None
+        media = trainer.steps.media
+        assert media is not None
         feeds = trainer.steps.feeds([window], float(window.weights.sum()))
         outputs = trainer.steps._evaluate()
         weights = {t.name: session.read(t.name) for t in toposort(outputs) if t.op == "variable"}
@@ -191,8 +191,8 @@ def test_each_image_is_encoded_once_before_the_first_step(run_of: Callable[..., 
 def test_rows_of_images_are_not_learned(run_of: Callable[..., FineTuning]) -> None:
     with run_of([row("h", IMAGES[0], "g")]) as run:
         window = run.trainer.order.dataset.sample(0, np.random.default_rng(0))
-        ((at, images),) = window.images
-        of_image = at + np.flatnonzero(images.rows)
+        ((at, media),) = window.media
+        of_image = at + np.flatnonzero(media.rows)
     assert len(of_image) == 16
     assert not window.weights[of_image].any()
     assert not window.weights[of_image - 1].any()  # nor is the first row predicted
@@ -206,41 +206,39 @@ def test_a_row_beyond_the_context_keeps_whole_images(run_of: Callable[..., FineT
         dataset = run.trainer.order.dataset
         assert isinstance(dataset, PackedExamples)
         of_texts, of_images = run.losses
-        n_image_tokens = dataset.beyond_images.n_image_tokens
+        n_media_tokens = dataset.beyond_media.n_media_tokens
         spans = [
-            images.spans
-            for i in range(len(dataset))
-            for _, images in dataset.sample(i, np.random.default_rng(0)).images
+            media.spans for i in range(len(dataset)) for _, media in dataset.sample(i, np.random.default_rng(0)).media
         ]
     assert of_texts.endswith("do not see the beginning")
     assert of_images.startswith(
         "1 of 1 examples with images are longer than the context of 128 tokens (the longest has "
     )
-    assert of_images.endswith(f" tokens beyond it, {n_image_tokens} of them of images, are left out")
-    assert n_image_tokens % 16 == 0
-    assert n_image_tokens
+    assert of_images.endswith(f" tokens beyond it, {n_media_tokens} of them of images, are left out")
+    assert n_media_tokens % 16 == 0
+    assert n_media_tokens
     ((*kept,),) = spans
     assert all(stop - start == 16 for start, stop in kept)
-    assert 16 * (4 - len(kept)) == n_image_tokens
+    assert 16 * (4 - len(kept)) == n_media_tokens
 
 
 def test_pairs_with_images_are_learned(run_of: Callable[..., FineTuning]) -> None:
     """The prompt's images are in both answers' rows."""
     rows = [
         {
-            "prompt": row("h", image)["messages"][:1],
+            "prompt": row("h", medium)["messages"][:1],
             "chosen": [{"role": "assistant", "content": "cd"}],
             "rejected": [{"role": "assistant", "content": "ef"}],
         }
-        for image in IMAGES
+        for medium in IMAGES
     ]
     with run_of(rows, objective=objective("dpo", {})) as run:
         assert isinstance(run.fit(), Finished)
         dataset = run.trainer.order.dataset
         assert isinstance(dataset, Groups)
-        assert len(dataset._images) == 4
-        assert run.trainer.steps.images is not None
-        assert run.trainer.steps.images.n_tiles == 2
+        assert len(dataset._media) == 4
+        assert run.trainer.steps.media is not None
+        assert run.trainer.steps.media.n_tiles == 2
 
 
 def test_a_file_of_rows_names_files_below_its_folder(
@@ -259,8 +257,8 @@ def test_a_file_of_rows_names_files_below_its_folder(
 
     for name in ("a b.png", "./a b.png", "file:a%20b.png", f"file://{tmp_path}/in/a%20b.png"):
         with run_of(write(name)) as run:
-            assert run.trainer.steps.images is not None
-            assert run.trainer.steps.images.n_tiles == 1
+            assert run.trainer.steps.media is not None
+            assert run.trainer.steps.media.n_tiles == 1
         session.release()
     for name in ("../out.png", "none.png", f"{tmp_path}/out.png"):
         with pytest.raises(
