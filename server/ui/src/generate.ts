@@ -1,4 +1,4 @@
-// What makes an answer come: sending, asking again, going on, stopping, and taking another token.
+// Generation of an answer: send, regenerate, continue, stop, and replace a token.
 
 import type {Piece} from "./api.js";
 import {isAbort, reason, Refused, statusOf, stream} from "./api.js";

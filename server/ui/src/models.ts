@@ -1,4 +1,4 @@
-// The models: which there are, which one is chosen, and behind a router how it is doing.
+// Models: their list, the selection, and behind a router the state of each.
 
 import {json, post, reason, statusOf} from "./api.js";
 import type {Adapter, FileProgress, ModelEntry, Models, Props} from "./bodies.js";

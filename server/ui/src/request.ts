@@ -1,5 +1,4 @@
-// The API's requests and replies as the conversation has them: a request's body, and the pieces of a stream put
-// into an answer. Pure functions.
+// Requests of a conversation: their bodies, and the pieces of a stream put into an answer. Pure functions.
 
 import type {Piece} from "./api.js";
 import type {Adapter, TokenLogprob, ToolCallDelta} from "./bodies.js";

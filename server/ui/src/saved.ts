@@ -1,4 +1,4 @@
-// What survives a reload: conversations and preferences in IndexedDB. Where the browser has none, nothing does.
+// Storage in the browser: conversations and preferences in IndexedDB. Without IndexedDB nothing survives a reload.
 
 import type {State} from "./store.js";
 import {DEFAULTS, get, set, subscribe} from "./store.js";

@@ -1,4 +1,4 @@
-// Tools that the server runs: which there are, which a conversation has, and their calls, each asked for first.
+// Tools of the server: their list, the selection of a conversation, and calls, each after the user's consent.
 
 import {isAbort, json, post, reason} from "./api.js";
 import type {Props, ToolAnswer, ToolEntry} from "./bodies.js";

@@ -1,5 +1,5 @@
-// Fine-tuning: a file with its checks, hyperparameters with what "auto" will be, and jobs with their loss, samples of
-// their checkpoints, and the way to try what they made.
+// Fine-tuning: a file with its checks, hyperparameters with the values of "auto", and jobs with their loss and
+// samples of their checkpoints.
 
 import type {Listed} from "./api.js";
 import {json, post, reason, statusOf, upload} from "./api.js";

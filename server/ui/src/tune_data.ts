@@ -1,5 +1,5 @@
-// Data for fine-tuning: what is wrong with a file, how long its rows are, and what the server will choose for
-// "auto". Pure functions; engine/finetuning/hyperparameters.py is what they follow.
+// Data for fine-tuning: errors of a file, lengths of its rows, and the server's values for "auto", as in
+// engine/finetuning/hyperparameters.py. Pure functions.
 
 import {reason} from "./api.js";
 import type {JobEvent} from "./bodies.js";

@@ -1,5 +1,5 @@
-// Files of the next message: chosen by a button, pasted or dropped. Images go to models that see,
-// sounds to those that hear; others are text.
+// Attachments of the next message, by button, paste or drop: images and sounds if the model reads them, other files
+// as text.
 import { reason } from "./api.js";
 const MOST_MEDIA = 16; // images, and as many sounds
 const MOST_SOUND = 20 << 20; // bytes

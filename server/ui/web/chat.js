@@ -1,4 +1,4 @@
-// A conversation: its messages with what can be done to each, and the form below them.
+// A conversation: its messages with their actions, and the form below them.
 import { Composer } from "./composer.js";
 import { again, answerCall, edit, goOn, isRunning, tryInstead } from "./generate.js";
 import { show } from "./markdown.js";

@@ -1,4 +1,4 @@
-// What makes an answer come: sending, asking again, going on, stopping, and taking another token.
+// Generation of an answer: send, regenerate, continue, stop, and replace a token.
 import { isAbort, reason, Refused, statusOf, stream } from "./api.js";
 import { connect } from "./models.js";
 import { absorbed, instead, requestFor } from "./request.js";

@@ -1,4 +1,4 @@
-// The server now: throughput, pages of the KV cache, slots. Asked once a second while somebody looks.
+// Live view of the server: throughput, KV cache blocks and slots, polled once a second while it is visible.
 import { json, reason, statusOf, text } from "./api.js";
 import { received } from "./generate.js";
 import { absent, chosen, connect, lookAtModels, of } from "./models.js";

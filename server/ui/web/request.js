@@ -1,5 +1,4 @@
-// The API's requests and replies as the conversation has them: a request's body, and the pieces of a stream put
-// into an answer. Pure functions.
+// Requests of a conversation: their bodies, and the pieces of a stream put into an answer. Pure functions.
 import { answerOf, path } from "./tree.js";
 /** A text with its attached files before it. */
 export const textOf = (node) => [...(node.files ?? []).map(file => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\`\n\n`), node.content].join("");

@@ -1,4 +1,4 @@
-// What survives a reload: conversations and preferences in IndexedDB. Where the browser has none, nothing does.
+// Storage in the browser: conversations and preferences in IndexedDB. Without IndexedDB nothing survives a reload.
 import { DEFAULTS, get, set, subscribe } from "./store.js";
 const PREFERENCES = ["settings", "presets", "theme", "enterSends"];
 const DELAY = 250; // milliseconds from a change to its writing: an answer that comes changes all the time

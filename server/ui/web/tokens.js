@@ -1,5 +1,4 @@
-// Tokens of an answer coloured by their probability; one that is chosen shows what else it could have been, each to
-// be tried in its place.
+// Tokens of an answer, coloured by probability. A selected token shows its alternatives; each can replace it.
 import { element, percent, say } from "./parts.js";
 import { sayable } from "./request.js";
 const owners = new WeakMap(); // by the element of a token

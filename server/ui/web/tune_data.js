@@ -1,5 +1,5 @@
-// Data for fine-tuning: what is wrong with a file, how long its rows are, and what the server will choose for
-// "auto". Pure functions; engine/finetuning/hyperparameters.py is what they follow.
+// Data for fine-tuning: errors of a file, lengths of its rows, and the server's values for "auto", as in
+// engine/finetuning/hyperparameters.py. Pure functions.
 import { reason } from "./api.js";
 const KINDS = { messages: "chats", prompt: "prompts with completions", text: "texts", conversations: "chats of ShareGPT",
     instruction: "instructions", pair: "pairs of a better and a worse answer", judged: "answers with a label", ask: "prompts" };
