@@ -165,8 +165,8 @@ class ChatTemplate:
             "date_string": now.strftime("%d %b %Y"),
             "datetime": now.strftime("%b %d %Y %H:%M:%S GMT"),
         }
-        if variables.get("reasoning_effort") == "none":
-            values |= {"enable_thinking": False, "thinking": False}
+        if variables.get("reasoning_effort") == "none" or variables.get("enable_thinking") is False:
+            values |= {"enable_thinking": False, "thinking": False}  # the name in DeepSeek's and Kimi's
         return values
 
     def continuation(self, text: str, thought: str, opened: bool) -> tuple[str, str]:

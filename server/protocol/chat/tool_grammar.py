@@ -51,7 +51,7 @@ def chat_constraint(
             functions,
             required=tools.choice == "required",
             parallel=tools.parallel,
-            reasoning=tags if thinks else None,
+            reasoning=tags if thinks or thinking else None,
             thinking=thinking,
             answer=said,
         )

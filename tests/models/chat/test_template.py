@@ -526,6 +526,8 @@ def test_no_reasoning_effort_is_what_the_template_has_for_it() -> None:
     switch = "{{ enable_thinking }} {{ thinking }} {{ 'x' if reasoning_effort == 'none' }}"
     assert template(switch).render([USER], reasoning_effort="none") == "False False x"
     assert template(switch).render([USER], reasoning_effort="high") == "True  "
+    assert template(switch).render([USER], enable_thinking=False) == "False False "
+    assert template(switch).render([USER], enable_thinking=False, thinking=True) == "False True "
 
 
 HARMONY = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"

@@ -282,6 +282,16 @@ async def test_reasoning_that_the_prompt_began(server: Running):
     assert (message["content"], message["reasoning_content"]) == ("Two.", "I should add.")
 
 
+async def test_a_required_call_behind_reasoning_that_the_prompt_began_unasked(server: Running):
+    """Where the template opens the reasoning whatever `enable_thinking` says."""
+    kwargs = {"force_thinking": True, "enable_thinking": False}
+    body = {"messages": ASK, "tools": [TOOL], "tool_choice": "required", "chat_template_kwargs": kwargs}
+    await server.post("/v1/chat/completions", body)
+    constraint = server.scheduler.requests[-1].sampling.grammar
+    assert constraint is not None
+    assert constraint.grammar.matcher().accept_bytes(b"I should add.\n</think>\n\n<tool_call>")
+
+
 async def test_continuing_a_thought(server: Running):
     says(server, " add.\n</think>Two.")
     messages = [*ASK, {"role": "assistant", "content": "", "reasoning_content": "I should"}]
