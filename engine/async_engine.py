@@ -178,7 +178,7 @@ class AsyncEngine:
     async def submit(self, requests: Sequence[CompletionRequest], client: str = "", *, whole: bool = False) -> Stream:
         """Queue a client's requests, all or none.
 
-        `whole`: the events between a request's first token and its last come together, which costs
+        `whole`: the events between a request's first token and its last come together; that costs
         the event loop less. Raises the RequestError of the first one that is refused.
         """
         self._check_open()

@@ -120,7 +120,7 @@ class StepPlanner:
         return plan
 
     def observe(self, seconds: float) -> None:
-        """Note the duration of the last plan's step, before which no part of a prompt was computed."""
+        """Note the duration of the last plan's step. No interleaved prefill ran since the step before it."""
         if self._size:
             self._batch_rows.observe(self._size, seconds)
 

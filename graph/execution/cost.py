@@ -138,7 +138,7 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     q, k, slot, pos = *t.src[:2], *t.src[len(caches) + 2 : len(caches) + 4]
     seen, window = _value(pos, feeds).astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max
     last, own = seen if seen.ndim == 2 else (seen, seen)
-    first = np.maximum(own - window, -1)  # the cell before those that it sees
+    first = np.maximum(own - window, -1)  # the cell before its visible cells
     slots = feeds[slot.name]
     read = sum(int(last[slots == s].max() - first[slots == s].min()) for s in np.unique(slots))
     cell = k.shape[1] * k.shape[2] * sum(map(_element, caches))

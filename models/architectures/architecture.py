@@ -160,7 +160,7 @@ class MoE:
     normalize: bool | None = True
     # expert_shared_feed_forward_length is the width of one of several shared experts
     shared_width_each: bool = False
-    one_shared: bool = False  # one shared expert as wide as the others, which the file does not state
+    one_shared: bool = False  # one shared expert as wide as the others; the file does not state it
     weighted_input: bool = False  # a row's weights multiply its experts' input, not their output (Llama 4)
     # the output is the mean of routed and shared experts, not their sum
     average_shared: bool = False

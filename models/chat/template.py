@@ -197,7 +197,7 @@ class ChatTemplate:
         renderer = self._tool_renderer if "tools" in variables else self._renderer
         if tools := variables.get("tools"):  # by the names of Firefunction and SmolLM 3, too
             tokens |= {"functions": json.dumps(tools, ensure_ascii=False, indent=2), "xml_tools": tools}
-        elif "+ functions" in self.source:  # Firefunction's, which would fail without
+        elif "+ functions" in self.source:  # Firefunction's template fails without it
             tokens |= {"functions": ""}
         return renderer(tokens | variables | {"messages": messages})
 

@@ -95,7 +95,7 @@ class Hparams:
         return self.temperature is not None and not (self.temperature.only_nope and self.has_rope(layer))
 
     def has_unweighted_norm(self, layer: int) -> bool:
-        """True if queries and keys have an RMSNorm without weights. Maverick, which has 128 experts, has none."""
+        """True if queries and keys have an RMSNorm without weights. Maverick (128 experts) has none."""
         unweighted = self.architecture.attention.qk_norm is QKNorm.UNWEIGHTED
         return unweighted and self.has_rope(layer) and not (self.experts and self.experts.n == 128)
 

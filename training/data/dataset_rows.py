@@ -17,7 +17,7 @@ class RowMedium:
 
     source: str
     is_id: bool = False
-    is_sound: bool = False  # as its part says; a file is what its bytes are
+    is_sound: bool = False  # by the type of its part; the bytes of a file decide
     where: str = field(default="", compare=False)
 
 

@@ -126,7 +126,7 @@ def _written(calls: CallFormat, named: Sequence[tuple[str, str]]) -> str:
 
 
 def _python(arguments: str) -> str:
-    """JSON of arguments as those of a call in Python."""
+    """Arguments of a Python call, from their JSON."""
     with suppress(ValueError):
         if isinstance(given := json.loads(arguments), dict):
             return ", ".join(f"{name}={value!r}" for name, value in given.items())

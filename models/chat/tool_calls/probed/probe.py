@@ -56,7 +56,7 @@ class Probe:
     """Probe of one template, by its renderings."""
 
     def __init__(self, render: Render, reasoning: tuple[str, str] | None = None) -> None:
-        """`reasoning`: the known tags, if any, which the template may write without reasoning, too."""
+        """`reasoning`: the known tags, if any. The template may also write them without reasoning."""
         self._render, self._thinks = render, reasoning
         self._plain = self._turn({"role": "assistant", "content": _ANSWER}).rstrip()
         self._ids: tuple[str, ...] = _IDS
@@ -75,7 +75,7 @@ class Probe:
         if markers is None:
             return default
         probed = call_format(replace(markers, around=self._around(), cdata=self._writes_cdata()))
-        if not all(probed.triggers + probed.opening):  # the prompt ends in what begins a call
+        if not all(probed.triggers + probed.opening):  # the prompt ends in the begin of a call
             return default
         return probed if _reads(probed, one, 1) and (not two or _reads(probed, two, 2)) else default
 

@@ -16,7 +16,7 @@ from logitless.models.chat.tool_calls.tagged import tagged_value
 FOUND, ABSENT, CUT = "found", "absent", "cut"
 _KIMI = "<|tool_calls_section_begin|>"  # K2 Thinking calls in reasoning that it does not close
 _ID = frozenset(string.ascii_letters + string.digits + "_.:-")
-_WORD = re.compile(r"(?s:\w+\W?|.?)")  # what begins a call without tags
+_WORD = re.compile(r"(?s:\w+\W?|.?)")  # begin of a call without tags
 _PIECE = re.compile(rf"[{BLANK}]+|[{NUMBER}{ID}{TYPE}]|[^{BLANK}{NUMBER}{ID}{TYPE}]+")
 
 
