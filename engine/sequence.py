@@ -166,8 +166,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """True if it is decoding: its client has seen the time between two tokens. Nobody sees those of
-        batches."""
+        """True for a decoding stream: a client sees the time between its tokens. A batch is no stream."""
         return self.n_generated > 1 and not self.request.is_batch
 
     @property
