@@ -5,6 +5,7 @@ The prompt is llama-server's: the client's or a preset, the language in brackets
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -98,7 +99,9 @@ def _messages(
     return [*messages, {"role": "user", "content": prompt + marker}]
 
 
-_NUMBERS = {"temperature": float, "top_p": float, "seed": int, "max_tokens": int, "max_completion_tokens": int}
+_FLOATS, _INTEGERS = ("temperature", "top_p"), ("seed", "max_tokens", "max_completion_tokens")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -111,11 +114,10 @@ def _values(fields: Mapping[str, bytes]) -> dict[str, Any]:
         if len(raw) > MAX_TEXT:
             bad_request(name[:64], f"has more than {MAX_TEXT} bytes")
         text = raw.decode("utf-8", "replace")
-        if name in _NUMBERS:
-            try:
-                values[name] = _NUMBERS[name](text)
-            except ValueError:
-                bad_request(name, f"expected a number, got {text[:32]!r}")
+        if name in _FLOATS or name in _INTEGERS:
+            if not (_INTEGER if name in _INTEGERS else _FLOAT).fullmatch(text.strip()):
+                bad_request(name, f"expected {'an integer' if name in _INTEGERS else 'a number'}, got {text[:32]!r}")
+            values[name] = int(text) if name in _INTEGERS else float(text)
         elif name == "stream":
             if text.lower() not in _BOOLEANS:
                 bad_request(name, f"must be true or false, not {text[:32]!r}")
