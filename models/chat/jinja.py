@@ -36,7 +36,7 @@ class Renderer:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the chat template, line {error.lineno}: {error.message}") from None
-        except RecursionError:
+        except (RecursionError, SyntaxError):  # Python's, of the module that Jinja makes: 20 loops in each other
             raise ChatTemplateError("the chat template is nested too deeply") from None
         except MemoryError:
             raise ChatTemplateError("the chat template needs too much memory") from None

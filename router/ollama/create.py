@@ -31,6 +31,7 @@ from logitless.server.workers import compute, to_thread
 _NAME = re.compile(
     r"[A-Za-z0-9_][\w.-]{0,79}(?:/[A-Za-z0-9_][\w.-]{0,79}){0,3}(?::[A-Za-z0-9_][\w.-]{0,79})?", re.ASCII
 )
+MAX_TEMPLATE = 1 << 18  # characters: compiling more would hold up other requests
 _ROLES = ("system", "user", "assistant")
 _ELSEWHERE = {
     "modelfile": "its lines are fields here: from, template, system, parameters, …",
@@ -191,6 +192,8 @@ class Creation:
         if asked.system:
             given["system"] = asked.system
         if asked.template:
+            if len(asked.template) > MAX_TEMPLATE:
+                bad_request("template", f"has more than {MAX_TEMPLATE} characters")
             try:
                 await compute(lambda: Renderer(jinja_of(asked.template)))
             except ChatTemplateError as error:

@@ -223,6 +223,9 @@ async def test_refusals(folder: Path, tmp_path: Path) -> None:
         assert "the disk of the test is full" in await house.refusal(400, quantize="q8_0", **base)
         for template in ("{{ .Tools }}", "{{ if .System }}", "{% if %}", "{{ range .Messages }}", "{{ (((( }}"):
             assert "template" in await house.refusal(400, template=template, **base)
+        loops = "{% for m in messages %}" * 30 + "{% endfor %}" * 30  # more than Python compiles
+        assert "is nested too deeply" in await house.refusal(400, template=loops, **base)
+        assert "more than 262144 characters" in await house.refusal(400, template="{{ 1 }}" * 40_000, **base)
         for parameters in (
             {"num_gpu": 1},
             {"mirostat": "x"},

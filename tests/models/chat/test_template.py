@@ -568,3 +568,10 @@ def test_a_template_that_is_no_text_is_named(key: str) -> None:
     tokenizer = tokenizer_from({f"tokenizer.ggml.{name}": value for name, value in vocabulary.items()})
     with pytest.raises(ChatTemplateError, match=f"^{key} is of type int, not a text$"):
         from_metadata({key: 7}, tokenizer)
+
+
+@pytest.mark.parametrize(("block", "n"), [("for a in b", 30), ("for a in b", 5000), ("if a", 5000)])
+def test_blocks_in_each_other_beyond_what_python_compiles_are_refused(block: str, n: int) -> None:
+    source = f"{{% {block} %}}" * n + ("{% end" + block.split()[0] + " %}") * n
+    with pytest.raises(ChatTemplateError, match=r"^the chat template is nested too deeply$"):
+        ChatTemplate(source, bos_token="", eos_token="")
