@@ -134,7 +134,7 @@ def test_a_router_downloads_models_and_takes_them_away(hub: str, serve: Any, con
     ):
         assert said(lambda model=model: get(model)).startswith(told)  # type: ignore[misc]
     assert (listed()["mine"]["aliases"], listed()["mine"]["tags"]) == (["ours", "theirs"], ["small"])
-    assert said(lambda: drop("theirs")).startswith("400 model 'theirs' was not downloaded")
+    assert said(lambda: drop("theirs")).startswith("400 model 'theirs' was neither downloaded by its name nor created")
     assert said(lambda: drop("../mine")).startswith("404 ")
 
     name, slow = f"{REPO}:Q8_0", f"{REPO}:Q4_0"

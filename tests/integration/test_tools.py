@@ -15,7 +15,7 @@ import pytest
 from logitless.models.gguf.file import GGUFFile
 
 TEMPLATE = """\
-{%- if tools %}<tool_call>{{ tools | length }}{% endif %}
+{%- if tools %}<tool_call>{{ tools[0].function.name }}{% endif %}
 {%- for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}
 {%- endfor %}{% if force_thinking %}<think>{% endif %}"""
 TOOL: Any = {
@@ -141,7 +141,7 @@ def test_auto_leaves_the_text_alone(client: openai.OpenAI) -> None:
     asked: Any = {"model": "m", "messages": ASK, "max_tokens": 24, "temperature": 0}
     reply = client.chat.completions.create(**asked, tools=[TOOL])
     assert reply.choices[0].message.tool_calls is None
-    prompt = "<tool_call>1Once upon a time"  # as the template writes it
+    prompt = "<tool_call>addOnce upon a time"  # as the template writes it
     plain = client.completions.create(model="m", prompt=prompt, max_tokens=24, temperature=0)
     assert reply.choices[0].message.content == plain.choices[0].text
 
