@@ -39,7 +39,7 @@ def form_fields(content_type: str, body: bytes | bytearray) -> dict[str, bytes]:
 
     `content_type`: the header with the boundary.
     """
-    mark = _mark(content_type)
+    mark = _boundary(content_type)
     at = 0 if body.startswith(mark) else _next(body, mark, 0)
     fields: dict[str, bytes] = {}
     for _ in range(MAX_PARTS + 1):
@@ -68,7 +68,7 @@ class FormParts:
 
     def __init__(self, content_type: str, stream: StreamReader) -> None:
         """`content_type`: the header, which has the boundary."""
-        self._mark = b"\r\n" + _mark(content_type)
+        self._boundary = b"\r\n" + _boundary(content_type)
         self._stream, self._ahead = stream, bytearray(b"\r\n")  # what has come; the first boundary may begin the body
         self._n = 0
 
@@ -79,7 +79,7 @@ class FormParts:
             n_skipped += len(piece)
             if not self._n and n_skipped > MAX_HEAD:
                 raise _broken(f"its first boundary is not within {MAX_HEAD} bytes")
-        del self._ahead[: len(self._mark)]
+        del self._ahead[: len(self._boundary)]
         while len(self._ahead) < 2:
             await self._more()
         if self._ahead.startswith(b"--"):
@@ -94,16 +94,16 @@ class FormParts:
             raise _broken("a part of it has no headers")
         part = _part(bytes(self._ahead[line.end() : end]))
         del self._ahead[: end + 2]
-        while len(self._ahead) < len(self._mark):
+        while len(self._ahead) < len(self._boundary):
             await self._more()
-        if not self._ahead.startswith(self._mark):  # else the part is empty: its last line break is the boundary's
+        if not self._ahead.startswith(self._boundary):  # else the part is empty: its last line break is the boundary's
             del self._ahead[:2]
         return part
 
     async def piece(self) -> bytes:
         """The next bytes of the part; none at its end."""
-        while (end := self._ahead.find(self._mark)) < 0:
-            end = len(self._ahead) - len(self._mark) + 1
+        while (end := self._ahead.find(self._boundary)) < 0:
+            end = len(self._ahead) - len(self._boundary) + 1
             if end > 0:
                 break
             await self._more()
@@ -118,7 +118,7 @@ class FormParts:
         self._ahead += data
 
 
-def _mark(content_type: str) -> bytes:
+def _boundary(content_type: str) -> bytes:
     """The boundary's line without what ends it."""
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:

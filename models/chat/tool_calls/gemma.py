@@ -1,6 +1,6 @@
 """Gemma 4 tool calls: dictionaries with bare keys and marked texts, converted to JSON.
 
-Facts: the models' public chat templates, and what llama.cpp accepts (common/chat.cpp)."""
+Sources: the models' public chat templates, and the parser of llama.cpp (common/chat.cpp)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _gemma4(p: Parser, trigger: str) -> Step[None]:
 
 
 def _thought(p: Parser, trigger: str) -> Step[None]:
-    """<|channel>thought, a line break, reasoning, <channel|>; what begins it may come twice."""
+    """<|channel>thought, a line break, reasoning, <channel|>; the opening marker may come twice."""
     if p.style.reasoning is None:
         raise NotACall
     if trigger == _THOUGHT:
@@ -145,7 +145,7 @@ def _text(p: Parser) -> Step[bool]:
 
 
 def _word(p: Parser) -> Step[bool]:
-    """A number or a word, up to what follows; a word that JSON has not is a text."""
+    """A number or a word, up to the next separator; a word that is no JSON literal is a text."""
     word = ""
     while (c := (yield from p.next())) and c not in ",]}":
         word += c

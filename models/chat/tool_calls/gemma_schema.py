@@ -2,7 +2,7 @@
 
 Keys have the order of the model's template; texts stand between marks; there are no blanks.
 
-Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds a limit below."""
+Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor anything that exceeds a limit below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_DEPTH = 64
 _MAX_COUNT = 100_000  # characters or elements
 _MAX_PARTS = 5_000  # of one tool's schema, as often as they are used
 _MARK = quoted(QUOTE)
-# the first: what is no UTF-8 is in every complement
+# the first: bytes that are no UTF-8 are in every complement
 _INSIDE = rf"/(?s:.*)/ & ~/(?s:.*){in_regex(QUOTE)}(?s:.*)/"
 _BARE = r"""[^:{}\[\],<"\s]"""
 _NEW_KEY = r"[\w.$-]{1,64}"  # of members that a schema does not name
@@ -35,7 +35,7 @@ SHARED = (
     'dict: "{" (KEY any ("," KEY any)*)? "}"',
     'list: "[" (any ("," any)*)? "]"',
 )
-"""The rules of any value, on which those of schemas build."""
+"""Rules of any value; the rules of schemas build on them."""
 
 
 def argument_rules(schema: Schema, name: str) -> list[str]:

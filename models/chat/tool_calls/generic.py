@@ -75,7 +75,7 @@ def as_text(messages: Sequence[Message], calls: CallFormat = GENERIC, *, results
 
 
 def _answered(answers: list[str]) -> list[Message]:
-    """The turn of these results, which are taken; none of no results."""
+    """Turn with these results, which are removed from the list; no turn without results."""
     turn: list[Message] = [{"role": "user", "content": "\n".join(answers)}] if answers else []
     answers.clear()
     return turn

@@ -57,8 +57,8 @@ def call_grammar(
     thinking: bool = False,
     answer: str = "",
 ) -> CallGrammar:
-    """The grammar of answers that call these functions (OpenAI's `function` objects; those of custom
-    tools have their text's grammar as TEXT).
+    """The grammar of answers that call these functions (OpenAI's `function` objects; custom
+    tools have the grammar of their text as TEXT).
 
     Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of
     reasoning that may come first; `thinking`: the prompt has opened it. `answer`: Lark of an answer

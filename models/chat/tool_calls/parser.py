@@ -68,7 +68,7 @@ class Style:
     tags_in_content: bool = False
     parallel: bool = True  # false: the rest after the first call is text
     primer: str = ""  # the beginning of the answer, which the prompt contains
-    custom: frozenset[str] = frozenset()  # of the names, those of custom tools, whose argument is a text
+    custom: frozenset[str] = frozenset()  # names of custom tools, whose argument is a text
     # (tool, parameter): strings, for calls that are not JSON
     texts: frozenset[tuple[str, str]] = frozenset()
 
@@ -278,8 +278,8 @@ class Parser:
         yield from self.thought_until(closing)
 
     def thought_until(self, closing: str) -> Step[None]:
-        """Reasoning, up to and with its closing tag and the blanks after it, or up to what ends it
-        as well."""
+        """Reasoning, up to and with its closing tag and the blanks after it, or up to another
+        marker that ends it."""
         ends = self.style.calls.ends_reasoning if self.style.calls is not None else ()
         ordinary, sink = _run_without("".join(end[0] for end in (closing, *ends))), self._sink
         self._sink, self.thinking = self._thought, True

@@ -161,11 +161,11 @@ def _reads(calls: CallFormat, text: str, n: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Places of a call in a text: of what is between the markers that all calls have."""
+    """Positions of a call's parts in a text, between the markers that all calls have."""
 
     begin: int
     end: int
-    markers: Markers  # those within the call
+    markers: Markers  # within the call
 
 
 def _markers(one: str, two: str) -> Markers | None:
@@ -271,7 +271,7 @@ def _tagged(text: str, i: int) -> _Call | None:
 
 
 def _typed(of_text: str, of_number: str) -> tuple[str, tuple[str, str]]:
-    """(marker, words for TYPE) of what is between a key and a text, and a key and a number. ("", …): they differ
+    """(marker, words for TYPE) between a key and a text, and between a key and a number. ("", …): they differ
     in more than a word."""
     pieces, others = (re.split(r"(\w+)", text) for text in (of_text, of_number))
     places = [i for i, (a, b) in enumerate(zip(pieces, others, strict=False)) if a != b]
