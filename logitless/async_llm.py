@@ -397,7 +397,7 @@ class AsyncLLM:
         return self._parser
 
     def _writes(self, served: LoadedModel) -> RequestParser:
-        """The same for requests that generate. InvalidRequest: the model does not."""
+        """Parser of requests that generate. InvalidRequest: the model does not generate."""
         if not served.info.generates:
             raise InvalidRequest("this model makes vectors of texts (embed), it does not write")
         return self._requests(served)

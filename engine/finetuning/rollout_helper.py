@@ -112,7 +112,9 @@ class RolloutHelper:
         except Exception as error:
             share = self._share
             self._failed = "" if share is None else share.batch.job
-            log.warning("%s: no answers are sampled here: %s", self._failed, error, exc_info=log.isEnabledFor(10))
+            log.warning(
+                "%s: no answers are sampled here: %s", self._failed, error, exc_info=log.isEnabledFor(logging.DEBUG)
+            )
             self._abandon()
 
     def close(self) -> None:

@@ -37,6 +37,13 @@ class MediaEncoding:
         self._worked = -1  # step before which tiles of no sequence were encoded
         self._seqs: list[Sequence] = []  # that need the tiles in work
 
+    def encoder(self) -> MediaEncoder:
+        """The model's encoder. InvalidRequest: it has none."""
+        encoder = self._runner.media
+        if encoder is None:
+            raise InvalidRequest("this model reads no images and sounds: it was started without --mmproj")
+        return encoder
+
     def turn(self, events: Events) -> bool:
         """Encode while streams may wait, then bound each prompt to the tiles that are there; False
         if there was nothing to do."""
@@ -60,9 +67,7 @@ class MediaEncoding:
     def encode(self, tiles: list[Tile]) -> bool:
         """Encode tiles that no sequence has, as long as streams may wait, once between two steps of
         theirs; True: all are there. InvalidRequest: they have no room together."""
-        encoder = self._runner.media
-        if encoder is None:
-            raise InvalidRequest("this model reads no images and sounds: it was started without --mmproj")
+        encoder = self.encoder()
         n_rows = sum({tile.key: tile.n_rows for tile in tiles}.values())
         if n_rows > encoder.n_rows:
             raise InvalidRequest(f"the images and sounds have {n_rows} tokens, at most {encoder.n_rows} are possible")

@@ -178,9 +178,7 @@ class Scheduler:
 
     def _check_media(self, request: CompletionRequest, media: PromptMedia) -> None:
         """Raise the RequestError for images and sounds that can never be computed."""
-        encoder = self.engine.media
-        if encoder is None:
-            raise InvalidRequest("this model reads no images and sounds: it was started without --mmproj")
+        encoder = self._media.encoder()
         if request.prompt_logprobs is not None:
             raise InvalidRequest("log-probabilities of a prompt with images or sounds are not supported")
         if self.config.context_shift and media.mrope:

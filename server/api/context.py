@@ -114,7 +114,7 @@ class Context:
         return self._parser
 
     def parser_for(self, request: web.Request) -> RequestParser:
-        """The same for one request, which may name the media that its client may have."""
+        """Parser of one request, which may name the uploaded files of its client."""
         if self.served.media is None:  # there are none
             return self.parser
         tuning, client = self.served.tuning, request[CLIENT]

@@ -34,7 +34,7 @@ class SpokenText(Struct):
 
 
 class VerboseText(Struct):
-    """The same with the sound's length; of response_format verbose_json."""
+    """The text of a sound with its length; of response_format verbose_json."""
 
     task: Annotated[str, doc("transcribe or translate")]
     language: Annotated[str, doc("as the request names it")]

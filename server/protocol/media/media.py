@@ -64,7 +64,7 @@ class Media:
         self._waveforms: MediaCache[Waveform] = MediaCache(lambda waveform: waveform.samples.nbytes)
 
     def of(self, sources: Sources) -> Media:
-        """The same for a request that may name these sources."""
+        """Reader for a request that may name these sources; it shares the cache."""
         other = copy(self)
         other.sources = sources
         return other
