@@ -7,7 +7,7 @@ nodes have no counterpart here."""
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from logitless.graph.op import OPS, destination
 from logitless.graph.tensor import ALIASES, Tensor
 
-MAX_FREE_BLOCKS = 256
 UNLIMITED = 1 << 62  # bytes of the arena that measure mode pretends to have
 
 
 class OutOfArena(MemoryError):
-    """The arena is too small or too fragmented; the message names both sizes."""
+    """The arena is too small; the message names both sizes."""
 
 
 class Allocator:
@@ -35,7 +34,9 @@ class Allocator:
             raise ValueError(f"alignment {alignment} is not a power of two")
         self.alignment, self.size = alignment, size
         self.max_size = 0  # the highest end ever handed out
-        self.free_blocks: list[tuple[int, int]] = [(0, size)]  # (offset, size) by address
+        self.free_blocks: list[tuple[int, int]] = []  # (offset, size) by address
+        self._by_size: list[tuple[int, int]] = []  # (size, -offset) of all but the open end, the best fit first
+        self._insert(0, size)
 
     def padded(self, nbytes: int) -> int:
         return -(-max(nbytes, 1) // self.alignment) * self.alignment
@@ -45,38 +46,42 @@ class Allocator:
         block.
         """
         need = self.padded(nbytes)
-        best = -1
-        for i, (offset, size) in enumerate(self.free_blocks):
-            # once the end is used up, the last block is a hole like the others
-            open_end = offset + size == self.size
-            if size >= need and (best < 0 or (size <= self.free_blocks[best][1] and not open_end)):
-                best = i
-        if best < 0:
-            largest = max((size for _, size in self.free_blocks), default=0)
-            raise OutOfArena(f"arena: {need} bytes needed, the largest free block has {largest}")
-        offset, size = self.free_blocks[best]
-        if size == need:
-            del self.free_blocks[best]
-        else:
-            self.free_blocks[best] = (offset + need, size - need)
+        best = bisect(self._by_size, (need, -self.size - 1))
+        if best < len(self._by_size):
+            size, negative = self._by_size[best]
+            offset = -negative
+        else:  # the open end, if it is not used up: then the last block is a hole like the others
+            offset, size = self.free_blocks[-1] if self.free_blocks else (0, 0)
+            if size < need:
+                largest = max((size for _, size in self.free_blocks), default=0)
+                raise OutOfArena(f"arena: {need} bytes needed, the largest free block has {largest}")
+        self._remove(bisect_left(self.free_blocks, (offset, size)))
+        if size > need:
+            self._insert(offset + need, size - need)
         self.max_size = max(self.max_size, offset + need)
         return offset
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Free a block and merge it with free neighbours. OutOfArena when there are too many
-        fragments.
-        """
+        """Free a block and merge it with free neighbours."""
         size = self.padded(nbytes)
         i = bisect(self.free_blocks, (offset, 0))
         if i < len(self.free_blocks) and offset + size == self.free_blocks[i][0]:
-            size += self.free_blocks.pop(i)[1]
+            size += self._remove(i)[1]
         if i > 0 and sum(self.free_blocks[i - 1]) == offset:
-            i -= 1
-            offset, before = self.free_blocks.pop(i)
+            offset, before = self._remove(i - 1)
             size += before
-        if len(self.free_blocks) >= MAX_FREE_BLOCKS:
-            raise OutOfArena(f"arena: more than {MAX_FREE_BLOCKS} free blocks")
-        self.free_blocks.insert(i, (offset, size))
+        self._insert(offset, size)
+
+    def _insert(self, offset: int, size: int) -> None:
+        insort(self.free_blocks, (offset, size))
+        if offset + size != self.size:
+            insort(self._by_size, (size, -offset))
+
+    def _remove(self, i: int) -> tuple[int, int]:
+        offset, size = self.free_blocks.pop(i)
+        if offset + size != self.size:
+            del self._by_size[bisect_left(self._by_size, (size, -offset))]
+        return offset, size
 
 
 # tensor → (the tensor that owns its bytes, offset there)

@@ -28,12 +28,13 @@ from logitless.training.data.packing import PackedExamples, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.errors import TrainingError
+from logitless.training.finetune import trainable_of
 from logitless.training.save import save_result
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import GradientHook, outcome
 from logitless.training.trainable import LORA, full
-from logitless.training.trainer import Control, Settings, Step, Trainer, Validated
+from logitless.training.trainer import Control, Settings, Step, Trainer, Validated, steps_of
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
 SCHEDULE = Schedule(alpha=1e-2, kind="constant", warmup=0)
@@ -511,3 +512,18 @@ def test_what_a_hook_may_not_return_is_named(start: Open, returned: Gradients, m
 def test_the_footprint_of_a_run_with_a_hook_counts_its_gradients(start: Open) -> None:
     (planned,) = start("full", on_gradients=lambda _: None).steps.footprint()
     assert planned.gradients == planned.parameters
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: str, checkpointing: bool) -> None:
+    """96 layers leave more holes in the arena than a list of 256."""
+    path = tmp_path / "deep.gguf"
+    new_model(path, None, Shape(32, 96, 4, 2, 48, 0, n_ctx=64), seed=3)
+    with GGUFFile.open(path) as gguf:
+        method = LoraOptions(rank=3) if kind == "lora" else ["*"]
+        trainable = trainable_of(session, gguf, hparams_of(gguf), 16, method)
+        steps = steps_of(trainable, Settings(n_ctx=16, n_batch=2, checkpointing=checkpointing))
+        ((placement, layout),) = session.measure_all([steps.everything])
+    assert len(placement.order) > 96 * 100
+    assert 0 < layout.sizes[0] < 1 << 27

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.graph.execution.memory import MAX_FREE_BLOCKS, Allocator, OutOfArena, lay_out_arenas
+from logitless.graph.execution.memory import Allocator, OutOfArena, lay_out_arenas
 from logitless.graph.op import OPS
 from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
@@ -69,16 +69,66 @@ def test_a_tie_goes_to_the_later_block() -> None:
     assert a.allocate(32) == 32 + 16 + 64 + 16 + 32 + 16
 
 
-def test_257_free_blocks_are_refused() -> None:
+def test_free_blocks_without_bound_are_reused_in_order_of_fit() -> None:
+    """20,000 holes: a search that visits each of them for each allocation would take minutes."""
+    n = 20_000
     a = Allocator(16)
-    offsets = [a.allocate(16) for _ in range(2 * MAX_FREE_BLOCKS + 2)]
-    for offset in offsets[: 2 * MAX_FREE_BLOCKS - 2 : 2]:
-        a.free(offset, 16)
-    assert len(a.free_blocks) == MAX_FREE_BLOCKS
-    with pytest.raises(OutOfArena, match="more than 256 free blocks"):
-        a.free(offsets[2 * MAX_FREE_BLOCKS], 16)
-    a.free(offsets[1], 16)  # closes a hole
-    assert len(a.free_blocks) == MAX_FREE_BLOCKS - 1
+    sizes = [16 * (1 + i * 7919 % n) for i in range(n)]  # all different, in no order
+    holes(a, *sizes)
+    assert len(a.free_blocks) == n + 1  # and the open end
+    end = a.max_size
+    for size in sorted(sizes, reverse=True):
+        assert a.allocate(size - 8) < end  # the only hole that fits, to the byte
+    assert a.max_size == end
+    assert len(a.free_blocks) == 1
+
+
+class LinearAllocator:
+    """The rules of best fit, word by word: every free block is looked at."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.blocks = size, [(0, size)]
+
+    def allocate(self, need: int) -> int:
+        last = (self.blocks or [(0, 0)])[-1]
+        inner = [b for b in self.blocks if sum(b) != self.size and b[1] >= need]
+        best = min(inner, key=lambda b: (b[1], -b[0])) if inner else last
+        if best[1] < need:
+            raise OutOfArena
+        self.blocks.remove(best)
+        self.blocks = sorted([*self.blocks, *([(best[0] + need, best[1] - need)] if best[1] > need else [])])
+        return best[0]
+
+    def free(self, offset: int, size: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for begin, length in sorted([*self.blocks, (offset, size)]):
+            if merged and sum(merged[-1]) == begin:
+                merged[-1] = merged[-1][0], merged[-1][1] + length
+            else:
+                merged.append((begin, length))
+        self.blocks = merged
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 200), size=st.sampled_from([512, 1024, 1 << 40]))
+def test_allocator_equals_a_linear_search_for_the_best_fit(seed: int, n: int, size: int) -> None:
+    a, reference, rng = Allocator(16, size), LinearAllocator(size), random.Random(seed)
+    alive: list[tuple[int, int]] = []
+    for _ in range(n):
+        if alive and rng.random() < 0.45:
+            block = alive.pop(rng.randrange(len(alive)))
+            a.free(*block)
+            reference.free(*block)
+        else:
+            need = rng.choice((16, 16, 32, 48, 64, 208))
+            try:
+                expected = reference.allocate(need)
+            except OutOfArena:
+                with pytest.raises(OutOfArena):
+                    a.allocate(need)
+                continue
+            assert a.allocate(need) == expected
+            alive.append((expected, need))
+        assert a.free_blocks == reference.blocks
 
 
 # --- alignment ------------------------------------------------------------------------------------
