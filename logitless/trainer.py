@@ -12,7 +12,7 @@ from typing import Any
 from logitless.backends.host import cores
 from logitless.backends.registry import open_backends
 from logitless.engine.loading.open_model import demo_model
-from logitless.engine.loading.options import OPTIONS, projectors_beside
+from logitless.engine.loading.options import OPTIONS
 from logitless.errors import OptionError, TrainingError, public_errors
 from logitless.graph.execution.session import Session
 from logitless.models.adapters.peft import write_peft
@@ -165,7 +165,6 @@ class Trainer:
             self._session = Session(open_backends(names, n_threads))
             try:
                 path = Path(demo_model() if model is None else model)
-                beside = projectors_beside(path)
                 adapter = {
                     "lora_r": lora_r,
                     "lora_alpha": lora_alpha,
@@ -182,7 +181,7 @@ class Trainer:
                     objective=learner,
                     settings=settings,
                     fit_context=ctx_size is None,
-                    projector=mmproj or (beside[0] if len(beside) == 1 else None),
+                    projector=mmproj,
                     validation=val_split,
                     seed=seed,
                     before_step=before_step,

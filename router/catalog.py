@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from logitless.models.media.projector_names import is_projector_name
 from logitless.router.fleet import CACHE, FOLDER, PRESET, Entry
 from logitless.router.ollama.manifest import created_models, has_manifest
 
@@ -62,7 +63,7 @@ def _model_in(path: Path) -> Path | None:
 def _is_model(path: Path) -> bool:
     part = _PART.fullmatch(path.name)
     first = part is None or int(part[1]) == 1
-    return path.suffix == ".gguf" and not path.name.startswith("mmproj") and first and path.is_file()
+    return path.suffix == ".gguf" and not is_projector_name(path.name) and first and path.is_file()
 
 
 def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
@@ -121,7 +122,8 @@ class ModelArguments:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()  # of models, as far as they are on this machine
-    images: bool = False  # it has a projector, so it takes images
+    images: bool = False  # its projector reads images
+    audio: bool = False  # its projector reads sounds
 
 
 # (where it stands, settings, the model's name, its file if that is known without them) → what they mean
@@ -164,6 +166,7 @@ class Sources:
                     source=PRESET if name in presets else FOLDER if name in files else CACHE,
                     preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, preset.settings.items()))),
                     images=meaning.images,
+                    audio=meaning.audio,
                     created=manifest,
                     load_on_startup=preset.load_on_startup,
                     stop_seconds=preset.stop_seconds,

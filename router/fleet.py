@@ -60,7 +60,8 @@ class Entry:
     tags: tuple[str, ...] = ()
     source: str = PRESET
     preset: str = ""  # settings, as a section of an INI file
-    images: bool = False  # it takes images, as far as is known before it is loaded
+    images: bool = False  # it reads images, as far as is known before it is loaded
+    audio: bool = False  # it reads sounds, likewise
     created: Manifest | None = None  # of a model that a client of Ollama's API made
     hidden: bool = False  # not listed, but found by its name
     load_on_startup: bool = False

@@ -30,7 +30,8 @@ def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> Mod
         status.args, status.preset = list(entry.args), entry.preset
     if model.state == UNLOADED and model.error:
         status.failed, status.exit_code, status.error = True, model.exit_code, model.error
-    item = _item(entry.name, entry.source, status, images=entry.images, can_remove=entry.is_removable)
+    reads = architecture(images=entry.images, audio=entry.audio)
+    item = _item(entry.name, entry.source, status, reads, can_remove=entry.is_removable)
     item.aliases, item.tags = list(entry.aliases), list(entry.tags)
     if whole:
         item.path = entry.path
@@ -41,12 +42,13 @@ def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> Mod
 
 def download_item(download: Download) -> ModelEntry:
     """Item of /models of a model that is being downloaded."""
-    item = _item(download.name, CACHE, ModelStatus(value="downloading", args=[]), can_remove=True)
+    status = ModelStatus(value="downloading", args=[])
+    item = _item(download.name, CACHE, status, architecture(images=False), can_remove=True)
     item.progress = download.progress["progress"]
     return item
 
 
-def _item(name: str, source: str, status: ModelStatus, *, can_remove: bool, images: bool = False) -> ModelEntry:
+def _item(name: str, source: str, status: ModelStatus, reads: Modality, *, can_remove: bool) -> ModelEntry:
     return ModelEntry(
         id=name,
         aliases=[],
@@ -54,7 +56,7 @@ def _item(name: str, source: str, status: ModelStatus, *, can_remove: bool, imag
         created=_STARTED,
         path="",
         status=status,
-        architecture=architecture(images=images),
+        architecture=reads,
         source=source,
         can_remove=can_remove,
     )

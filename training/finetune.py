@@ -15,6 +15,7 @@ from logitless.models.chat.template import of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.media.projector_choice import fitting_projector
 from logitless.models.model import define_model, hparams_of
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
@@ -81,9 +82,9 @@ class FineTuning:
         training method (training.methods.registry); None: supervised learning. `data_options` says
         how data become samples; their length is `settings.n_ctx`, or with `fit_context` the longest
         row's. With an objective a step takes n_batch · grad_acc examples, in windows as long as
-        these need. `projector`: the file of the encoder of images, for rows that have some; those of
-        a file may name image files below its folder. `validation`: the share of samples that are
-        not learned but measured.
+        these need. `projector`: the file of the encoder of images, for rows that have some (None:
+        the one beside the model that belongs to it); those of a file may name image files below its
+        folder. `validation`: the share of samples that are not learned but measured.
         `before_step` and `on_gradients`: see Trainer.
 
         ModelFileError and TrainingError name the fault in one line; OSError: a file cannot be
@@ -136,6 +137,7 @@ class FineTuning:
             raise
 
     def _media(self, projector: str | Path | None) -> RunMedia:
+        projector = projector or fitting_projector(self.gguf.path, self.gguf, self.hparams)
         if projector is None:
             raise TrainingError(NO_PROJECTOR)
         return projector_media(self.gguf, self.hparams, self.tokenizer, projector)

@@ -170,6 +170,7 @@ def meaning(
     """Settings of a preset as arguments; `common` are those of all models. The line of a CatalogError
     begins with `where`."""
     from logitless.cli.hub import cached
+    from logitless.models.media.projector_choice import projector_of_folder
     from logitless.router.catalog import CatalogError, ModelArguments
 
     words: list[str] = []
@@ -205,10 +206,15 @@ def meaning(
     words += ["--tags", ",".join(called["tags"])] if called["tags"] else []
     try:
         files = tuple(cached.files(parse(flags, words, {})))
-        images = cached.has_projector(parse(flags, [*words, *common], {}))
+        options = parse(flags, [*words, *common], {})
+        if file is not None and file.parent.name == name and options.model == str(file) and options.mmproj_auto:
+            own = None if options.mmproj or options.mmproj_url else projector_of_folder(file)
+            words += ["--mmproj", str(own)] if own is not None else []
+            options = parse(flags, [*words, *common], {})
+        images, audio = cached.media(options)
     except CliError as error:
         raise CatalogError(f"{where} {error}") from None
-    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]), files, images)
+    return ModelArguments(tuple(words), tuple(called["alias"]), tuple(called["tags"]), files, images, audio)
 
 
 def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:

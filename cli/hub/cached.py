@@ -16,7 +16,7 @@ from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import llama_cache, model_source
 from logitless.cli.hub.hub import cache_folder, folders
 from logitless.cli.hub.repository import Cached, cached_repositories, choose, projector_beside
-from logitless.engine.loading.options import projectors_beside
+from logitless.models.media.projector_choice import media_of
 
 
 def models() -> dict[str, tuple[Path, str]]:
@@ -43,14 +43,15 @@ def files(options: SimpleNamespace) -> Iterator[Path]:
                 yield cached.path(choose(cached.names(), repo, file)[0])
 
 
-def has_projector(options: SimpleNamespace) -> bool:
-    """True if a server with these options takes images, as far as the names of files tell."""
-    if options.mmproj or options.mmproj_url:
-        return True
-    if not options.mmproj_auto:
-        return False
-    path = next(files(options), None)
-    return path is not None and (projector_beside(path) is not None or len(projectors_beside(path)) == 1)
+def media(options: SimpleNamespace) -> tuple[bool, bool]:
+    """(images, sounds) that a server with these options reads, as far as the files here tell."""
+    path, named = next(files(options), None), options.mmproj or options.mmproj_url
+    if path is None or not (named or options.mmproj_auto):
+        return bool(named), False
+    projector = Path(options.mmproj) if options.mmproj else projector_beside(path)
+    if options.mmproj_url or (options.mmproj and not Path(options.mmproj).is_file()):
+        return True, False  # it is not here yet
+    return media_of(path, projector)
 
 
 def name_of(text: str) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from logitless.models.media.projector_names import is_projector_name
+
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 _NOTES = (".json", ".etag")  # llama.cpp writes them beside a file
 
@@ -32,7 +34,7 @@ def plain_files() -> Iterator[tuple[str, Path]]:
     with suppress(OSError, RuntimeError):  # no folder, no home
         for path in sorted(_folder().glob("*.gguf")):
             part = _PART.fullmatch(path.stem)
-            if "mmproj" not in path.name and (part is None or int(part[2]) == 1) and path.is_file():
+            if not is_projector_name(path.name) and (part is None or int(part[2]) == 1) and path.is_file():
                 yield (part[1] if part else path.stem), path
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub.download import forget_part
+from logitless.models.media.projector_names import n_bits
 
 DEFAULT = "Q4_K_M"  # llama-server's
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -66,15 +67,7 @@ def choose_projector(names: Iterable[str], model: str) -> str:
     of the nearest number of bits, as llama.cpp chooses; "" where there is none."""
     parts = model.split("/")[:-1]
     found = [n for n in sorted(names) if _PROJECTOR.fullmatch(n) and n.split("/")[:-1] == parts[: n.count("/")]]
-    return min(found, key=lambda n: (-n.count("/"), abs(_bits(n) - _bits(model))), default="")
-
-
-def _bits(name: str) -> int:
-    """The first number of a file's type: 4 of Q4_K_M, 16 of BF16; 0 without one."""
-    part = _PART.fullmatch(name)
-    kind = re.search(r"[-.]([A-Za-z0-9_]+)$", part[1] if part else name.removesuffix(".gguf"))
-    digits = re.search(r"\d+", kind[1]) if kind else None
-    return int(digits[0]) if digits else 0
+    return min(found, key=lambda n: (-n.count("/"), abs(n_bits(n) - n_bits(model))), default="")
 
 
 def _first_with(names: list[str], quant: str) -> str:

@@ -81,12 +81,12 @@ def find_projector(options: SimpleNamespace, path: Path) -> None:
 
 
 def _is_usable(projector: Path, path: Path) -> bool:
-    from logitless.engine.loading.open_model import is_usable
     from logitless.models.gguf.file import GGUFFile
+    from logitless.models.media.projector_choice import is_usable
     from logitless.models.model import hparams_of
 
     with GGUFFile.open(path) as gguf:
-        return is_usable(projector, hparams_of(gguf))
+        return is_usable(projector, gguf, hparams_of(gguf))
 
 
 def _has_mtp_head(path: Path) -> bool:

@@ -285,7 +285,7 @@ def _open_media(o: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer, folde
     from logitless.training.errors import TrainingError
 
     h = hparams_of(gguf)
-    projector = projector_file(model_options(o), gguf.path, h) if hasattr(o, "mmproj") else ""  # train has none
+    projector = projector_file(model_options(o), gguf, h) if hasattr(o, "mmproj") else ""  # train has none
     if not projector:
         raise TrainingError(NO_PROJECTOR)
     tokens = o.image_min_tokens, o.image_max_tokens

@@ -27,7 +27,7 @@ from logitless.engine.loading.drafting import (
     n_draft_tokens,
 )
 from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, weights_nbytes
-from logitless.engine.loading.options import ModelOptions, OptionConflict, projectors_beside, text_file
+from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
 from logitless.engine.loading.placement import placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -42,7 +42,7 @@ from logitless.models.gguf.types import FILE_TYPES
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides, Value
 from logitless.models.media.media_input import MediaInput
-from logitless.models.media.params import read_media_params
+from logitless.models.media.projector_choice import fitting_projector
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
 
@@ -335,32 +335,17 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
         swa_full=swa_full,
         n_draft_tokens=n_draft,
         block=mtp_file(options),
-        mmproj=projector_file(options, gguf.path, h),
+        mmproj=projector_file(options, gguf, h),
         projector_on_cpu=not options.mmproj_offload,
         image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )
 
 
-def projector_file(options: ModelOptions, path: str | Path, h: Hparams) -> str:
-    """The projector's file: `mmproj`, else the only one beside the model that can be used; "":
-    none."""
+def projector_file(options: ModelOptions, gguf: GGUFFile, h: Hparams) -> str:
+    """The projector's file: `mmproj`, else the one beside the model that belongs to it; "": none."""
     if options.mmproj or not options.mmproj_auto:
         return options.mmproj or ""
-    found = projectors_beside(Path(path))
-    return str(found[0]) if len(found) == 1 and is_usable(found[0], h) else ""
-
-
-def is_usable(projector: Path, h: Hparams) -> bool:
-    """True if a model takes images by this file, as far as its header says; else a warning tells why."""
-    if not h.causal:
-        return False
-    try:
-        with GGUFFile.open(projector) as gguf:
-            read_media_params(gguf)
-    except ModelFileError as error:
-        log.warning("images are not read: %s", error)
-        return False
-    return True
+    return str(fitting_projector(gguf.path, gguf, h) or "")
 
 
 def _engine(path: str | Path, wanted: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:

@@ -320,7 +320,7 @@ class ModelOptions:
     mmproj: str | None = _option(
         "-mm --mmproj",
         None,
-        "the projector of a model that reads images or sounds; by default the only mmproj file beside the model",
+        "the projector of a model that reads images or sounds; by default one beside the model that belongs to it",
         file_name,
         "FILE",
         env="LLAMA_ARG_MMPROJ",
@@ -328,7 +328,7 @@ class ModelOptions:
     mmproj_auto: bool = _option(
         "--mmproj-auto",
         True,
-        "use the projector of the hub's repository, or the only one beside the model",
+        "use the projector of the hub's repository, or the one beside the model that belongs to it",
         env="LLAMA_ARG_MMPROJ_AUTO",
         off="--no-mmproj --no-mmproj-auto",
     )
@@ -630,11 +630,6 @@ class ModelOptions:
 
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(ModelOptions)}
-
-
-def projectors_beside(path: Path) -> list[Path]:
-    """Files in the model's folder that are projectors by their names."""
-    return [file for file in path.parent.glob("*mmproj*.gguf") if file != path]
 
 
 def text_file(path: str) -> str:

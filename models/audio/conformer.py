@@ -22,7 +22,7 @@ from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.audio.encoder import Array, AudioEncoder
 from logitless.models.audio.params import AudioParams, halved
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.media.projector_weights import Declared, load_projector_weights, matrix, n_rows, plain
+from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows, plain
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights
 
@@ -41,9 +41,7 @@ class ConformerEncoder(AudioEncoder):
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> ConformerEncoder:
         """Define the weights. ModelFileError names the tensor at fault."""
-        tensors, norms = _tensors(gguf, p, n_embd_text), (".norm.weight",)
-        w = load_projector_weights(session, gguf, p.kind, tensors, audio=True, bounded=True, biased=norms)
-        return cls(p, w)
+        return cls(p, conformer_tensors(gguf, p, n_embd_text).load(session, gguf))
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Rows of a chunk."""
@@ -150,6 +148,12 @@ def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
 def _normed(b: Weights, name: str, x: Tensor) -> Tensor:
     """RMS norm of x (T, n); x itself where the file has no such norm."""
     return rms_norm(x, b[name], eps=EPS) if name in b else x
+
+
+def conformer_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
+    """The tensors of the encoder and the projector of a text model of this width."""
+    parts = dict(_tensors(gguf, p, n_text))
+    return DeclaredTensors(p.kind, parts, audio=True, bounded=True, biased=(".norm.weight",))
 
 
 def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:

@@ -23,7 +23,7 @@ from logitless.models.audio.params import N_FRAMES, N_POSITIONS, AudioHead, Audi
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.projector_weights import (
     Declared,
-    load_projector_weights,
+    DeclaredTensors,
     matrix,
     n_rows,
     norm,
@@ -67,9 +67,7 @@ class WhisperEncoder(AudioEncoder):
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> WhisperEncoder:
         """Define the weights. ModelFileError names the tensor at fault."""
-        tensors = _tensors(gguf, p, n_embd_text)
-        norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
-        return cls(p, load_projector_weights(session, gguf, p.kind, tensors, audio=True, biased=norms))
+        return cls(p, whisper_tensors(gguf, p, n_embd_text).load(session, gguf))
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Positions of a chunk; they attend to each other."""
@@ -116,7 +114,7 @@ class WhisperEncoder(AudioEncoder):
 
     def _normed(self, b: Weights, name: str, x: Tensor) -> Tensor:
         bias = b.bias(name)
-        assert bias is not None  # load_projector_weights adds it
+        assert bias is not None  # DeclaredTensors.load adds it
         return layer_norm(x, b[name], bias, eps=self.p.eps)
 
     def _attention(self, b: Weights, x: Tensor, count: Tensor) -> Tensor:
@@ -145,6 +143,12 @@ class WhisperEncoder(AudioEncoder):
         n = x.shape[1] // 2
         x = mul(take_columns(x, 0, n), silu(take_columns(x, n, n)))
         return w.linear("mm.a.mlp.2", rms_norm(x, w["mm.a.norm_mid"], eps=HEAD_EPS))
+
+
+def whisper_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
+    """The tensors of Whisper's encoder and the projector of a text model of this width."""
+    norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
+    return DeclaredTensors(p.kind, dict(_tensors(gguf, p, n_text)), audio=True, biased=norms)
 
 
 def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:

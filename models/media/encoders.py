@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
-from logitless.models.audio.conformer import ConformerEncoder
-from logitless.models.audio.encoder import WhisperEncoder
+from logitless.models.audio.conformer import ConformerEncoder, conformer_tensors
+from logitless.models.audio.encoder import WhisperEncoder, whisper_tensors
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
 from logitless.models.vision.encoder import VisionEncoder
+from logitless.models.vision.weights import vision_tensors
 
 Array = npt.NDArray[Any]
 
@@ -50,6 +51,15 @@ class Encoders:
             return cls(vision, None)
         kind = ConformerEncoder if p.audio.projector.conformer else WhisperEncoder
         return cls(vision, kind.define(session, gguf, p.audio, n_embd_text))
+
+    @staticmethod
+    def check(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
+        """Check that `define` finds its tensors. ModelFileError names the tensor at fault."""
+        if p.vision is not None:
+            vision_tensors(gguf, p.vision, n_embd_text).check(gguf)
+        if p.audio is not None:
+            tensors = conformer_tensors if p.audio.projector.conformer else whisper_tensors
+            tensors(gguf, p.audio, n_embd_text).check(gguf)
 
     def __iter__(self) -> Iterator[tuple[bool, Encoder]]:
         """(is_audio, encoder) of each encoder."""

@@ -39,55 +39,60 @@ class ProjectorWeights(Weights):
         return clamp(super().linear(name, clamp(x, low=low, high=high)), low=least, high=most)
 
 
-def load_projector_weights(
-    session: Session,
-    gguf: GGUFFile,
-    kind: str,
-    tensors: Declared,
-    *,
-    audio: bool = False,
-    bounded: bool = False,
-    biased: Sequence[str] = (),
-) -> ProjectorWeights:
-    """Define the tensors of an encoder and its projector as constants of the session.
+@dataclass(frozen=True)
+class DeclaredTensors:
+    """The tensors of one encoder and its projector, by which a file is checked and loaded.
 
     `audio`: the encoder of sounds, else of images. `bounded`: matrices may have bounds. `biased`:
-    ends of names of norms that get a bias of zero if the file has none. ModelFileError names a
-    tensor that is missing, unknown, or of a wrong shape or type.
+    ends of names of norms that get a bias of zero if the file has none.
     """
-    declared = dict(tensors)
-    used: dict[str, int] = {}
-    for part in declared.values():
-        used[part.source] = max(used.get(part.source, 0), part.start + part.n_rows)
-    bounds = {}
-    for name in [name for name in used if bounded and name.endswith(".weight")]:
-        keys = [key for key in _BOUNDS if name.replace(".weight", key) in gguf.tensors]
-        used |= {name.replace(".weight", key): 1 for key in keys}
-        if keys:
-            bounds[name] = _bounds(gguf, name)
-    for name in gguf.tensors:
-        if name not in used and name.startswith(_AUDIO) == audio:
-            raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {kind}")
-    parts = {}
-    for name, part in declared.items():
-        info = gguf.tensors.get(part.source)
-        if info is None:
-            if part.required:
-                raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
-            continue
-        expected = part.in_file or (used[part.source], *part.shape[1:])
-        if info.shape != expected:
-            raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
-        if info.dtype not in (_PLAIN if len(part.shape) == 1 else MATRIX_TYPES):
-            raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
-        parts[name] = part
-    weights = {name: define_weight(session, gguf, name, part) for name, part in parts.items()}
-    for norm in [name for name in weights if name.endswith(tuple(biased))]:
-        bias = norm.replace(".weight", ".bias")
-        if bias not in weights:
-            zeros = np.zeros(weights[norm].shape, np.float32).view(np.uint8)
-            weights[bias] = session.define(bias, weights[norm].shape, "f32", partial(_same, zeros), constant=True)
-    return ProjectorWeights(weights, bounds=bounds)
+
+    kind: str
+    parts: Mapping[str, TensorSlice]
+    audio: bool = False
+    bounded: bool = False
+    biased: tuple[str, ...] = ()
+
+    def check(self, gguf: GGUFFile) -> tuple[dict[str, TensorSlice], dict[str, list[float]]]:
+        """(tensors that the file has, bounds of matrices). ModelFileError names a tensor that is
+        missing, unknown, or of a wrong shape or type."""
+        used: dict[str, int] = {}
+        for part in self.parts.values():
+            used[part.source] = max(used.get(part.source, 0), part.start + part.n_rows)
+        bounds = {}
+        for name in [name for name in used if self.bounded and name.endswith(".weight")]:
+            keys = [key for key in _BOUNDS if name.replace(".weight", key) in gguf.tensors]
+            used |= {name.replace(".weight", key): 1 for key in keys}
+            if keys:
+                bounds[name] = _bounds(gguf, name)
+        for name in gguf.tensors:
+            if name not in used and name.startswith(_AUDIO) == self.audio:
+                raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {self.kind}")
+        parts = {}
+        for name, part in self.parts.items():
+            info = gguf.tensors.get(part.source)
+            if info is None:
+                if part.required:
+                    raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
+                continue
+            expected = part.in_file or (used[part.source], *part.shape[1:])
+            if info.shape != expected:
+                raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
+            if info.dtype not in (_PLAIN if len(part.shape) == 1 else MATRIX_TYPES):
+                raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
+            parts[name] = part
+        return parts, bounds
+
+    def load(self, session: Session, gguf: GGUFFile) -> ProjectorWeights:
+        """Define the tensors as constants of the session. ModelFileError as of `check`."""
+        parts, bounds = self.check(gguf)
+        weights = {name: define_weight(session, gguf, name, part) for name, part in parts.items()}
+        for norm in [name for name in weights if name.endswith(self.biased)]:
+            bias = norm.replace(".weight", ".bias")
+            if bias not in weights:
+                zeros = np.zeros(weights[norm].shape, np.float32).view(np.uint8)
+                weights[bias] = session.define(bias, weights[norm].shape, "f32", partial(_same, zeros), constant=True)
+        return ProjectorWeights(weights, bounds=bounds)
 
 
 def _bounds(gguf: GGUFFile, weight: str) -> list[float]:

@@ -32,7 +32,7 @@ from logitless.models.vision.mobilenet import mobilenet_feeds, mobilenet_rows
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
-from logitless.models.vision.weights import load_vision_weights
+from logitless.models.vision.weights import vision_tensors
 from logitless.models.weights.weights import Weights, vector
 
 Array = npt.NDArray[Any]
@@ -79,7 +79,7 @@ class VisionEncoder:
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> VisionEncoder:
         """Define weights and constants. ModelFileError names the tensor at fault."""
-        w = load_vision_weights(session, gguf, p, n_embd_text)
+        w = vision_tensors(gguf, p, n_embd_text).load(session, gguf)
 
         def constant(name: str, values: Array) -> Tensor:
             raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)

@@ -44,7 +44,7 @@ def normed(p: VisionParams, w: Weights, name: str, x: Tensor, eps: float = 0.0) 
     if p.projector.rms_norm:
         y = rms_norm(x, w[name], eps=eps or p.eps)
         return y if bias is None else add(y, bias)
-    assert bias is not None  # load_vision_weights adds it
+    assert bias is not None  # DeclaredTensors.load adds it
     return layer_norm(x, w[name], bias, eps=eps or p.eps)
 
 

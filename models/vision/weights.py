@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from logitless.graph.execution.session import Session
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.projector_weights import (
     Declared,
-    ProjectorWeights,
-    load_projector_weights,
+    DeclaredTensors,
     matrix,
     n_rows,
     norm,
@@ -33,14 +31,11 @@ MATRICES = {  # the two matrices of heads with a hidden layer
 }
 
 
-def load_vision_weights(session: Session, gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> ProjectorWeights:
-    """Every weight of the encoder and the projector as a constant of the session. ModelFileError
-    names a tensor that is missing, unknown, or of a wrong shape or type."""
-    return load_projector_weights(
-        session,
-        gguf,
+def vision_tensors(gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> DeclaredTensors:
+    """The tensors of the encoder and the projector of a text model of this width."""
+    return DeclaredTensors(
         p.kind,
-        _tensors(gguf, p, n_embd_text),
+        dict(_tensors(gguf, p, n_embd_text)),
         bounded=p.projector.bounded,
         biased=() if p.projector.rms_norm else _NORMS,
     )

@@ -147,7 +147,7 @@ class Creation:
         if not entry.path or not await to_thread(path.is_file):
             bad_request("from", f"the file of model {entry.name!r} is not here yet: load the model first")
         if entry.created is None:
-            files = await to_thread(lambda: files_of(path, images=entry.images))
+            files = await to_thread(lambda: files_of(path, images=entry.images or entry.audio))
             return _Plan(replace(manifest, base=entry.name, model=next(iter(files))), files, {})
         made = replace(
             entry.created, name=manifest.name, created=manifest.created, base=entry.created.base or entry.name

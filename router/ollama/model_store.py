@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from logitless.engine.errors import InvalidRequest, unkept
-from logitless.engine.loading.options import projectors_beside
 from logitless.models.adapters.lora import read_adapter
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.projector_choice import projector_of_folder
 from logitless.models.model import hparams_of
 from logitless.router.ollama.blobs import Blobs, discard
 from logitless.router.ollama.manifest import (
@@ -122,8 +122,8 @@ def files_of(path: Path, *, images: bool) -> dict[str, Path]:
         paths = sorted(path.parent.glob(f"*-of-{part[2]}.gguf"))
         names = [file for file in paths if (match := _PART.fullmatch(file.name)) and match[1] == part[1]]
         files = {file.name: file for file in names}
-    projectors = sorted(projectors_beside(path)) if images else []
-    return files | ({PROJECTOR: projectors[0]} if projectors else {})
+    projector = projector_of_folder(path) if images else None
+    return files | ({PROJECTOR: projector} if projector is not None else {})
 
 
 def file_kind(path: Path) -> str:

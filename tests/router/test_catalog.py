@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 
 from logitless.cli.commands.router import _flags, meaning
 from logitless.cli.hub import cached
+from logitless.models.synthetic.projector import PROJECTOR_SHAPES, synthesize_projector
 from logitless.router.catalog import CatalogError, Sources, models_of_folder
 from tests.helpers.hub_cache import HubCache
+from tests.helpers.paths import MODELS
+from tests.helpers.vision_files import N_TEXT, SPECS, write_projector
 
 MEANING = partial(meaning, _flags(), ())
 
@@ -152,22 +156,51 @@ def test_settings_of_all_sections_are_those_of_each(tmp_path: Path) -> None:
     assert told == {"a": (False, 3.0), "b": (True, 4.0), "c": (True, 3.0)}
 
 
-def test_which_models_take_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: HubCache) -> None:
-    hub_cache("u/r", "sub/m-Q8_0.gguf")
+def test_models_read_what_their_projectors_read(tmp_path: Path, hub_cache: HubCache) -> None:
+    """Those in a hub cache and in a model's own folder by any name, those in the folder of all by theirs."""
+    text = (MODELS / "stories260K.gguf").read_bytes()
+    eye = write_projector(tmp_path / "eye", SPECS["mlp"]).read_bytes()
+    wide = synthesized(tmp_path / "wide", 2 * N_TEXT)
+    ear = synthesized(tmp_path / "ear", N_TEXT, "whisper")
+    hub_cache("u/r", "sub/m-Q8_0.gguf", text)
     for name in ("mmproj-F16.gguf", "mmproj-F32.gguf"):
-        hub_cache("u/r", name)
-    hub_cache("u/text", "m-Q8_0.gguf")
-    for name in ("eye/m.gguf", "eye/mmproj.gguf", "two/m.gguf", "two/mmproj-a.gguf", "two/mmproj-b.gguf", "text.gguf"):
+        hub_cache("u/r", name, eye)
+    hub_cache("u/wide", "m-Q8_0.gguf", text)
+    hub_cache("u/wide", "mmproj-F16.gguf", wide)
+    files = {
+        "eye/m.gguf": text,
+        "eye/mmproj-of-any-name.gguf": eye,
+        "broken/m.gguf": text,
+        "broken/mmproj.gguf": eye[:1000],
+        "sub/m.gguf": text,
+        "sub/mmproj.gguf": wide,
+        "ear/m.gguf": text,
+        "ear/mmproj.gguf": ear,
+        "text.gguf": text,
+        "text-Q8_0.gguf": text,
+        "other.gguf": text,
+        "other.mmproj-f16.gguf": eye,
+        "mmproj-F16.gguf": eye,
+    }
+    for name, content in files.items():
         (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "models" / name).touch()
+        (tmp_path / "models" / name).write_bytes(content)
     presets = tmp_path / "presets.ini"
     presets.write_text(
         "[p]\nm = x\nmm = y\n[q]\nhf = u/r\n[off]\nhf = u/r\nno-mmproj = 1\n[u/far]\nmmu = http://h/m.gguf\n"
     )
 
-    def images(*common: str) -> list[str]:
+    def reads(*common: str) -> tuple[list[str], list[str]]:
         sources = Sources(tmp_path / "models", presets, common, cached.models)
-        return [entry.name for entry in sources.read(partial(meaning, _flags(), common)) if entry.images]
+        entries = sources.read(partial(meaning, _flags(), common))
+        return [entry.name for entry in entries if entry.images], [entry.name for entry in entries if entry.audio]
 
-    assert images() == ["eye", "p", "q", "u/far", "u/r:Q8_0"]
-    assert images("--no-mmproj") == ["p", "u/far"]
+    assert reads() == (["eye", "other", "p", "q", "u/far", "u/r:Q8_0"], ["ear"])
+    assert reads("--no-mmproj") == (["p", "u/far"], [])
+
+
+def synthesized(path: Path, n_embd: int, shape: str = "tiny") -> bytes:
+    """A small projector for a text model of this width."""
+    small = replace(PROJECTOR_SHAPES[shape], n_embd=32, n_layer=1, n_head=4, n_ff=64)
+    synthesize_projector(path, n_embd, small)
+    return path.read_bytes()
