@@ -63,6 +63,7 @@ class ServerConfig:
     grader_key: str = ""  # its API key
     media_urls: bool = False  # whether media at http(s) addresses are fetched
     media_path: str = ""  # the folder below which a request may name media by file://; "": none
+    media_marker: str = ""  # stands for an image in a prompt; "": a random one
     audio_max_seconds: int = 600  # of the sounds of one request together
     sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never
     metrics: bool = False

@@ -74,6 +74,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         grader_key=options.grader_api_key or "",
         media_urls=options.media_urls,
         media_path=media_folder(options.media_path),
+        media_marker=os.environ.get("LLAMA_MEDIA_MARKER", ""),
         audio_max_seconds=options.audio_max_seconds,
         prefill_assistant=options.prefill_assistant,
         reasoning_format=options.reasoning_format,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,7 +69,11 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
         check_mtp_head(options, gguf, h)
         words = tokenizer.from_metadata(gguf.metadata, path=path)
         template = _chat_template(options, gguf, words)
-        engine_options = _engine_options(options, overrides, gguf, h)
+        projector = projector_file(options, gguf, h)
+        if projector and h.mrope and options.context_shift:
+            log.warning("--context-shift: is off, for images have positions of their own in this model")
+            options = replace(options, context_shift=False)
+        engine_options = _engine_options(options, overrides, projector, gguf, h)
         adapters = read_adapters(options, gguf, h)
         check_draft_model(options, overrides, gguf)
     return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters)
@@ -85,7 +89,7 @@ def open_engine(path: str | Path, options: ModelOptions) -> ModelRunner:
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
         h = generating_hparams(gguf, path)
         check_mtp_head(options, gguf, h)
-        engine_options = _engine_options(options, overrides, gguf, h)
+        engine_options = _engine_options(options, overrides, projector_file(options, gguf, h), gguf, h)
     return _engine(path, engine_options)
 
 
@@ -313,7 +317,9 @@ def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> C
         raise OptionConflict(f"{flag}: {error}") from None
 
 
-def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile, h: Hparams) -> RunnerOptions:
+def _engine_options(
+    options: ModelOptions, overrides: Overrides, projector: str, gguf: GGUFFile, h: Hparams
+) -> RunnerOptions:
     devices, places = placement(options)
     n_draft = n_draft_tokens(options)
     swa_full = options.swa_full or bool(options.moves_flag)
@@ -335,7 +341,7 @@ def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile,
         swa_full=swa_full,
         n_draft_tokens=n_draft,
         block=mtp_file(options),
-        mmproj=projector_file(options, gguf, h),
+        mmproj=projector,
         projector_on_cpu=not options.mmproj_offload,
         image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )

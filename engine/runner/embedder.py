@@ -6,6 +6,7 @@ Runs on the engine thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -115,11 +116,11 @@ class Embedder:
         floats = {name: array for name, array in feeds.items() if array.dtype == np.float32}
         feeds = {name: array.astype(np.int32) for name, array in feeds.items()} | floats
         tuned = self._tuned(choice)
-        mrope = media is not None and media.mrope
-        key = ("embed", n, length, pooling, tuned.name, media is not None, mrope)
+        mrope, bounded = media is not None and media.mrope, media is not None and not media.causal
+        key = ("embed", n, length, pooling, tuned.name, media is not None, mrope, bounded)
         feeds |= tuned.feeds(n * length)
         pools = self._pools() if media is not None else ()
-        build = partial(self.graph, n, length, pooling, choice, pools, mrope=mrope)
+        build = partial(self.graph, n, length, pooling, choice, pools, mrope=mrope, bounded=bounded)
         (vectors,) = tuned.session.run(key, lambda: [build()], feeds)
         if pooling != "none":
             return [vectors[i].copy() for i in range(n)]
@@ -151,6 +152,8 @@ class Embedder:
         feeds: dict[str, npt.NDArray[Any]] = {"media.ids": rows, "media.is_text": is_text}
         if media.mrope:
             feeds["media.positions"] = media.positions(0, length)
+        if not media.causal:
+            feeds["media.bounds"] = np.array([[0] * length, media.last_seen(0, length)], np.int32)
         return feeds
 
     def graph(
@@ -162,10 +165,11 @@ class Embedder:
         media: Sequence[Tensor] = (),
         *,
         mrope: bool = False,
+        bounded: bool = False,
     ) -> Tensor:
         """Graph of the embeddings of n texts, up to `length` tokens each. `media`: the pools of image
-        rows; `mrope`: with positions of their own."""
-        rows = Sequences.feeds(n, length, media, mrope=mrope) if self.causal else Texts.feeds(n, length)
+        rows; `mrope`: with positions of their own; `bounded`: rows of an image see each other."""
+        rows = self._rows(n, length, media, mrope=mrope, bounded=bounded)
         model = self._tuned(choice).model(n * length)
         x = model.hidden(rows, rows)
         if pooling == "none":
@@ -173,3 +177,9 @@ class Embedder:
         first = feed("first", (n,), "i32")
         x = mean_rows(x, first, feed("size", (n,), "i32")) if pooling in self._of_mean else get_rows(x, first)
         return model.scores(x, first) if pooling == "rank" else model.projected(x)
+
+    def _rows(self, n: int, length: int, media: Sequence[Tensor], *, mrope: bool, bounded: bool) -> Sequences | Texts:
+        if not self.causal:
+            return Texts.feeds(n, length)
+        rows = Sequences.feeds(n, length, media, mrope=mrope)
+        return replace(rows, bounds=feed("media.bounds", (2, n * length), "i32")) if bounded else rows

@@ -181,8 +181,6 @@ class Scheduler:
         encoder = self._media.encoder()
         if request.prompt_logprobs is not None:
             raise InvalidRequest("log-probabilities of a prompt with images or sounds are not supported")
-        if self.config.context_shift and media.mrope:
-            raise InvalidRequest("images and sounds do not go together with --context-shift in this model")
         for tile in (span.tile for span in media.spans):
             most, kind, limit = encoder.n_rows, "a sound" if tile.is_audio else "an image", ""
             if not media.causal and not tile.is_audio:  # a step has all of its rows

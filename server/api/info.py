@@ -39,7 +39,14 @@ def models_response(request: web.Request, models: Iterable[ModelEntry]) -> web.R
     if is_anthropics(request):
         return json_response(anthropic.listed(models, request.query))
     data = list(models)
-    return json_response(Models(models=[NativeModel(name=each.id, model=each.id) for each in data], data=data))
+    return json_response(Models(models=[_native(each) for each in data], data=data))
+
+
+def _native(model: ModelEntry) -> NativeModel:
+    reads_media = len(model.architecture.input_modalities) > 1
+    return NativeModel(
+        name=model.id, model=model.id, capabilities=("completion", *(["multimodal"] if reads_media else []))
+    )
 
 
 def model_response(request: web.Request, model: ModelEntry) -> web.Response:

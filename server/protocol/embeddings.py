@@ -122,12 +122,8 @@ def _prompt(prompt: object, name: str, parser: RequestParser) -> Prompt:
         prompt = "".join(part_texts(content, f"{name}.content", parser.media, found))
     if found:
         assert isinstance(prompt, str)
-        read_prompt = Prompt(*parser.media.prompt(f"{name}.content", prompt, found))
-    else:
-        read_prompt = parser.prompt(prompt, name)
-    if read_prompt.media is not None and not read_prompt.media.causal:
-        bad_request(name, "this model makes vectors of texts only: its images are not read in one direction")
-    return read_prompt
+        return Prompt(*parser.media.prompt(f"{name}.content", prompt, found))
+    return parser.prompt(prompt, name)
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:

@@ -52,15 +52,17 @@ class Media:
         input: MediaInput | None,
         max_bytes: int = 64 << 20,
         sources: Sources | None = None,
+        marker: str = "",
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         """`max_bytes`, `max_seconds`: of the media and of the sounds of one request together;
-        `sources`: allowed sources, None: none."""
+        `sources`: allowed sources, None: none; `marker`: what stands for a medium in a text, "": a
+        random one."""
         self.input = input
         self.max_bytes = max_bytes
         self.max_seconds = max_seconds
         self.sources = sources or Sources()
-        self.marker = f"<__media_{secrets.token_hex(8)}__>"  # no client can guess it
+        self.marker = marker or f"<__media_{secrets.token_hex(8)}__>"  # which no client can guess
         self._waveforms: MediaCache[Waveform] = MediaCache(lambda waveform: waveform.samples.nbytes)
 
     def of(self, sources: Sources) -> Media:

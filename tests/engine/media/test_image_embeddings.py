@@ -1,4 +1,4 @@
-"""Embeddings of prompts with images: the hidden states of generation, computed between other steps."""
+"""Embeddings of prompts with images: the states from which generation predicts the next token."""
 
 from __future__ import annotations
 
@@ -6,52 +6,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
-from gguf.quants import dequantize
 
-from logitless.engine.errors import InvalidRequest
-from logitless.engine.media import media_encoder
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.quantization.quantize import dequantized
+from tests.helpers.paths import MODELS
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
 
-@pytest.mark.parametrize("name", ["mlp", "qwen2vl", "qwen3vl", "pixtral"])
-def test_the_last_hidden_state_is_that_of_generation(name: str, tmp_path: Path, shared_data: Path) -> None:
-    """Times the output's matrix it gives the log-probabilities of the next token."""
-    spec = SPECS[name]
-    model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
-    media = [png(picture(40, 24)), png(picture(16, 16, seed=3))]
-    with Runs(model, write_projector(tmp_path / "mm.gguf", spec), type_k="f32", type_v="f32") as runs:
-        _, expected = runs.first("h<image>g<image>ab", media)
-        asked = runs.request("h<image>g<image>ab", media)
-        runs.runner.media.clear()  # type: ignore[union-attr]
-        assert asked.media is not None
-        while not runs.scheduler.encode([span.tile for span in asked.media.spans]):
-            pass
-        (state,) = runs.runner.embedder.embed([asked.prompt], "last", media=asked.media)
-        rows = runs.runner.embedder.embed([asked.prompt], "none", media=asked.media)[0]
-        assert len(rows) == len(asked.prompt)
-        assert np.array_equal(rows[-1], state)
-        other = runs.runner.embedder.embed([[max(id, 0) for id in asked.prompt]], "last")[0]
-        assert not np.allclose(other, state)
-    tensors = {t.name: t for t in GGUFReader(model).tensors}
-    matrix = tensors.get("output.weight", tensors["token_embd.weight"])
-    logits = dequantize(matrix.data, matrix.tensor_type).astype(np.float64) @ state
-    logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-    for id, logprob in expected.items():
-        assert logprobs[id] == pytest.approx(logprob, abs=2e-3)
-
-
-def test_images_without_room_are_refused(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_encoder, "LEAST_ROWS", 1)
-    monkeypatch.setattr("logitless.engine.runner.model_runner.MOST_MEDIA_ROWS", 20)
-    spec = SPECS["mlp"]
-    model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
-    with Runs(model, write_projector(tmp_path / "mm.gguf", spec)) as runs:
-        media = runs.request("<image><image>", [png(picture(16, 16, seed=i)) for i in range(2)]).media
-        assert media is not None
-        with pytest.raises(InvalidRequest, match="the images and sounds have 32 tokens, at most 20 are possible"):
-            runs.scheduler.encode([span.tile for span in media.spans])
-        runs.runner.media = None
-        with pytest.raises(InvalidRequest, match="--mmproj"):
-            runs.scheduler.encode([])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4v", "mlp", "qwen2.5vl", "qwen3vl"])
+def test_embedding_of_images_is_the_state_that_predicts(name: str, tmp_path: Path) -> None:
+    """Of images whose rows see each other, of causal ones, of positions of their own, and of deepstack."""
+    model = write_text_model(tmp_path / "m.gguf", SPECS[name], MODELS / "stories260K.gguf")
+    images = [png(picture(24, 24)), png(picture(40, 16, seed=5))]
+    with Runs(model, write_projector(tmp_path / "p.gguf", SPECS[name])) as runs:
+        request = runs.request("h<image>and<image>g", images, cache_prompt=False)
+        ((prob,),) = runs.run(request)
+        assert request.media is not None
+        assert request.media.causal == ("gemma" not in name)
+        (state,) = runs.runner.embedder.embed([request.prompt], "last", media=request.media)
+        rows = runs.runner.embedder.embed([request.prompt], "none", media=request.media)[0]
+    with GGUFFile.open(model) as gguf:
+        head = gguf.tensors.get("output.weight") or gguf.tensors["token_embd.weight"]
+        logits = dequantized(head, gguf.bytes_of(head.name)).astype(np.float64) @ state
+        cap = gguf.metadata.get(f"{gguf.metadata['general.architecture']}.final_logit_softcapping")
+    logits = cap * np.tanh(logits / cap) if cap else logits
+    logits -= np.log(np.exp(logits).sum())
+    got = dict(prob.top)
+    assert [logits[id] for id in got] == pytest.approx(list(got.values()), abs=0.03)
+    assert np.allclose(rows[-1], state, atol=1e-5)

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from logitless.cli.commands.router import _flags
+from logitless.cli.flags.flags import parse
+from logitless.cli.setup.server import server_config
 from logitless.engine.finetuning.store import Store
+from logitless.engine.loading.open_model import open_model
 from logitless.server.api import context
 from tests.helpers.http_fakes import Running, running
 from tests.helpers.media_fakes import FakeMedia, shown
+from tests.helpers.paths import MODELS
 from tests.helpers.sounds import sine, wav
 from tests.helpers.vision_files import picture, png
 
@@ -121,6 +126,27 @@ async def test_prompts_with_markers() -> None:
         assert message.startswith("field 'prompt.multimodal_data[1]': the audio is cut off")
 
 
+async def test_marker_of_the_configuration_stands_for_media_in_prompts_and_chats() -> None:
+    async with running(media=FakeMedia(audio=True), media_marker="<__media__>") as server:
+        assert (await server.get("/props"))[1]["media_marker"] == "<__media__>"
+        prompt = {"prompt_string": "a<__media__>b", "multimodal_data": [BASE64]}
+        assert (await server.post("/completion", {"prompt": prompt, "n_predict": 1}))[0] == 200
+        assert shown(server).endswith("a{0.25s}b")
+        path, body = PARTS["messages[0].content[1].input_audio.data"]
+        assert (await server.post(path, body))[0] == 200
+        assert "Hear\n{0.25s}" in shown(server)
+        assert (await server.post("/completion", {"prompt": "a<__media__>b", "n_predict": 1}))[0] == 200
+        assert shown(server).endswith("a<__media__>b")  # a text without media is a text
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models"])
+async def test_models_that_see_or_hear_are_multimodal(path: str) -> None:
+    for media in (None, FakeMedia(), FakeMedia(audio=True), FakeMedia(images=False, audio=True)):
+        async with running(media=media) as server:
+            (model,) = (await server.get(path))[1]["models"]
+            assert model["capabilities"] == ["completion", *(["multimodal"] if media is not None else [])]
+
+
 async def test_tokens_of_media_are_counted() -> None:
     async with running(media=FakeMedia(audio=True)) as server:
         for part, length in ((heard(), "{0.25s}"), ({"type": "image_url", "image_url": {"url": IMAGE}}, "{40x24}")):
@@ -189,3 +215,12 @@ async def test_dialects_without_audio_refuse_it() -> None:
         raw = {"model": "fake", "prompt": "Hear", "raw": True, "images": [IMAGE, BASE64]}
         status, reply = await server.post("/api/generate", raw)
         assert (status, reply["error"]) == (400, "field 'images[1]': is audio, which this API does not take")
+
+
+def test_marker_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama-server's; empty is none."""
+    model = MODELS / "stories260K.gguf"
+    options = parse(_flags(), ["-m", str(model)], {})
+    for value in ("<__media__>", ""):
+        monkeypatch.setenv("LLAMA_MEDIA_MARKER", value)
+        assert server_config(options, open_model(model)).media_marker == value
