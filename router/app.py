@@ -124,7 +124,7 @@ class Router:
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         app.router.add_get(prefix + "/openapi.json", self._openapi)
-        if config.tools:
+        if config.tools or config.tools.proxy:
             tools.add_tools(app, config, self._keys)
         app.router.add_get(prefix + "/tools", tools.tools)
         app.router.add_post(prefix + "/tools", tools.call)
@@ -250,6 +250,8 @@ class Router:
                 endpoint_tools=bool(self._config.tools),
                 ui=ui,
                 webui=ui,
+                ui_settings=self._config.ui_settings,
+                webui_settings=self._config.ui_settings,
                 build_info=BUILD_INFO,
             )
         )
@@ -490,8 +492,9 @@ class Router:
         return names[: self._limit or None]
 
     def _wants_load(self, request: web.Request) -> bool:
-        """True unless --no-models-autoload or the query's `autoload` says no."""
-        return self.autoload and request.query.get("autoload", "").lower() not in ("0", "false")
+        """True if the query's `autoload` says so, else as --models-autoload."""
+        word = request.query.get("autoload", "").lower()
+        return word not in ("0", "false") if self.autoload else word in ("1", "true")
 
 
 def _name(body: dict[str, Any]) -> str:

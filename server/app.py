@@ -165,7 +165,7 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     app[LISTENERS], app[SILENCE] = service.listeners, min(config.timeout, STRIDE_SECONDS)
     app[BATCHES] = batches = BatchRunner(service, config)
     app.cleanup_ctx.append(batches.live)
-    if config.tools:
+    if config.tools or config.tools.proxy:
         import_module("logitless.server.api.tools").add_tools(app, config, context.keys)
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():

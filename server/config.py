@@ -38,6 +38,7 @@ class ServerConfig:
     special: bool = False  # show special tokens as text
     spm_infill: bool = False  # POST /infill: the suffix is first in the prompt
     reverse_prompts: tuple[str, ...] = ()
+    ignore_eos: bool = False  # default of requests
     defaults: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     models_that_draft: tuple[str, ...] = ()  # kinds (logitless.engine.speculation.settings: MODELS)
@@ -53,6 +54,9 @@ class ServerConfig:
     cors_origins: str = (
         ""  # "*": any; "localhost": this machine's names; a comma list; "": see logitless.server.origins
     )
+    cors_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
+    cors_headers: tuple[str, ...] = ("*",)  # "*": those that a preflight asks for
+    cors_credentials: bool = True
     allowed_hosts: tuple[str, ...] = ()  # more names of a server without keys, or "*": any
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes
@@ -71,8 +75,10 @@ class ServerConfig:
     slot_save_path: str = ""  # the folder of slot files; "": none are written or read
     props: bool = False  # whether POST /props is allowed
     ui: bool = True
+    ui_settings: Mapping[str, Any] = field(default_factory=dict)  # defaults of pages, told by GET /props
     static: str = ""  # the folder of files that are served in the place of the page
     prefill_assistant: bool = True
+    skip_chat_parsing: bool = False  # reasoning and tool calls stay in the text of all answers
     reasoning_format: str = "auto"
     reasoning_effort: str = ""  # of requests that do not say, a variable of the chat template
     reasoning_budget: int = -1  # tokens of reasoning before it is ended; -1: no limit

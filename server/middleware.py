@@ -33,7 +33,6 @@ ADMIN_PATHS = (
 )
 _ANYBODY = Client()  # of a server without keys
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
-_METHODS = "GET, POST, DELETE, OPTIONS"  # of routes
 
 
 class Guard:
@@ -155,12 +154,14 @@ class Guard:
         return Client(owner, alone or is_admin, is_admin, owner if isolated else "", runs_tools)
 
     def _preflight(self, request: web.Request) -> web.Response:
-        """llama-server's answer, with the headers that the browser asks for.
+        """llama-server's answer: --cors-methods, and --cors-headers or those that the browser asks for.
 
         With credentials `*` would be the name of a header.
         """
-        headers = request.headers.get("Access-Control-Request-Headers") or "*"
-        return web.Response(headers={"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": headers})
+        headers, methods = ", ".join(self._config.cors_headers), ", ".join(self._config.cors_methods)
+        if headers == "*":
+            headers = request.headers.get("Access-Control-Request-Headers") or "*"
+        return web.Response(headers={"Access-Control-Allow-Methods": methods, "Access-Control-Allow-Headers": headers})
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         headers, record = response.headers, request.get(RECORD)
@@ -173,4 +174,5 @@ class Guard:
         origin = self._origins.allowed(request)
         if origin:
             headers["Access-Control-Allow-Origin"] = origin
-            headers["Access-Control-Allow-Credentials"] = "true"
+            if self._config.cors_credentials:
+                headers["Access-Control-Allow-Credentials"] = "true"

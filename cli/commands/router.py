@@ -11,10 +11,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from logitless.cli.flags.flags import FALSE, TRUE, CliError, Flag, UsageError, parse
 from logitless.cli.flags.model_options import Repo
+from logitless.cli.log import LineStyle
 from logitless.engine.loading.values import words as split
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ _OWN = frozenset(  # flags of the router that children do not inherit
             "max_blob_size",
         ),
         *("models_autoload", "alias", "path", "data_dir", "list_devices", "log_disable", "demo", *_SOURCES),
+        *("verbosity", "log_timestamps", "log_prefix", "log_colors", "log_jsonl", "log_format"),
+        *("cors_methods", "cors_headers", "cors_credentials", "ui_config", "ui_config_file"),
         *("help", "help_all", "version"),
     )
 )
 _TOOLS = frozenset(
     (
         *("tools", "tools_folder", "tools_runtime", "mcp_servers_config", "mcp_servers_json"),
-        *("web_search", "ui_mcp_proxy"),
+        *("web_search", "ui_mcp_proxy", "agent"),
     )
 )
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
@@ -82,6 +85,9 @@ async def _serve(options: SimpleNamespace) -> None:
     common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
     if options.data_dir:
         common += ("--data-dir", options.data_dir)
+    style, is_json = LineStyle.of(options), options.log_jsonl or options.log_format == "json"
+    common += ("--log-format", "json") if is_json else ()
+    common += ("--verbose",) if style.level == logging.DEBUG and not options.verbose else ()
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
     sources = Sources(folder, presets, common, cached.models)
     read = partial(sources.read, partial(meaning, flags, common))
@@ -95,7 +101,9 @@ async def _serve(options: SimpleNamespace) -> None:
     def speaker(name: str) -> Callable[[str], None]:
         if options.log_disable:
             return _say_nothing
-        return partial(_say_json if options.log_format == "json" else _say, name)
+        if is_json:
+            return partial(_say_json, name, style, sys.stdout if options.log_jsonl else sys.stderr)
+        return partial(_say, name, style)
 
     async def start(entry: Entry) -> ServerProcess:
         say = speaker(entry.name)
@@ -127,13 +135,14 @@ async def _serve(options: SimpleNamespace) -> None:
     await serve(router, fleet, config)
 
 
-def _say(name: str, line: str) -> None:
+def _say(name: str, style: LineStyle, line: str) -> None:
     """Print a line of a child's log, which has its own time and level."""
-    with suppress(OSError):
-        print(f"[{name}] {line}", file=sys.stderr, flush=True)
+    if (told := style.relayed(line)) is not None:
+        with suppress(OSError):
+            print(f"[{name}] {told}", file=sys.stderr, flush=True)
 
 
-def _say_json(name: str, line: str) -> None:
+def _say_json(name: str, style: LineStyle, stream: TextIO, line: str) -> None:
     """The same where logs are lines of JSON, which get the member `server`."""
     try:
         told = json.loads(line)
@@ -141,8 +150,9 @@ def _say_json(name: str, line: str) -> None:
         told = None
     if not isinstance(told, dict):
         told = {"level": "info", "message": line}
-    with suppress(OSError):
-        print(json.dumps({**told, "server": name}, ensure_ascii=False), file=sys.stderr, flush=True)
+    if style.passes(str(told.get("level"))):
+        with suppress(OSError):
+            print(json.dumps({**style.members(told), "server": name}, ensure_ascii=False), file=stream, flush=True)
 
 
 def _say_nothing(_: str) -> None:

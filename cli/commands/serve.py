@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.log import start_log
 from logitless.cli.progress import compile_progress
+from logitless.cli.setup import processor
 from logitless.cli.setup.model import find_draft_model, find_projector, model_options, named_model
 from logitless.cli.setup.server import import_http, server_config
 
@@ -44,6 +45,7 @@ def run(options: SimpleNamespace) -> int:
     import asyncio
 
     start_log(options)
+    processor.settle(options)
     if _wants_router(options):
         from logitless.cli.commands import router
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from logitless.cli.flags.flags import IGNORED, LATER, Flag, Group
-from logitless.engine.loading.values import text
+from logitless.engine.loading.values import choice, cpu_mask, cpu_range, number, numbers, text, whole
+
+_KINDS: dict[str, Callable[[str], Any]] = {  # of the values, by their names
+    "N": whole(-(2**31)),
+    "X": number(),
+    "0|1": whole(0, 1),
+    "MIB,...": numbers,
+    "MASK": cpu_mask,
+    "LO-HI": cpu_range,
+    "FOLDER": text,
+}
 
 
-def _ignored(names: str, env: str = "", *, value: str = "", off: str = "", optional: tuple[str, ...] = ()) -> Flag:
-    kind = text if value or optional else None
-    return Flag(names, kind=kind, metavar=value or "X", env=env, off=off, optional=optional, status=IGNORED)
+def _ignored(
+    names: str, env: str = "", *, value: str = "", off: str = "", optional: tuple[str, ...] = (), words: str = ""
+) -> Flag:
+    """`value`: the name of its value; `words`: those that it may be."""
+    kind = choice(*(words.split() or optional)) if words or optional else _KINDS[value] if value else None
+    metavar = value or ("WORD" if words else "X")
+    return Flag(names, kind=kind, metavar=metavar, env=env, off=off, optional=optional, status=IGNORED)
 
 
 def _later(
@@ -20,27 +37,60 @@ def _later(
 
 
 _AUTOMATIC = ("-1", "-1.0", "-1.00")
-_PRESETS = (  # models that llama-server has flags for
-    *("embd-gemma-default", "gpt-oss-20b-default", "gpt-oss-120b-default"),
-    *("vision-gemma-4b-default", "vision-gemma-12b-default"),
-    *(f"fim-qwen-{size}-default" for size in ("1.5b", "3b", "7b", "30b")),
-    *("fim-qwen-7b-spec", "fim-qwen-14b-spec"),
+_FIM = "--port 8012 --ubatch-size 1024 --batch-size 1024 --ctx-size 0 --cache-reuse 256"
+_GPT_OSS = (
+    "--port 8013 --ubatch-size 2048 --batch-size 32768 --parallel 2 --ctx-size 262144 "
+    "--temp 1 --top-p 1 --top-k 0 --min-p 0.01"
+)
+
+
+def _coder(size: str) -> str:
+    return f"--hf-repo ggml-org/Qwen2.5-Coder-{size}-Q8_0-GGUF --hf-file qwen2.5-coder-{size.lower()}-q8_0.gguf"
+
+
+_DRAFT = "--hf-repo-draft ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF --spec-type draft-simple"
+_PRESETS = {  # the flags that llama-server has for models, and what they stand for
+    "embd-gemma-default": "--hf-repo ggml-org/embeddinggemma-300M-qat-q4_0-GGUF "
+    "--hf-file embeddinggemma-300M-qat-Q4_0.gguf --port 8011 --ubatch-size 2048 --batch-size 2048 --parallel 32 "
+    "--ctx-size 65536 --embedding",
+    **{f"fim-qwen-{size.lower()}-default": f"{_coder(size)} {_FIM}" for size in ("1.5B", "3B", "7B")},
+    **{f"fim-qwen-{size.lower()}-spec": f"{_coder(size)} {_DRAFT} {_FIM}" for size in ("7B", "14B")},
+    "fim-qwen-30b-default": "--hf-repo ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF "
+    f"--hf-file qwen3-coder-30b-a3b-instruct-q8_0.gguf {_FIM}",
+    "gpt-oss-20b-default": f"--hf-repo ggml-org/gpt-oss-20b-GGUF --hf-file gpt-oss-20b-mxfp4.gguf {_GPT_OSS}",
+    "gpt-oss-120b-default": f"--hf-repo ggml-org/gpt-oss-120b-GGUF {_GPT_OSS}",
+    "vision-gemma-4b-default": "--hf-repo ggml-org/gemma-3-4b-it-qat-GGUF --port 8014 --ctx-size 0",
+    "vision-gemma-12b-default": "--hf-repo ggml-org/gemma-3-12b-it-qat-GGUF --port 8014 --ctx-size 0",
+}
+PRESETS = Group(
+    "Models that llama-server has flags for (downloaded from the hub; other flags come first)",
+    tuple(
+        Flag(f"--{name}", words.split()[1] + " with its settings", means=words, default=False)
+        for name, words in _PRESETS.items()
+    ),
 )
 
 
 COMPATIBLE = Group(
     "llama-server's other flags",
     (
-        # FineTuningWorker of things that are done anyway, or that have no counterpart here and cannot change a result.
+        # They tune llama.cpp's speed or memory, or do what is always done here. No result changes.
         _ignored("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN", optional=("auto", "on", "off", "1", "0", "true", "false")),
         _ignored("-cb --cont-batching", "LLAMA_ARG_CONT_BATCHING", off="-nocb --no-cont-batching"),
-        _ignored("--jinja", "LLAMA_ARG_JINJA", off="--no-jinja"),
+        Flag(
+            "--jinja",
+            env="LLAMA_ARG_JINJA",
+            off="--no-jinja",
+            status=IGNORED,
+            only_on="chat templates are always Jinja here",
+        ),
         _ignored("--mlock", "LLAMA_ARG_MLOCK"),
         _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap"),
-        _ignored("-lm --load-mode", "LLAMA_ARG_LOAD_MODE", value="MODE"),
-        _ignored("-lzm --lazy-mode", "LLAMA_ARG_LAZY_MODE", value="MODE"),
+        _ignored("-dio --direct-io", "LLAMA_ARG_DIO", off="-ndio --no-direct-io"),
+        _ignored("-lm --load-mode", "LLAMA_ARG_LOAD_MODE", words="auto none mmap mlock mmap+mlock dio"),
+        _ignored("-lzm --lazy-mode --tensor-read-lazy", "LLAMA_ARG_LAZY_MODE", words="auto on off"),
         _ignored("--no-host", "LLAMA_ARG_NO_HOST"),
-        _ignored("-fit --fit", "LLAMA_ARG_FIT", optional=("on", "off")),
+        _ignored("-fit --fit", "LLAMA_ARG_FIT", optional=("on", "off", "1", "0", "true", "false")),
         _ignored("-fitt --fit-target", "LLAMA_ARG_FIT_TARGET", value="MIB,..."),
         _ignored("-fitc --fit-ctx", "LLAMA_ARG_FIT_CTX", value="N"),
         _ignored("--moe-cache-mib", "LLAMA_ARG_MOE_CACHE_MIB", value="N"),
@@ -49,9 +99,8 @@ COMPATIBLE = Group(
         _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr"),
         _ignored("--op-offload", off="--no-op-offload"),
         _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf"),
-        _ignored("--escape -e", off="--no-escape"),
         _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
-        _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="N"),
+        _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="X"),
         _ignored("-cms --checkpoint-min-step", "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", value="N"),
         _ignored("-cd --ctx-size-draft", "LLAMA_ARG_CTX_SIZE_DRAFT", value="N"),
         _ignored("-td --threads-draft --spec-draft-threads", value="N"),
@@ -61,34 +110,29 @@ COMPATIBLE = Group(
             "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
             off="--no-spec-draft-backend-sampling",
         ),
-        _ignored("--spec-draft-sampling", "LLAMA_ARG_SPEC_DRAFT_SAMPLING", value="KIND"),
+        _ignored("--spec-draft-sampling", "LLAMA_ARG_SPEC_DRAFT_SAMPLING", words="greedy probabilistic"),
+        *(_ignored(names, value="0|1") for names in ("--cpu-strict", "--cpu-strict-batch", "--poll-batch")),
+        *(_ignored(names, value="N") for names in ("--poll", "--prio-batch")),
+        _ignored("-Cb --cpu-mask-batch", value="MASK"),
+        _ignored("-Crb --cpu-range-batch", value="LO-HI"),
+        # A draft model has its model's threads.
+        _ignored("-tbd --threads-batch-draft --spec-draft-threads-batch", value="N"),
         *(
-            _ignored(names, value="X")
-            for names in (
-                *("-C --cpu-mask", "-Cr --cpu-range", "--cpu-strict", "--prio", "--poll"),
-                *("-Cb --cpu-mask-batch", "-Crb --cpu-range-batch", "--cpu-strict-batch"),
-                *("--prio-batch", "--poll-batch"),
-                "-tbd --threads-batch-draft --spec-draft-threads-batch",
-                "-Cd --cpu-mask-draft --spec-draft-cpu-mask",
-                "-Crd --cpu-range-draft --spec-draft-cpu-range",
-                "--cpu-strict-draft --spec-draft-cpu-strict",
-                "--prio-draft --spec-draft-prio",
-                "--poll-draft --spec-draft-poll",
-                "-Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch",
-                "--cpu-strict-batch-draft --spec-draft-cpu-strict-batch",
-                "--prio-batch-draft --spec-draft-prio-batch",
-                "--poll-batch-draft --spec-draft-poll-batch",
+            _ignored(f"{short}{long}-draft --spec-draft-{long[2:]}", value=value)
+            for short, long, value in (
+                ("-Cd ", "--cpu-mask", "MASK"),
+                ("-Crd ", "--cpu-range", "LO-HI"),
+                ("", "--cpu-strict", "0|1"),
+                ("", "--prio", "N"),
+                ("", "--poll", "0|1"),
+                ("-Cbd ", "--cpu-mask-batch", "MASK"),
+                ("", "--cpu-strict-batch", "0|1"),
+                ("", "--prio-batch", "N"),
+                ("", "--poll-batch", "0|1"),
             )
         ),
-        _ignored("--numa", "LLAMA_ARG_NUMA", value="TYPE"),
+        _ignored("--numa", "LLAMA_ARG_NUMA", words="distribute isolate numactl"),
         _ignored("--check-tensors"),
-        _ignored("--log-colors", "LLAMA_ARG_LOG_COLORS LLAMA_LOG_COLORS", optional=("auto", "on", "off")),
-        _ignored("--log-prefix", "LLAMA_ARG_LOG_PREFIX LLAMA_LOG_PREFIX", off="--no-log-prefix"),
-        _ignored("--log-timestamps", "LLAMA_ARG_LOG_TIMESTAMPS LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
-        _ignored("-lv --verbosity --log-verbosity", "LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY", value="N"),
-        _ignored("--cors-credentials", "LLAMA_ARG_CORS_CREDENTIALS"),
-        _ignored("--ui-config --webui-config", "LLAMA_ARG_UI_CONFIG", value="JSON"),
-        _ignored("--ui-config-file --webui-config-file", "LLAMA_ARG_UI_CONFIG_FILE", value="FILE"),
         _ignored("--mtmd-batch-max-tokens", "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS", value="N"),
         _ignored("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X"),
         _ignored("--video-timestamp-interval", "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", value="N"),
@@ -97,41 +141,9 @@ COMPATIBLE = Group(
         _later("-lcs --lookup-cache-static", value="FILE"),
         _later("-lcd --lookup-cache-dynamic", value="FILE"),
         _later("--spec-replace", value="WORDS"),
-        _later("--control-vector", value="FILE"),
-        _later("--control-vector-scaled", value="FILE:SCALE"),
-        _later("--control-vector-layer-range", value="START"),
-        _later("-dr --docker-repo", "LLAMA_ARG_DOCKER_REPO", value="REPO"),
         _later("--yarn-ext-factor", "LLAMA_ARG_YARN_EXT_FACTOR", value="X", off_values=_AUTOMATIC),
         _later("--yarn-attn-factor", "LLAMA_ARG_YARN_ATTN_FACTOR", value="X", off_values=_AUTOMATIC),
-        _later("-ncffn --n-cpu-ffn", "LLAMA_ARG_N_CPU_FFN", value="N", off_values=("0",), why="--override-tensor can"),
-        _later("-otd --override-tensor-draft --spec-draft-override-tensor", value="RULES"),
-        _later("-cmoed --cpu-moe-draft --spec-draft-cpu-moe", "LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
-        _later(
-            "-ncmoed --n-cpu-moe-draft --spec-draft-ncmoe --spec-draft-n-cpu-moe",
-            "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
-            value="N",
-            off_values=("0",),
-        ),
         _later("--spec-synth-len", "LLAMA_ARG_SPEC_SYNTH_LEN", value="N"),
         _later("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES", value="LIST"),
-        _later("--log-jsonl", "LLAMA_ARG_LOG_JSONL", off="--no-log-jsonl", why="--log-format json is that"),
-        _later("--cors-methods", "LLAMA_ARG_CORS_METHODS", value="LIST", why="a preflight allows all of them"),
-        _later("--cors-headers", "LLAMA_ARG_CORS_HEADERS", value="LIST", why="a preflight allows all of them"),
-        _later("--no-cors-credentials", why="--cors-origins names the pages that may call"),
-        _later(
-            "--skip-chat-parsing",
-            "LLAMA_ARG_SKIP_CHAT_PARSING",
-            off="--no-skip-chat-parsing",
-            why="a request's reasoning_format none and parse_tool_calls false do that",
-        ),
-        _later(
-            "--reasoning-preserve",
-            "LLAMA_ARG_REASONING_PRESERVE",
-            off="--no-reasoning-preserve",
-            why="--chat-template-kwargs sets the template's own variable",
-        ),
-        *(_later(f"--{name}", why="-hf names its repository") for name in _PRESETS),
-        _later("-mmdev --mmproj-device", "MTMD_BACKEND_DEVICE", value="NAME", why="the encoder runs on --device"),
-        _later("-ag --agent", "LLAMA_ARG_AGENT", off="-no-ag --no-agent", why="--tools all is that"),
     ),
 )

@@ -47,6 +47,8 @@ class Flag:
     status: str = WORKS
     common: bool = False  # on the first page of a long help
     off_values: tuple[str, ...] = ()  # of a `LATER` flag: the values that ask for nothing
+    only_on: str = ""  # of a switch that cannot be turned off: the reason
+    means: str = ""  # of a switch: the flags that it stands for, where they are not given themselves
     all_names: tuple[str, ...] = field(init=False)
     off_names: tuple[str, ...] = field(init=False)
 
@@ -84,15 +86,22 @@ def parse(
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
     walked = list(_walk(flags, argv, words))
-    on_line = {f.dest for f, _, _ in walked}
+    settled = {f.dest for f, _, _ in walked}
     for f in flags:
-        variable = None if f.dest in on_line else from_environment(f, environ)
+        variable = None if f.dest in settled else from_environment(f, environ)
         if variable is not None:
             _apply(f, variable[1], variable[0], values, notices, replace=True)
+            settled.add(f.dest)
     given: list[tuple[str, list[str]]] = []
     for f, name, value in walked:
         _apply(f, value, name, values, notices, replace=all(f.dest != dest for dest, _ in given))
         given.append((f.dest, [name, value] if isinstance(value, str) else [name]))
+    for f in flags:
+        implied = set[str]()
+        for other, _, value in _walk(flags, f.means.split(), ()) if f.means and values[f.dest] else ():
+            if other.dest not in settled:
+                _apply(other, value, f.long, values, notices, replace=other.dest not in implied)
+                implied.add(other.dest)
     for f in flags:
         if f.many and not values[f.dest]:
             values[f.dest] = list(f.default or [])
@@ -176,16 +185,17 @@ def _apply(
 ) -> None:
     if f.status == LATER and value is not False and value not in f.off_values:
         raise CliError(f"not supported yet: {source}" + (f": {f.help}" if f.help else ""))
-    if f.status != WORKS:
-        notices.append(f"{source} is accepted and changes nothing here")
-        return
+    if f.only_on and value is False:
+        raise CliError(f"not supported: {source}: {f.only_on}")
+    parsed: Any = value
     if f.kind is not None and isinstance(value, str):
         try:
             parsed = f.kind(value)
         except ValueError as error:
             raise UsageError(f"{source}: {value!r} {error}") from None
-    else:
-        parsed = value
+    if f.status != WORKS:
+        notices.append(f"{source} is accepted and changes nothing here")
+        return
     if f.many:
         values[f.dest] = ([] if replace else values[f.dest]) + (parsed if isinstance(parsed, list) else [parsed])
     else:

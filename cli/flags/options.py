@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from logitless.cli.flags.compatible import COMPATIBLE
+from logitless.cli.flags.compatible import COMPATIBLE, PRESETS
 from logitless.cli.flags.flags import Flag, Group
+from logitless.cli.flags.log_options import LOG, VERBOSE
 from logitless.cli.flags.model_options import DOWNLOADS, MMPROJ_URL, MODEL, ROUTER, Repo
 from logitless.cli.flags.tool_options import TOOLS
 from logitless.engine.loading.options import OPTIONS
 from logitless.engine.loading.values import (
     address,
     choice,
+    cpu_mask,
+    cpu_range,
     file_name,
     folder_name,
     json_object,
     key,
     keys,
+    names_of_http,
     not_empty,
     number,
     several,
@@ -31,7 +35,6 @@ VERSION = Flag("--version", "show the version and leave", common=True)
 GENERAL = (HELP, VERSION)
 LONG = (HELP, HELP_ALL, VERSION)  # of commands with a first page
 JSON = Flag("--json", "print JSON instead of text")
-VERBOSE = Flag("-v --verbose --log-verbose", "log more detail", env="LLAMA_ARG_LOG_VERBOSE", common=True)
 
 
 def model_flags(names: str) -> tuple[Flag, ...]:
@@ -54,8 +57,24 @@ def model_flags(names: str) -> tuple[Flag, ...]:
 
 
 DEVICE, THREADS = model_flags("device threads")
-PLACEMENT = model_flags("rpc gpu_layers split_mode tensor_split main_gpu override_tensor cpu_moe n_cpu_moe")
+PLACEMENT = model_flags(
+    "rpc gpu_layers split_mode tensor_split main_gpu override_tensor cpu_moe n_cpu_moe n_cpu_ffn",
+)
 PLACE = Group("Device", (DEVICE, THREADS, *model_flags("threads_batch"), *PLACEMENT))
+PROCESSOR = Group(
+    "Processor",
+    (
+        Flag("-C --cpu-mask", "run on these processors only, a hexadecimal mask", cpu_mask, None, "MASK"),
+        Flag(
+            "-Cr --cpu-range",
+            "run on these processors only; together with --cpu-mask on all of both",
+            cpu_range,
+            None,
+            "LO-HI",
+        ),
+        Flag("--prio", "priority of the process: -1 low, 0 normal, 1 medium, 2 high, 3 highest", whole(-1, 3), 0),
+    ),
+)
 CONTEXT = Group(
     "Context and batches",
     model_flags(
@@ -79,7 +98,7 @@ CACHE = Group(
 PROJECTOR = (
     *model_flags("mmproj"),
     MMPROJ_URL,
-    *model_flags("mmproj_auto mmproj_offload image_min_tokens image_max_tokens"),
+    *model_flags("mmproj_auto mmproj_offload mmproj_device image_min_tokens image_max_tokens"),
 )
 MEDIA = Group(
     "Images and audio",
@@ -120,6 +139,7 @@ SPECULATION = Group(
         ),
         *model_flags("device_draft spec_draft_n_max spec_draft_adapt spec_draft_n_min spec_draft_p_min"),
         *model_flags("cache_type_k_draft cache_type_v_draft gpu_layers_draft"),
+        *model_flags("override_tensor_draft cpu_moe_draft n_cpu_moe_draft"),
         *model_flags("spec_ngram_simple_size_n spec_ngram_simple_size_m spec_ngram_simple_min_hits"),
         *model_flags("spec_ngram_map_k_size_n spec_ngram_map_k_size_m spec_ngram_map_k_min_hits"),
         *model_flags("spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m spec_ngram_map_k4v_min_hits"),
@@ -165,6 +185,13 @@ SAMPLING = Group(
             None,
             "TEXT",
             many=True,
+        ),
+        Flag(
+            "-e --escape",
+            "read \\n, \\r, \\t, \\', \\\", \\\\ and \\xHH in texts of this command line: --reverse-prompt, "
+            "--dry-sequence-breaker, and the --prompt of generate",
+            default=True,
+            off="--no-escape",
         ),
         Flag("--grammar", "a GBNF grammar for requests that bring no constraint of their own", text, None, "GRAMMAR"),
         Flag("--grammar-file", "the same from a file", file_name, None, "FILE"),
@@ -267,6 +294,29 @@ SERVING = Group(
             env="LLAMA_ARG_CORS_ORIGINS",
         ),
         Flag(
+            "--cors-methods",
+            "methods that pages of these origins may use",
+            names_of_http,
+            ["GET", "POST", "DELETE", "OPTIONS"],
+            "LIST",
+            env="LLAMA_ARG_CORS_METHODS",
+        ),
+        Flag(
+            "--cors-headers",
+            "headers that they may send; *: those that a browser asks for",
+            names_of_http,
+            ["*"],
+            "LIST",
+            env="LLAMA_ARG_CORS_HEADERS",
+        ),
+        Flag(
+            "--cors-credentials",
+            "let them send credentials",
+            default=True,
+            env="LLAMA_ARG_CORS_CREDENTIALS",
+            off="--no-cors-credentials",
+        ),
+        Flag(
             "--allowed-hosts",
             "names of a server without keys beside localhost, such as a reverse proxy's; *: any (DNS rebinding)",
             words,
@@ -302,25 +352,23 @@ SERVING = Group(
             env="LLAMA_ARG_STATIC_PATH",
         ),
         Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
-        VERBOSE,
         Flag(
-            "--log-file",
-            "append the log to this file, too",
+            "--ui-config --webui-config",
+            "settings of pages, a JSON object, which GET /props tells as ui_settings",
+            json_object,
+            None,
+            "JSON",
+            env="LLAMA_ARG_UI_CONFIG",
+        ),
+        Flag(
+            "--ui-config-file --webui-config-file",
+            "the same from a file",
             file_name,
             None,
             "FILE",
-            env="LLAMA_ARG_LOG_FILE LLAMA_LOG_FILE",
-            common=True,
+            env="LLAMA_ARG_UI_CONFIG_FILE",
         ),
-        Flag("--log-format", "form of the log: text, or json, a line each", choice("text", "json"), "text", "FORMAT"),
-        Flag(
-            "--log-prompts-dir",
-            "write each request's prompts to a file in this folder; they are logged nowhere else",
-            folder_name,
-            "",
-            "FOLDER",
-        ),
-        Flag("--log-disable", "log nothing"),
+        *LOG,
         Flag("-cl --cache-list", "list the downloaded models and leave"),
         Flag("--completion-bash", "print bash's completion script and leave"),
     ),
@@ -362,6 +410,19 @@ REQUESTS = Group(
             "for conversations without one",
             file_name,
             metavar="FILE",
+        ),
+        Flag(
+            "--skip-chat-parsing",
+            "leave reasoning and tool calls of all answers in their text",
+            default=False,
+            env="LLAMA_ARG_SKIP_CHAT_PARSING",
+            off="--no-skip-chat-parsing",
+        ),
+        Flag(
+            "--reasoning-preserve",
+            "keep the reasoning of earlier answers in the prompt, or not, where the chat template can choose",
+            env="LLAMA_ARG_REASONING_PRESERVE",
+            off="--no-reasoning-preserve",
         ),
         Flag(
             "--reasoning-format",
@@ -504,6 +565,8 @@ SERVE = (
     TUNING,
     SPECULATION,
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
+    PROCESSOR,
+    PRESETS,
     COMPATIBLE,
 )
 GENERATE = (

@@ -58,6 +58,14 @@ TOOLS = Group(
             "TOOL",
             env="LOGITLESS_WEB_SEARCH",
         ),
+        Flag(
+            "-ag --agent",
+            "the same as --tools all --ui-mcp-proxy",
+            default=False,
+            env="LLAMA_ARG_AGENT",
+            off="-no-ag --no-agent",
+            means="--tools all --ui-mcp-proxy",
+        ),
         Flag("--mcp-servers-json", "the same as JSON", text, "", "JSON", env="LLAMA_ARG_MCP_SERVERS_JSON"),
     ),
 )

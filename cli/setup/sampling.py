@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.flags.options import SAMPLERS
+from logitless.cli.setup import escapes
 from logitless.engine.loading.options import text_file
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _GRAMMARS = {  # flag → kind of grammar
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
-def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> SamplingParams:
+def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer, *, ignore_eos: bool = False) -> SamplingParams:
     """Sampling parameters of the flags, parsed as the fields of a request."""
     from logitless.engine.errors import InvalidRequest
     from logitless.engine.sampling.params import SamplingParams, chain_from_names
@@ -38,8 +39,8 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     body = {name: getattr(options, flag.dest) for name, flag in SAMPLERS.items()}
     body["samplers"] = options.sampler_seq or [name for name in re.split("[;,]", options.samplers) if name]
     if options.dry_sequence_breaker:
-        body["dry_sequence_breakers"] = options.dry_sequence_breaker
-    body["ignore_eos"] = options.ignore_eos
+        body["dry_sequence_breakers"] = escapes.texts(options, "dry_sequence_breaker")
+    body["ignore_eos"] = ignore_eos
     flag = "--sampler-seq" if options.sampler_seq else "--samplers"
     try:
         _, unknown = chain_from_names(body["samplers"])

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError
+from logitless.cli.setup import escapes
 from logitless.cli.setup.sampling import sampling_defaults
 from logitless.cli.setup.tools import tool_settings
+from logitless.engine.loading.values import json_object
 
 if TYPE_CHECKING:
     from logitless.engine.loading.open_model import OpenModel
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 
 
 _ROLES = ("user", "assistant")
+PRESERVE = {  # variables of chat templates that keep the reasoning of earlier answers: their value where they do
+    "preserve_reasoning": True,
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+}
 
 
 def import_http() -> Any:
@@ -58,14 +66,15 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         special=options.special,
         spm_infill=options.spm_infill,
         static=static_folder(options.path),
-        reverse_prompts=tuple(options.reverse_prompt),
+        reverse_prompts=tuple(escapes.texts(options, "reverse_prompt")),
+        ignore_eos=options.ignore_eos,
         defaults=sampling_defaults(options, model.tokenizer),
         speculation=model.speculation,
         models_that_draft=model_kinds(model.options),
         metrics=options.metrics,
         slots=options.slots,
         slot_save_path=writable_folder("--slot-save-path", options.slot_save_path),
-        log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir),
+        log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir, make=True),
         props=options.props,
         tools=tool_settings(options),
         allow_graders=tuple(options.allow_graders),
@@ -77,6 +86,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         media_marker=os.environ.get("LLAMA_MEDIA_MARKER", ""),
         audio_max_seconds=options.audio_max_seconds,
         prefill_assistant=options.prefill_assistant,
+        skip_chat_parsing=options.skip_chat_parsing,
         reasoning_format=options.reasoning_format,
         reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
         reasoning_budget=options.reasoning_budget,
@@ -113,21 +123,44 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
         "reuse_port": reuse_port(options),
         "max_body": options.max_request_size << 20,
         "cors_origins": options.cors_origins,
+        "cors_methods": tuple(options.cors_methods),
+        "cors_headers": tuple(options.cors_headers),
+        "cors_credentials": options.cors_credentials,
         "allowed_hosts": tuple(options.allowed_hosts),
         "timeout": options.timeout,
         "ui": options.ui,
-        "verbose": options.verbose,
+        "ui_settings": ui_settings(options),
+        "verbose": options.verbose or options.verbosity > 3,
     }
 
 
 def template_variables(options: SimpleNamespace) -> dict[str, Any]:
-    """The chat template's further variables: --chat-template-kwargs and --reasoning."""
+    """The chat template's further variables: --chat-template-kwargs, --reasoning and --reasoning-preserve."""
     variables = dict(options.chat_template_kwargs or {})
+    if (keeps := options.reasoning_preserve) is not None:
+        for name, value in PRESERVE.items():
+            variables.setdefault(name, value is keeps)
     if options.reasoning != "auto":
         variables.setdefault("enable_thinking", options.reasoning == "on")
     if not isinstance(variables.get("enable_thinking", True), bool):
         raise CliError("--chat-template-kwargs: enable_thinking must be a boolean")
     return variables
+
+
+def ui_settings(options: SimpleNamespace) -> dict[str, Any]:
+    """The object of --ui-config, or of --ui-config-file. CliError: both are there, or the file has none."""
+    if not (path := options.ui_config_file):
+        return options.ui_config or {}
+    if options.ui_config is not None:
+        raise CliError("--ui-config and --ui-config-file: give one of them")
+    try:
+        return json_object(Path(path).read_text("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise CliError(f"--ui-config-file: {path} is not UTF-8") from None
+    except OSError as error:
+        raise CliError(f"--ui-config-file: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CliError(f"--ui-config-file: {path} {error}") from None
 
 
 def first_messages(path: str | None) -> tuple[dict[str, str], ...]:
@@ -179,8 +212,13 @@ def media_folder(path: str) -> str:
     return path
 
 
-def writable_folder(flag: str, path: str) -> str:
-    """A flag's folder, if files can be made in it."""
+def writable_folder(flag: str, path: str, *, make: bool = False) -> str:
+    """A flag's folder, if files can be made in it. `make`: it need not exist."""
+    if path and make:
+        try:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CliError(f"{flag}: {path} cannot be made: {error.strerror}") from None
     if path and not os.path.isdir(path):
         raise CliError(f"{flag}: {path} is not a folder")
     if path and not os.access(path, os.W_OK | os.X_OK):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,9 @@ from logitless.cli.flags.flags import CliError, UsageError
 
 if TYPE_CHECKING:
     from logitless.server.tools.settings import McpSettings, ToolSettings
+
+
+log = logging.getLogger("logitless.tools")
 
 
 def tool_settings(options: SimpleNamespace) -> ToolSettings:
@@ -30,8 +34,8 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
     search: str = options.web_search
     if search and not any(search.startswith(f"{server.name}_") for server in servers):
         raise UsageError(f"--web-search {search}: must be SERVER_TOOL of a server of --mcp-servers-config")
-    if options.ui_mcp_proxy and not any(server.url for server in servers):
-        raise UsageError("--ui-mcp-proxy reaches servers of --mcp-servers-config that have a url, and there is none")
+    if options.ui_mcp_proxy and not options.agent and not any(server.url for server in servers):
+        log.warning("--ui-mcp-proxy: no server of --mcp-servers-config has a url, so /cors-proxy reaches none")
     if built_in or servers:
         _check_strangers(options)
     return settings.ToolSettings(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from logitless.engine.loading.options import ModelOptions, OptionConflict, OptionError
-from logitless.engine.loading.placement import n_layers
+from logitless.engine.loading.placement import draft_placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
-from logitless.engine.runner.placement import PlacementOptions
 from logitless.engine.speculation.draft_length import AdaptiveDraftLength
 from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
 from logitless.engine.speculation.mtp import MTPDrafter
@@ -134,13 +133,14 @@ def _vocabulary_difference(target: GGUFFile, draft: GGUFFile) -> str:
 
 def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOptions:
     """Engine options of the draft model beside the model's engine."""
+    devices = tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices
     return replace(
         engine.options,
         n_ctx=engine.n_ctx,
         type_k=options.cache_type_k_draft,
         type_v=options.cache_type_v_draft,
-        devices=tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices,
-        placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
+        devices=devices,
+        placement=draft_placement(options, devices),
         swa_full=True,  # rejected drafts go back to any place
         n_checkpoints=N_ROWS - 2,
         n_draft_tokens=0,

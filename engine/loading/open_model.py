@@ -342,7 +342,7 @@ def _engine_options(
         n_draft_tokens=n_draft,
         block=mtp_file(options),
         mmproj=projector,
-        projector_on_cpu=not options.mmproj_offload,
+        projector_device=(options.mmproj_device or "") if options.mmproj_offload else "cpu",
         image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )
 

@@ -20,6 +20,7 @@ from logitless.engine.loading.values import (
     layers,
     metadata_rules,
     number,
+    one_device,
     proportions,
     split_mode,
     tensor_rules,
@@ -339,6 +340,14 @@ class ModelOptions:
         env="LLAMA_ARG_MMPROJ_OFFLOAD",
         off="--no-mmproj-offload",
     )
+    mmproj_device: str | None = _option(
+        "-mmdev --mmproj-device",
+        None,
+        "the device of --device that runs the encoders of images and sounds; none: the CPU (default: the first one)",
+        one_device,
+        "NAME",
+        env="MTMD_BACKEND_DEVICE",
+    )
     image_min_tokens: int = _option(
         "--image-min-tokens",
         0,
@@ -440,6 +449,14 @@ class ModelOptions:
         "keep the expert weights of the first N layers on the CPU",
         whole(0),
         env="LLAMA_ARG_N_CPU_MOE",
+    )
+
+    n_cpu_ffn: int = _option(
+        "-ncffn --n-cpu-ffn",
+        0,
+        "keep the weights of dense feed-forward blocks of the first N layers on the CPU",
+        whole(0),
+        env="LLAMA_ARG_N_CPU_FFN",
     )
 
     # In the place of the file's metadata
@@ -584,6 +601,27 @@ class ModelOptions:
         "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
         "layers of the draft model on its devices: a number, auto or all",
         "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+    )
+    override_tensor_draft: Sequence[tuple[str, str]] = _option(
+        "-otd --override-tensor-draft --spec-draft-override-tensor",
+        (),
+        "--override-tensor of the draft model",
+        tensor_rules,
+        "PATTERN=DEVICE,...",
+        many=True,
+    )
+    cpu_moe_draft: bool = _option(
+        "-cmoed --cpu-moe-draft --spec-draft-cpu-moe",
+        False,
+        "--cpu-moe of the draft model",
+        env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE",
+    )
+    n_cpu_moe_draft: int = _option(
+        "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
+        0,
+        "--n-cpu-moe of the draft model",
+        whole(0),
+        env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
     )
     spec_ngram_simple_size_n: int = _key_length("ngram-simple")
     spec_ngram_simple_size_m: int = _draft_length("ngram-simple")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.models.hparams.hparams import MAX_LAYERS
 
 log = logging.getLogger("logitless.loading")
-EXPERTS = r"\.ffn_(gate|up|down)_exps\."  # tensor names of expert weights
+EXPERTS = r"\.ffn_(gate|up|gate_up|down)_exps\."  # tensor names of expert weights
+DENSE = r"\.ffn_(gate|up|down)\."  # and of dense feed-forward blocks
 
 
 def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]:
@@ -29,16 +31,35 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     if others and mode != "layer":
         first = others[main]
         names = [first] if mode == "none" else [first, *(n for n in names if n != first)] if main else names
-    for pattern, device in options.override_tensor:
-        if device != "cpu" and device not in names:
-            raise OptionConflict(f"--override-tensor {pattern}={device}: --device does not name {device}")
+    check_rules("--override-tensor", options.override_tensor, names)
+    if options.mmproj_device not in (None, "cpu", *names):
+        raise OptionConflict(f"--mmproj-device {options.mmproj_device}: --device does not name it")
     divides = mode == "layer" or (mode is None and split is not None)
     return tuple(names), PlacementOptions(
         n_gpu_layers=n_layers(options.gpu_layers),
         split=divides and len(others) > 1,
         shares=tuple(split) if divides and split else (),
-        overrides=(*options.override_tensor, *_experts(options)),
+        overrides=(
+            *options.override_tensor,
+            *on_cpu(EXPERTS, MAX_LAYERS if options.cpu_moe else options.n_cpu_moe),
+            *on_cpu(DENSE, options.n_cpu_ffn),
+        ),
     )
+
+
+def draft_placement(options: ModelOptions, devices: tuple[str, ...]) -> PlacementOptions:
+    """Placement of the draft model's layers on its devices."""
+    check_rules("--override-tensor-draft", options.override_tensor_draft, devices)
+    experts = on_cpu(EXPERTS, MAX_LAYERS if options.cpu_moe_draft else options.n_cpu_moe_draft)
+    return PlacementOptions(n_layers(options.gpu_layers_draft), overrides=(*options.override_tensor_draft, *experts))
+
+
+def check_rules(flag: str, rules: Sequence[tuple[str, str]], names: Sequence[str]) -> None:
+    """OptionConflict: a rule puts weights on a device that is not opened."""
+    for pattern, device in rules:
+        if device != "cpu" and device not in names:
+            where = "--device" if flag == "--override-tensor" else "--device-draft"
+            raise OptionConflict(f"{flag} {pattern}={device}: {where} does not name {device}")
 
 
 def n_layers(value: int | str) -> int | None:
@@ -46,12 +67,12 @@ def n_layers(value: int | str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _experts(options: ModelOptions) -> list[tuple[str, str]]:
-    """`--cpu-moe` and `--n-cpu-moe` as tensor overrides."""
-    if options.cpu_moe:
-        return [(EXPERTS, "cpu")]
-    layers = "|".join(map(str, range(min(options.n_cpu_moe, MAX_LAYERS))))
-    return [(rf"blk\.({layers}){EXPERTS}", "cpu")] if layers else []
+def on_cpu(names: str, n: int) -> list[tuple[str, str]]:
+    """Weights of these names in the first n layers, as tensor overrides."""
+    if n >= MAX_LAYERS:
+        return [(names, "cpu")]
+    layers = "|".join(map(str, range(n)))
+    return [(rf"blk\.({layers}){names}", "cpu")] if layers else []
 
 
 def _beside_cpu(n: int) -> str:

@@ -47,6 +47,31 @@ def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]
     return convert
 
 
+def numbers(text: str) -> list[float]:
+    """Decimal numbers separated by commas."""
+    try:
+        return [number()(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise ValueError("is not a list of numbers separated by commas") from None
+
+
+def cpu_mask(text: str) -> frozenset[int]:
+    """The processors of a hexadecimal mask, of which bit 0 is the first."""
+    if not re.fullmatch(r"(0[xX])?[0-9a-fA-F]{1,1024}", text, re.ASCII) or not int(text, 16):
+        raise ValueError("is not a hexadecimal mask of processors, such as f0")
+    mask = int(text, 16)
+    return frozenset(i for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+def cpu_range(text: str) -> frozenset[int]:
+    """The processors from LO to HI, both included; without one of them from the first, or to the last."""
+    match = re.fullmatch(r"(\d{0,4})-(\d{0,4})", text, re.ASCII)
+    low, high = (int(match[1] or 0), int(match[2] or 4095)) if match and text != "-" else (1, 0)
+    if low > high:
+        raise ValueError("is not a range of processors, such as 0-3")
+    return frozenset(range(low, high + 1))
+
+
 def zmq_endpoint(text: str) -> str:
     """An address of ZMQ: tcp://HOST:PORT, ipc://PATH or inproc://NAME."""
     if not re.fullmatch(r"tcp://\S+:(\d+|\*)|(ipc|inproc)://\S+", text):
@@ -97,15 +122,23 @@ def json_object(text: str) -> dict[str, Any]:
 def device_list(text: str) -> str:
     """Devices in order of preference, named as `logitless devices` does: `vulkan:0,cpu`.
 
-    `rpc:HOST:PORT` is a device of another machine.
+    `rpc:HOST:PORT` is a device of another machine. `none`: the CPU alone, nothing is offloaded.
     """
     names = [name.strip().lower() for name in text.split(",")]
+    names = ["cpu"] if names == ["none"] else names
     for name in names:
         kind, _, index = name.partition(":")
         numbered = kind in ("opencl", "vulkan") and (name == kind or index.isdecimal())
         if not (name == "cpu" or numbered or (kind == "rpc" and _is_address(index))):
-            raise ValueError("is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT")
+            raise ValueError("is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT, or none")
     return ",".join(name if ":" in name or name == "cpu" else f"{name}:0" for name in names)
+
+
+def one_device(text: str) -> str:
+    """One device, as in `device_list`."""
+    if "," in text:
+        raise ValueError("is more than one device")
+    return device_list(text)
 
 
 def _is_address(text: str) -> bool:
@@ -129,6 +162,14 @@ def text(value: str) -> str:
 def words(value: str) -> list[str]:
     """A list separated by commas; empty items are dropped."""
     return [w.strip() for w in value.split(",") if w.strip()]
+
+
+def names_of_http(value: str) -> list[str]:
+    """A list of names of methods or headers, or *."""
+    names = words(value)
+    if not names or not all(re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name, re.ASCII) for name in names):
+        raise ValueError("is not a list of names separated by commas")
+    return names
 
 
 def _not_blank(value: str) -> str:

@@ -87,7 +87,7 @@ class RunnerOptions:
     n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
     block: str = ""  # file of the MTP head, if the model's file has none
     mmproj: str = ""  # file of encoders and projectors of media; "": none
-    projector_on_cpu: bool = False  # else on the first device beside it
+    projector_device: str = ""  # of the encoders; "": the first beside the CPU
     image_tokens: tuple[int, int] = (0, 0)  # least and most rows of an image of dynamic size; 0: the projector's
 
 
@@ -288,7 +288,7 @@ class ModelRunner:
                 options.placement.devices(options.devices, names, self.session.backends),
                 self.hparams.n_layer,
                 self._fits,
-                encoder_on_cpu=options.projector_on_cpu and self.media is not None,
+                encoder_device=options.projector_device if self.media is not None else "",
             )
 
     def _fits(self, places: Places | None) -> bool:

@@ -52,12 +52,12 @@ def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend]) -> bool:
 
 
 def chosen(
-    options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits, *, encoder_on_cpu: bool = False
+    options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits, *, encoder_device: str = ""
 ) -> Places | None:
     """Placement of layers; None: each op runs on the first device that supports it.
 
     `fits` returns True if a placement fits the devices' memory. An override to a lost device is
-    ignored. `encoder_on_cpu`: the vision encoder is, whatever the layers are; else it is on the first
+    ignored. `encoder_device`: the vision encoder is there, whatever the layers are; "": on the first
     device beside the CPU.
     """
     cpu = next(d.index for d in devices if d.name == "cpu")
@@ -69,19 +69,19 @@ def chosen(
 
     def made(counts: Sequence[int]) -> Places:
         counts = [*counts, *[0] * (len(others) - len(counts))]
-        encoder = cpu if encoder_on_cpu or not others or cpu == 0 else others[0].index
+        encoder = index.get(encoder_device, cpu if not others or cpu == 0 else others[0].index)
         return replace(places(n_layer, counts, [d.index for d in others], cpu), overrides=overrides, encoder=encoder)
 
     def split(k: int) -> Places:
         return made(proportional(k, [d.share for d in others]))
 
     if not others or (n is None and not options.split and cpu == 0):
-        return made([]) if overrides else None
+        return made([]) if overrides or (others and encoder_device) else None
     if options.split:
         return split(most if n is not None else _most(most, lambda k: fits(split(k))))
     if n is not None:
         return made([most])
-    if not overrides and not encoder_on_cpu and fits(None):
+    if not overrides and not encoder_device and fits(None):
         return None
     counts: list[int] = []
     while len(counts) < len(others):

@@ -63,7 +63,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
         words += [f"--chat-template-file={folder / TEMPLATE}"] if self.template else []
         words += [f"--first-messages={folder / MESSAGES}"] if self.first_messages else []
         for name, value in self.parameters.items():
-            words += [f"{FLAGS[name]}={item}" for item in (value if isinstance(value, list) else [value])]
+            for item in value if isinstance(value, list) else [value]:
+                text = item.replace("\\", "\\\\") if isinstance(item, str) else item  # the flag reads escapes
+                words.append(f"{FLAGS[name]}={text}")
         return tuple(words)
 
     @property

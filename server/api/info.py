@@ -117,7 +117,12 @@ async def props(request: web.Request) -> web.Response:
     whole = request[CLIENT].is_admin or not config.behind_router
 
     default = CompletionRequest(
-        (), config.defaults, n_predict=config.n_predict, stop=config.reverse_prompts, n_keep=config.n_keep
+        (),
+        config.defaults,
+        n_predict=config.n_predict,
+        stop=config.reverse_prompts,
+        ignore_eos=config.ignore_eos,
+        n_keep=config.n_keep,
     )
     others = {"backend_sampling": config.backend_sampling}
     return json_response(
@@ -135,6 +140,8 @@ async def props(request: web.Request) -> web.Response:
             endpoint_tools=bool(config.tools),
             ui=bool(config.ui),
             webui=bool(config.ui),
+            ui_settings=config.ui_settings,
+            webui_settings=config.ui_settings,
             chat_template=served.template.source if served.template else "",
             chat_template_caps=dict(served.template.caps) if served.template else {},
             bos_token=special_text(tokenizer, tokenizer.bos_id) or "",

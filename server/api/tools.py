@@ -41,8 +41,10 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 def add_tools(app: web.Application, config: ServerConfig, keys: Keys) -> None:
     """Give an application its tools, from its start to its end. A router's servers connect to MCP servers once
     somebody asks."""
-    app[TOOLBOX], app[_KEYS], app[_PROXY] = Toolbox(config.tools), keys, config
-    app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=not config.behind_router))
+    app[_KEYS], app[_PROXY] = keys, config
+    if config.tools:
+        app[TOOLBOX] = Toolbox(config.tools)
+        app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=not config.behind_router))
 
 
 async def tools(request: web.Request) -> web.Response:
@@ -69,10 +71,12 @@ async def call(request: web.Request) -> web.Response:
 
 async def proxy(request: web.Request) -> web.StreamResponse:
     """llama-server's proxy for pages, to the addresses of the configured MCP servers and nowhere else."""
-    settings, toolbox = request.app.get(_PROXY), request.app.get(TOOLBOX)
-    if settings is None or toolbox is None or not settings.tools.proxy:
+    settings = request.app.get(_PROXY)
+    if settings is None or not settings.tools.proxy:
         raise Forbidden("this server fetches nothing for pages (--ui-mcp-proxy)")
-    toolbox_of(request)
+    if request.app.get(TOOLBOX) is None:
+        raise Forbidden("there is no MCP server that pages may reach (--mcp-servers-config)")
+    toolbox = toolbox_of(request)
     if not request[CLIENT].runs_tools:
         raise Forbidden("this needs the admin key")
     url = request.query.get("url", "")

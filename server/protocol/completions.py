@@ -121,7 +121,7 @@ class RequestParser:
         self.grammars = Grammars(tokenizer)
         self.media = Media(media, config.max_body, marker=config.media_marker, max_seconds=config.audio_max_seconds)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
-        self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling")}
+        self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling", "ignore_eos")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
 
     def reading(self, sources: Sources) -> RequestParser:

@@ -403,6 +403,30 @@ async def test_cors():
             assert reply.headers["Access-Control-Allow-Headers"] == "authorization, x-request-id"
 
 
+async def test_cors_methods_headers_and_credentials_are_those_of_the_flags():
+    settings = {"cors_methods": ("GET", "PUT"), "cors_headers": ("X-A", "X-B"), "cors_credentials": False}
+    async with running(api_keys=("k",), **settings) as server:
+        headers = {"Origin": "http://a.example", "Access-Control-Request-Headers": "authorization"}
+        async with server.http.options(server.url + "/completions", headers=headers) as reply:
+            assert reply.headers["Access-Control-Allow-Methods"] == "GET, PUT"
+            assert reply.headers["Access-Control-Allow-Headers"] == "X-A, X-B"
+            assert reply.headers["Access-Control-Allow-Origin"] == "http://a.example"
+            assert "Access-Control-Allow-Credentials" not in reply.headers
+
+
+async def test_props_tell_settings_of_the_command_line():
+    async with running(ui_settings={"theme": "dark"}, ignore_eos=True, reverse_prompts=("\n",)) as server:
+        told = (await server.get("/props"))[1]
+        params = told["default_generation_settings"]["params"]
+        assert (told["ui_settings"], told["webui_settings"]) == ({"theme": "dark"}, {"theme": "dark"})
+        assert (params["ignore_eos"], params["stop"]) == (True, ["\n"])
+        for asked, expected in (({}, True), ({"ignore_eos": None}, True), ({"ignore_eos": False}, False)):
+            reply = (await server.post("/completion", {"prompt": "x", "n_predict": 1, **asked}))[1]
+            assert reply["generation_settings"]["ignore_eos"] is expected
+            banned = {entry["token"] for entry in reply["generation_settings"]["logit_bias"]}
+            assert bool(banned) is expected
+
+
 @pytest.mark.parametrize(
     ("allowed", "origin", "reflected"),
     [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.progress import compile_progress
+from logitless.cli.setup import escapes
 from logitless.cli.setup.model import find_draft_model, model_options, model_path
 from logitless.cli.setup.sampling import sampling_defaults
 from logitless.engine.loading.options import text_file
@@ -23,7 +24,10 @@ def run(options: SimpleNamespace) -> int:
     path = model_path(options, "generate")
     if (options.prompt is None) == (options.file is None):
         raise UsageError("generate: one of -p TEXT and -f FILE is required")
-    prompt = options.prompt if options.file is None else text_file(options.file)
+    if options.file is None:
+        prompt = escapes.unescaped("--prompt", options.prompt) if options.escape else options.prompt
+    else:
+        prompt = text_file(options.file)
     from logitless.engine.loading.open_model import open_model
     from logitless.engine.requests import CompletionRequest
 
@@ -31,7 +35,7 @@ def run(options: SimpleNamespace) -> int:
     model = open_model(
         path, model_options(options, parallel=1, swa_full=True, cache_ram=0, mmproj_auto=False), generates=True
     )
-    sampling = sampling_defaults(options, model.tokenizer)
+    sampling = sampling_defaults(options, model.tokenizer, ignore_eos=options.ignore_eos)
     ids = prompt_ids(model.tokenizer, prompt)
     with compile_progress():
         scheduler = model.load().scheduler
@@ -39,7 +43,7 @@ def run(options: SimpleNamespace) -> int:
         tuple(ids),
         sampling,
         n_predict=options.predict,
-        stop=tuple(options.reverse_prompt),
+        stop=tuple(escapes.texts(options, "reverse_prompt")),
         ignore_eos=options.ignore_eos,
         special=options.special,
         speculation=model.speculation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Struct
@@ -191,6 +192,8 @@ class Props(Struct, kw_only=True):
     endpoint_tools: Annotated[bool, doc("the server runs tools: GET /tools")] = False
     ui: bool
     webui: bool
+    ui_settings: Annotated[Mapping[str, Any], doc("defaults of pages: --ui-config")] = {}
+    webui_settings: Mapping[str, Any] = {}
     chat_template: str
     chat_template_caps: dict[str, Any]
     bos_token: str
@@ -216,6 +219,8 @@ class RouterProps(Struct, kw_only=True):
     endpoint_tools: bool = False
     ui: bool
     webui: bool
+    ui_settings: Mapping[str, Any] = {}
+    webui_settings: Mapping[str, Any] = {}
     build_info: str
     is_sleeping: bool = False
 

@@ -139,7 +139,7 @@ def _render(
         raise InvalidRequest("this model has no chat template; give one with --chat-template")
     config = parser.config
     defaults = {
-        "reasoning_format": config.reasoning_format,
+        "reasoning_format": "none" if config.skip_chat_parsing else config.reasoning_format,
         "reasoning_effort": config.reasoning_effort,
         "reasoning_budget_tokens": config.reasoning_budget,
         "reasoning_budget_message": config.reasoning_budget_message,
@@ -173,7 +173,7 @@ def _render(
     if begun and not prefill and chat.reasoning_budget_tokens == 0 and template.reasoning is not None:
         ended = f"{template.reasoning[1]}\n\n"
         text, begun = text + ended, begun + ended
-    style = parse_style(chat, template, tools, begun + prefill)
+    style = parse_style(chat, template, tools, begun + prefill, raw=config.skip_chat_parsing)
     return ChatPrompt(
         text + prefill,
         prefill,

@@ -165,11 +165,12 @@ def _check_there(kind: str, name: str, tools: Sequence[Mapping[str, Any]], custo
         bad_request("tool_choice", f"there is no tool {name[:64]!r} of type {kind} in tools")
 
 
-def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str) -> Style:
-    """The parser's style of the answer. `primer`: the part of the answer that the prompt contains."""
-    kind = chat.reasoning_format
+def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str, *, raw: bool) -> Style:
+    """The parser's style of the answer. `primer`: the part of the answer that the prompt contains; `raw`: all of it
+    is its text."""
+    kind, parses = "none" if raw else chat.reasoning_format, tools.parse and not raw
     return Style(
-        calls=template.calls if tools.parse and (tools.tools or template.calls.frames) else None,
+        calls=template.calls if parses and (tools.tools or template.calls.frames) else None,
         names=tools.names,
         custom=frozenset(tools.custom),
         texts=tools.texts,

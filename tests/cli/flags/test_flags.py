@@ -192,3 +192,37 @@ def test_a_path_is_not_empty(command: object) -> None:
 def test_a_variable_that_is_no_value_is_none_of_a_flag_that_is_given() -> None:
     flags = (Flag("--host", "", address, "127.0.0.1", env="LLAMA_ARG_HOST"),)
     assert parse(flags, ["--host", "::1"], {"LLAMA_ARG_HOST": ""}).host == "::1"
+
+
+MEANING = (
+    *FLAGS,
+    Flag("-x --preset", "", means="--ctx-size 9 --no-slots --stop a --stop b", env="LLAMA_ARG_PRESET", default=False),
+    Flag("--jinja", "", env="LLAMA_ARG_JINJA", off="--no-jinja", status="ignored", only_on="is always on"),
+    Flag("--poll", "", whole(0, 100), status="ignored"),
+)
+
+
+def test_a_flag_that_stands_for_others_leaves_those_that_are_given() -> None:
+    got = parse(MEANING, ["-x"], {})
+    assert (got.ctx_size, got.slots, got.stop) == (9, False, ["a", "b"])
+    got = parse(MEANING, ["--ctx-size", "3", "-x", "--stop", "c"], {"LLAMA_ARG_ENDPOINT_SLOTS": "1"})
+    assert (got.ctx_size, got.slots, got.stop) == (3, True, ["c"])
+    assert parse(MEANING, [], {"LLAMA_ARG_PRESET": "1"}).ctx_size == 9
+    assert parse(MEANING, [], {"LLAMA_ARG_PRESET": "0"}).ctx_size == 512
+
+
+def test_a_switch_that_cannot_be_off_says_so() -> None:
+    assert parse(MEANING, ["--jinja"], {"LLAMA_ARG_JINJA": "0"}).notices
+    for argv, environ, name in (
+        (["--no-jinja"], {}, "--no-jinja"),
+        ([], {"LLAMA_ARG_JINJA": "off"}, "LLAMA_ARG_JINJA"),
+        ([], {"LLAMA_ARG_NO_JINJA": "1"}, "LLAMA_ARG_NO_JINJA"),
+    ):
+        with pytest.raises(CliError, match=f"not supported: {name}: is always on"):
+            parse(MEANING, argv, environ)
+
+
+def test_values_of_flags_without_effect_are_checked() -> None:
+    assert parse(MEANING, ["--poll", "50"], {}).notices == ["--poll is accepted and changes nothing here"]
+    with pytest.raises(UsageError, match="--poll: 'x' is not a whole number"):
+        parse(MEANING, ["--poll", "x"], {})

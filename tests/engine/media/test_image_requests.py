@@ -121,7 +121,8 @@ def test_where_the_encoder_runs(
     model = write_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
     placement = PlacementOptions(n_gpu_layers)
     files = model, write_projector(tmp_path / "mm.gguf", spec)
-    with Runs(*files, devices=("opencl:0", "cpu"), placement=placement, projector_on_cpu=on_cpu) as runs:
+    device = "cpu" if on_cpu else ""
+    with Runs(*files, devices=("opencl:0", "cpu"), placement=placement, projector_device=device) as runs:
         assert runs.runner.media is not None
         found, _ = runs.runner.session.measure(runs.runner.media.largest[0])
         of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}

@@ -83,10 +83,10 @@ def test_the_vision_encoder_is_on_the_first_device_or_the_cpu() -> None:
         found = chosen(PlacementOptions(n), TWO, N_LAYER, lambda p: p is not None)
         assert found is not None
         assert found.encoder == GPU
-        found = chosen(PlacementOptions(n), TWO, N_LAYER, lambda _: True, encoder_on_cpu=True)
+        found = chosen(PlacementOptions(n), TWO, N_LAYER, lambda _: True, encoder_device="cpu")
         assert found is not None
         assert (found.encoder, found.slots.count(CPU)) == (CPU, 7 - (n if n is not None else 7))
-    assert chosen(ANYWHERE, TWO[2:], N_LAYER, lambda _: True, encoder_on_cpu=True) is None  # there is no other
+    assert chosen(ANYWHERE, TWO[2:], N_LAYER, lambda _: True, encoder_device="cpu") is None  # there is no other
 
 
 def test_the_cpu_first_or_alone_has_everything() -> None:

@@ -161,6 +161,19 @@ async def test_reasoning(server: Running):
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "I should add."
 
 
+async def test_skip_chat_parsing_leaves_reasoning_and_calls_in_the_text():
+    async with chatting(HERMES_LIKE, skip_chat_parsing=True) as server:
+        said = f'{THOUGHT}Two.<tool_call>{{"name": "add", "arguments": {{}}}}</tool_call>'
+        says(server, said)
+        for body in ({"messages": ASK}, {"messages": ASK, "reasoning_format": "deepseek"}):
+            _, reply = await server.post("/v1/chat/completions", body)
+            assert reply["choices"][0]["message"] == {"role": "assistant", "content": said}
+        _, reply = await server.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL]})
+        assert reply["choices"][0]["message"] == {"role": "assistant", "content": said}
+        _, reply = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 200})
+        assert reply["content"] == [{"type": "text", "text": said}]
+
+
 @pytest.mark.parametrize("arguments", [None, "", "{}", {}])
 @pytest.mark.parametrize("template", ["object", "text"])
 async def test_calls_without_arguments_in_the_history(arguments: Any, template: str):

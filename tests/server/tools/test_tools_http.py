@@ -110,9 +110,6 @@ CONFIG = '{"mcpServers": {"a": {"command": "x"}}}'
         (("--mcp-servers-config", "{folder}/bad.json"), "bad.json: is not JSON"),
         (("--mcp-servers-config", "{folder}/good.json", "--mcp-servers-json", CONFIG), "two servers 'a'"),
         (("--mcp-servers-json", CONFIG, "--web-search", "b_search"), "--web-search b_search: must be SERVER_TOOL"),
-        (("--ui-mcp-proxy",), "there is none"),
-        (("--ui-mcp-proxy", "--mcp-servers-json", CONFIG), "there is none"),
-        (("--agent",), ""),
     ],
 )
 def test_refusals_at_the_start(tmp_path: Path, words: tuple[str, ...], reason: str) -> None:

@@ -1,0 +1,31 @@
+"""Processors and priority of the process: --cpu-mask, --cpu-range, --prio."""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import SimpleNamespace
+
+from logitless.cli.flags.flags import CliError
+
+log = logging.getLogger("logitless.loading")
+_NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
+
+
+def settle(options: SimpleNamespace) -> None:
+    """Choose processors and priority of this thread, which all that it starts inherit. CliError: there are no
+    such processors here."""
+    cpus = frozenset().union(*(each for each in (options.cpu_mask, options.cpu_range) if each))
+    flag = "--cpu-mask" if options.cpu_mask else "--cpu-range"
+    if cpus and not hasattr(os, "sched_setaffinity"):
+        raise CliError(f"{flag}: this platform cannot do that")
+    if cpus:
+        usable = os.sched_getaffinity(0)
+        if not cpus & usable:
+            raise CliError(f"{flag}: this process may use none of them, only {','.join(map(str, sorted(usable)))}")
+        os.sched_setaffinity(0, cpus & usable)
+    if options.prio:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE[options.prio])
+        except OSError as error:
+            log.warning("--prio %d: %s", options.prio, error.strerror)

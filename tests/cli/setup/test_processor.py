@@ -1,0 +1,40 @@
+"""Processors of the process: --cpu-mask and --cpu-range, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+RUN = """
+import os, sys
+from logitless.cli.flags.flags import CliError, parse
+from logitless.cli.flags.options import PROCESSOR
+from logitless.cli.setup.processor import settle
+try:
+    settle(parse(PROCESSOR.flags, sys.argv[1:], {}))
+    print(sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0))
+except CliError as error:
+    print(error)
+"""
+
+
+def answer(*words: str) -> str:
+    got = subprocess.run([sys.executable, "-c", RUN, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert got.returncode == 0, got.stderr
+    return got.stdout.strip()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not Linux")
+def test_a_mask_and_a_range_choose_the_processors() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    first, nice = usable[0], os.getpriority(os.PRIO_PROCESS, 0)
+    assert answer("-C", f"{1 << first:x}") == f"[{first}] {nice}"
+    assert answer("-Cr", f"{first}-{first}", "-C", f"{sum(1 << cpu for cpu in usable):x}") == f"{usable} {nice}"
+    assert answer() == f"{usable} {nice}"
+    assert answer("--prio", "-1").endswith(" 5" if nice < 5 else str(nice))
+    assert "may use none of them" in answer("-Cr", "4000-4090")
