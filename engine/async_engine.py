@@ -498,10 +498,11 @@ class AsyncEngine:
         for sequence, event in events:
             state = self._states.get(id(sequence))
             if state is not None:
-                between = state.last_token and isinstance(event, Token)
+                is_first = not state.last_token
                 self._observe(state, event, now)
-                if state.stream.whole and between:
+                if state.stream.whole and isinstance(event, Token) and not is_first:
                     state.kept.append(event)
+                    state.stream.latest[state.index] = event
                     continue
                 deliveries += [(state.stream, state.index, kept) for kept in state.kept]
                 deliveries.append((state.stream, state.index, event))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from logitless.engine.requests import Event, Failed, Finished
+from logitless.engine.requests import Event, Failed, Finished, Token
 
 
 class Owner(Protocol):
@@ -34,6 +34,7 @@ class Stream:
         self._running = set(range(n))
         self._refusal: BaseException | None = None
         self.closed = False
+        self.latest: dict[int, Token] = {}  # of a whole stream: the last token of each running request
 
     def push(self, index: int, event: Event) -> None:
         """Add an event."""
@@ -41,6 +42,7 @@ class Stream:
             return
         if isinstance(event, Finished | Failed):
             self._running.discard(index)
+            self.latest.pop(index, None)
             if not self._running:
                 self._owner.forget(self)
         self._events.append((index, event))

@@ -35,7 +35,7 @@ from logitless.server.api.llamacpp.resume import LookupBody, stream_id
 from logitless.server.api.llamacpp.sessions import Place
 from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
-from logitless.server.app import PUBLIC, description, endpoints
+from logitless.server.app import PUBLIC, add_heads, description, endpoints
 from logitless.server.auth import Keys
 from logitless.server.bodies.form import form_texts, is_form
 from logitless.server.bodies.json_body import json_object
@@ -141,9 +141,9 @@ class Router:
         else:
             add_refusals(app, prefix)
         for method, path in endpoints():  # routes added above take precedence
-            for allowed in ("GET", "HEAD") if method == "GET" else (method,):
-                app.router.add_route(allowed, prefix + path, self._pass_on)
+            app.router.add_route(method, prefix + path, self._pass_on)
         add_pages(app, config)
+        add_heads(app)
         app.cleanup_ctx.append(self._connections)
         return app
 

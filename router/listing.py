@@ -74,6 +74,8 @@ async def events(request: web.Request, fleet: Fleet[ServerProcess], downloads: D
     `download_finished`, `download_failed`."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
     before, n_updates, n_events = _states(fleet), fleet.n_updates, downloads.n_events
     try:
         while not fleet.closed:

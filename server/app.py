@@ -107,6 +107,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", "/tokenizer_info", "llamacpp.text.tokenizer_info"),
     ("GET", "/api/tags", "ollama.models.tags"),
     ("GET", "/api/ps", "ollama.models.ps"),
+    ("GET", "/api/v0/models", "ollama.models.lmstudio_models"),
     ("GET", "/api/version", "ollama.models.version"),
     ("POST", "/api/show", "ollama.models.show"),
     ("POST", "/api/generate", "ollama.generate.generate"),
@@ -177,7 +178,16 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     if vertex.wanted():
         app.router.add_post(prefix + "/predict", vertex.predict)
     add_pages(app, config)
+    add_heads(app)
     return app
+
+
+def add_heads(app: web.Application) -> None:
+    """HEAD for each route that has GET: health checks of containers use it."""
+    for resource in app.router.resources():
+        by_method = {route.method: route for route in resource}
+        if isinstance(resource, web.Resource) and "GET" in by_method and "HEAD" not in by_method:
+            resource.add_route("HEAD", by_method["GET"].handler)
 
 
 def endpoints() -> Iterator[tuple[str, str]]:

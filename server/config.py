@@ -84,6 +84,7 @@ class ServerConfig:
     reasoning_budget: int = -1  # tokens of reasoning before it is ended; -1: no limit
     reasoning_budget_message: str = ""  # comes before the end of reasoning where its budget ends it
     pooling: str = ""  # of embeddings; "": the model file's
+    embeddings: bool = False  # prepared at start, and among the capabilities in listings
     embd_normalize: int = 2  # default of requests
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     first_messages: tuple[dict[str, str], ...] = ()  # in front of every conversation; a system message is a default

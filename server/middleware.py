@@ -32,6 +32,7 @@ ADMIN_PATHS = (
     *("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/"),
 )
 _ANYBODY = Client()  # of a server without keys
+SKIPPED_TOOLS = "X-Skipped-Tools"  # types of a request's tools that nobody here runs
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 
 
@@ -168,6 +169,8 @@ class Guard:
         headers["Server"] = "logitless"
         if record is not None:
             headers[REQUEST_ID] = record.id
+            if record.skipped_tools:
+                headers[SKIPPED_TOOLS] = ", ".join(dict.fromkeys(record.skipped_tools))
             if is_anthropics(request):
                 headers["request-id"] = record.id  # the name that its clients read
         headers["Vary"] = "Origin"

@@ -7,6 +7,7 @@ Sec-Fetch-Site, which a page cannot forge, tell them from programs and from our 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from contextlib import suppress
 from functools import lru_cache
@@ -27,6 +28,36 @@ _CURL = "application/x-www-form-urlencoded"  # a form's, too, and what `curl -d`
 _ELSEWHERE = frozenset({"cross-site", "same-site"})
 _KEPT = 64  # hosts and addresses that were judged
 _PORTS = {"http": 80, "https": 443}
+_APPS = frozenset({"app", "tauri", "vscode-webview"})  # schemes of installed apps, which no web page can have
+_ORIGIN = re.compile(r"[a-z*][a-z0-9*+.-]*://[^\s/?#@]+", re.IGNORECASE)
+_ALONE = ("*", "localhost", "null")  # what --cors-origins may name beside origins
+
+
+def check_origins(text: str) -> str:
+    """The list of --cors-origins. ValueError: an entry is no origin and no pattern of one."""
+    for item in _entries(text):
+        if item not in _ALONE and not _ORIGIN.fullmatch(item):
+            raise ValueError(f"{item!r} is no origin: scheme://host or scheme://host:port, where * stands for any part")
+    return text
+
+
+def lets_any_page_in(text: str) -> bool:
+    """True if a list of origins has a pattern that web pages of strangers match."""
+    return any(_matcher(_entries(text)).fullmatch(page) for page in ("https://a.example", "http://a.example:9"))
+
+
+def _entries(text: str) -> list[str]:
+    return [item.strip().removesuffix("/") for item in text.split(",") if item.strip()]
+
+
+def _matcher(entries: list[str]) -> re.Pattern[str]:
+    """Pattern of the origins that a list names. `*` is any text within the host or the scheme, any
+    port or none behind a colon, and any origin alone."""
+    forms = []
+    for item in entries:
+        rest, port = (item[:-2], r"(:\d+)?") if item.endswith(":*") else (item, "")
+        forms.append(".*" if item == "*" else re.escape(rest).replace(r"\*", "[^/]*") + port)
+    return re.compile("|".join(forms) or "(?!)", re.IGNORECASE)
 
 
 class UnsupportedMediaType(RequestError):
@@ -40,7 +71,8 @@ class Origins:
 
     def __init__(self, config: ServerConfig, keys: Keys) -> None:
         self._keys = keys
-        self._origins = [item.strip() for item in config.cors_origins.split(",") if item.strip()]
+        self._origins = _entries(config.cors_origins)
+        self._named = _matcher(self._origins)
         self._hosts = frozenset(name.lower() for name in config.allowed_hosts)
         own = socket.gethostname().lower()
         listening = (name.strip().lower() for name in config.host.split(",") if not name.endswith(UNIX_SUFFIX))
@@ -74,14 +106,16 @@ class Origins:
         return origin if origin and self._allows(request, origin) else ""
 
     def _allows(self, request: web.Request, origin: str) -> bool:
-        """True for the server's own page and for --cors-origins; by default any page may call a server
-        with keys, or one that listens to other machines."""
-        if "*" in self._origins or origin in self._origins:
+        """True for the server's own page and for --cors-origins. By default any page may call a server
+        with keys, or one that listens to other machines, and pages of installed apps may call any."""
+        if self._named.fullmatch(origin):
             return True
         if not self._origins and (self._keys or not is_local(request)):
             return True
         parts = _split(origin if "//" in origin else f"//{origin}")
-        if self._origins == ["localhost"] and parts is not None and parts.hostname in _LOCAL:
+        if not self._origins and parts is not None and parts.scheme in _APPS:
+            return True
+        if "localhost" in self._origins and parts is not None and parts.hostname in _LOCAL:
             return True
         return self._is_own(request, parts)
 

@@ -286,8 +286,8 @@ SERVING = Group(
         Flag("--max-request-size", "most MiB of a request's body; larger ones get 413", whole(1, 2**20), 64, "MIB"),
         Flag(
             "--cors-origins",
-            "origins of pages that may call: *, localhost, or a list; default: any with keys or from other machines, "
-            "else the server's own page",
+            "origins of pages that may call: *, localhost, or a list with patterns (app://*, http://localhost:*); "
+            "default: any with keys or from other machines, else the server's own page and desktop apps",
             text,
             "",
             "LIST",

@@ -92,6 +92,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         reasoning_budget=options.reasoning_budget,
         reasoning_budget_message=options.reasoning_budget_message,
         sse_ping_interval=options.sse_ping_interval,
+        embeddings=options.embedding,
         pooling="rank" if options.rerank else options.pooling or "",
         embd_normalize=options.embd_normalize,
         chat_template_kwargs=template_variables(options),
@@ -122,7 +123,7 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
         "tls": tls.context(options),
         "reuse_port": reuse_port(options),
         "max_body": options.max_request_size << 20,
-        "cors_origins": options.cors_origins,
+        "cors_origins": cors_origins(options.cors_origins),
         "cors_methods": tuple(options.cors_methods),
         "cors_headers": tuple(options.cors_headers),
         "cors_credentials": options.cors_credentials,
@@ -197,6 +198,16 @@ def static_folder(path: str | None) -> str:
     if path and not Path(path).is_dir():
         raise CliError(f"--path: {path} is not a folder")
     return path or ""
+
+
+def cors_origins(text: str) -> str:
+    """--cors-origins. CliError: an entry is no origin."""
+    from logitless.server.origins import check_origins
+
+    try:
+        return check_origins(text)
+    except ValueError as error:
+        raise CliError(f"--cors-origins: {error}") from None
 
 
 def api_prefix(prefix: str) -> str:

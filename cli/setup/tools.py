@@ -83,12 +83,12 @@ def _check_strangers(options: SimpleNamespace) -> None:
     for host in (name.strip() for name in options.host.split(",")):
         if not _is_here(host):
             raise CliError(f"tools without a key run on this machine's own addresses only, not on {host}: --api-key")
-    for flag, names in (
-        ("--cors-origins", options.cors_origins.split(",")),
-        ("--allowed-hosts", options.allowed_hosts),
-    ):
-        if "*" in [name.strip() for name in names]:
-            raise CliError(f"{flag} '*' would let every web page run tools: --api-key")
+    from logitless.server.origins import lets_any_page_in
+
+    if lets_any_page_in(options.cors_origins):
+        raise CliError(f"--cors-origins '{options.cors_origins}' would let every web page run tools: --api-key")
+    if "*" in [name.strip() for name in options.allowed_hosts]:
+        raise CliError("--allowed-hosts '*' would let every web page run tools: --api-key")
 
 
 def _is_here(host: str) -> bool:

@@ -15,7 +15,7 @@ from msgspec.structs import replace as replace_struct
 from logitless.engine.errors import Forbidden, InvalidRequest, NotFound, NotSupported, RequestError
 from logitless.router.cached import CachedModels
 from logitless.router.downloads import Download
-from logitless.router.fleet import LOADED, Entry, Fleet
+from logitless.router.fleet import LOADED, LOADING, Entry, Fleet
 from logitless.router.ollama.create import Creation
 from logitless.router.ollama.manifest import Manifest
 from logitless.router.ollama.model_store import CreatedModels
@@ -23,10 +23,11 @@ from logitless.router.process import ServerProcess
 from logitless.server.api.context import encode_json, json_response, ollamas_error
 from logitless.server.api.ollama.answers import said
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
-from logitless.server.api.ollama.models import FOREVER, listed, not_here, shown, version
+from logitless.server.api.ollama.models import FOREVER, listed, lmstudio_item, not_here, shown, version
 from logitless.server.clients import CLIENT
 from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.errors import OllamaError
+from logitless.server.protocol.answers.models import LMStudioModels
 from logitless.server.protocol.answers.ollama import (
     ListedModels,
     OllamaAnswer,
@@ -63,7 +64,12 @@ class OllamaRoutes:
 
     def add_to(self, app: web.Application, prefix: str) -> None:
         """Add the routes; the paths begin with `prefix`."""
-        for path, handler in (("tags", self._tags), ("ps", self._ps), ("version", version)):
+        for path, handler in (
+            ("tags", self._tags),
+            ("ps", self._ps),
+            ("version", version),
+            ("v0/models", self._lmstudio),
+        ):
             app.router.add_get(f"{prefix}/api/{path}", handler)
         for path in ("generate", "chat", "embed", "embeddings"):
             app.router.add_post(f"{prefix}/api/{path}", partial(self._pass_on, key=_EMPTY.get(path, "")))
@@ -87,6 +93,17 @@ class OllamaRoutes:
         files = await to_thread(lambda: [_file(m.entry) for m in models])
         named = zip(models, files, strict=True)
         return json_response(ListedModels([listed(m.entry.name, f, expires_at=FOREVER, size_vram=0) for m, f in named]))
+
+    async def _lmstudio(self, _: web.Request) -> web.Response:
+        """GET /api/v0/models: LM Studio's list."""
+        models = [m for m in self._fleet.models.values() if not m.entry.hidden]
+        files = await to_thread(lambda: [_file(m.entry) for m in models])
+        states = {LOADED: "loaded", LOADING: "loading"}
+        items = [
+            lmstudio_item(m.entry.name, f, states.get(m.state, "not-loaded"))
+            for m, f in zip(models, files, strict=True)
+        ]
+        return json_response(LMStudioModels(items))
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
         """POST /api/show: what the model's file says; the model is not loaded."""

@@ -78,7 +78,7 @@ class MessagesReply(Reply):
             content=[_content(block) for block in blocks.blocks],
             stop_reason=self._reason(done, any(block.kind == CALL for block in blocks.blocks)),
             stop_sequence=done.stopping_word or None,
-            usage=_usage(done.timings, done.n_predicted),
+            usage=self._usage(done.timings, done.n_predicted),
         )
 
     def token(self, result: Result, token: Token) -> bytes:
@@ -95,7 +95,7 @@ class MessagesReply(Reply):
         text += self._told(steps + self._blocks.finish())
         reason = self._reason(finished, self._answers.n_calls(result) > 0)
         delta = BlockDelta(stop_reason=reason, stop_sequence=finished.stopping_word or None)
-        return text + _event("message_delta", delta=delta, usage=_usage(finished.timings, finished.n_predicted))
+        return text + _event("message_delta", delta=delta, usage=self._usage(finished.timings, finished.n_predicted))
 
     def ending(self) -> bytes:
         return _event("message_stop")
@@ -104,13 +104,21 @@ class MessagesReply(Reply):
         return sse(anthropics_error(error), "error")
 
     def _head(self, timings: Timings) -> Message:
-        return Message(id=self.id, model=self.model, content=[], usage=_usage(timings, 0))
+        return Message(id=self.id, model=self.model, content=[], usage=self._usage(timings, 0))
 
     def _start(self, result: Result, timings: Timings) -> bytes:
         if result.opened:
             return b""
         result.opened = True
         return _event("message_start", message=self._head(timings))
+
+    def _usage(self, timings: Timings, n_output: int) -> MessageUsage:
+        return MessageUsage(
+            input_tokens=timings.prompt_n,
+            cache_read_input_tokens=timings.cache_n,
+            cache_creation_input_tokens=timings.prompt_n if self.caches else 0,
+            output_tokens=n_output,
+        )
 
     def _reason(self, finished: Finished, called: bool) -> StopReason:
         reason = _STOP_REASONS[finished.stop_type]
@@ -133,10 +141,6 @@ class MessagesReply(Reply):
 
 def _event(kind: EventType, **data: Any) -> bytes:
     return sse(MessageEvent(type=kind, **data), kind)
-
-
-def _usage(timings: Timings, n_output: int) -> MessageUsage:
-    return MessageUsage(input_tokens=timings.prompt_n, cache_read_input_tokens=timings.cache_n, output_tokens=n_output)
 
 
 def _empty(block: Block) -> ContentBlock:

@@ -155,7 +155,9 @@ async def _prepared(
     request: web.Request, context: Context, job: Job, reply: Reply
 ) -> tuple[Sequence[CompletionRequest], str]:
     """The job's requests, with the client's cache salt and priority, and whom they count for."""
-    request[RECORD].generates(reply.model, len(job.requests), job.options.best_of)
+    record = request[RECORD]
+    record.generates(reply.model, len(job.requests), job.options.best_of)
+    record.skipped_tools = job.options.skipped_tools
     if (trace := request.get(TRACE)) is not None:
         o = job.options
         trace.generates(job.requests[0], reply, n=o.n, stream=o.stream, has_tools=o.style.calls is not None)
@@ -185,10 +187,13 @@ async def collect(request: web.Request, context: Context, job: Job, reply: Reply
     requests, user = await _prepared(request, context, job, reply)
     async with context.service.begin(requests, user, whole=True) as stream:
         with _running(request, context, stream, reply):
-            while events := await stream.batch():
-                request[RECORD].take(events)
-                for index, event in events:
-                    reply.add(index, event)
+            try:
+                while events := await stream.batch():
+                    request[RECORD].take(events)
+                    for index, event in events:
+                        reply.add(index, event)
+            finally:
+                request[RECORD].take(stream.latest.copy().items())  # of a request that is aborted
 
 
 async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
@@ -266,6 +271,8 @@ async def send(
     response = web.StreamResponse(headers={"Content-Type": content_type, **_HEADERS})
     async with aclosing(data):
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         writer = _Writer(response)
         attendant = asyncio.create_task(_attend(request, writer, ping_interval, context.config.timeout))
         try:

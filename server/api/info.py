@@ -31,22 +31,22 @@ async def models(request: web.Request) -> web.Response:
     epochs, too.
     """
     context = request.app[CONTEXT]
-    return models_response(request, [_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))])
+    entries = [_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))]
+    return models_response(request, entries, embeds=context.config.embeddings)
 
 
-def models_response(request: web.Request, models: Iterable[ModelEntry]) -> web.Response:
-    """A list of models, in the shape that the client reads."""
+def models_response(request: web.Request, models: Iterable[ModelEntry], *, embeds: bool = False) -> web.Response:
+    """A list of models, in the shape that the client reads. `embeds`: embeddings were prepared at the start."""
     if is_anthropics(request):
         return json_response(anthropic.listed(models, request.query))
     data = list(models)
-    return json_response(Models(models=[_native(each) for each in data], data=data))
+    return json_response(Models(models=[_native(each, embeds=embeds) for each in data], data=data))
 
 
-def _native(model: ModelEntry) -> NativeModel:
+def _native(model: ModelEntry, *, embeds: bool) -> NativeModel:
     reads_media = len(model.architecture.input_modalities) > 1
-    return NativeModel(
-        name=model.id, model=model.id, capabilities=("completion", *(["multimodal"] if reads_media else []))
-    )
+    capabilities = ("completion", *(["embedding"] if embeds else []), *(["multimodal"] if reads_media else []))
+    return NativeModel(name=model.id, model=model.id, capabilities=capabilities)
 
 
 def model_response(request: web.Request, model: ModelEntry) -> web.Response:

@@ -197,13 +197,18 @@ class Reply:
             fields["prompt_token_ids"] = list(result.request.prompt)
         return fields
 
+    @property
+    def caches(self) -> bool:
+        """True if the KV cache keeps the prompts for later requests."""
+        return self.results[0].request.cache_prompt
+
     def usage(self) -> Usage:
         """Token counts; a prompt with several results counts once."""
         prompts = [result.finished for result in self.results[:: self.options.best_of]]
         n_prompt = sum(done.n_prompt for done in prompts)
         n_predicted = sum(result.finished.n_predicted for result in self.results)
         n_cached = sum(done.n_cached for done in prompts)
-        n_written = n_prompt - n_cached if self.results[0].request.cache_prompt else 0
+        n_written = n_prompt - n_cached if self.caches else 0
         usage = Usage(
             completion_tokens=n_predicted,
             prompt_tokens=n_prompt,

@@ -111,9 +111,10 @@ class _Loop:
         if len(set(labels)) < len(labels):
             bad_request("tools", "name the same MCP server twice")
         self.calls: dict[str, tuple[McpChoice, Tool]] = {}  # by the model's names
-        self._searches = [i for i, tool in enumerate(response.tools or ()) if is_search(tool)]
-        if len(self._searches) > 1 or (self._searches and not context.config.tools.web_search):
-            bad_request("tools", "have a web_search twice, or this server has none (--web-search)")
+        searches = [i for i, tool in enumerate(response.tools or ()) if is_search(tool)]
+        self._searches = searches if context.config.tools.web_search else []  # else skipped as hosted tools are
+        if len(self._searches) > 1:
+            bad_request("tools", "have a web_search twice")
         self._namespaces: dict[int, dict[str, Any]] = {}
         self._lists: list[OutputItem] = []
         self.output: list[OutputItem] = []

@@ -46,6 +46,7 @@ class Record:
     __slots__ = (
         *("id", "method", "path", "route", "model", "began", "status", "seconds"),
         *("ttft", "n_prompt", "n_cached", "n_generated", "reasons", "_n_running", "_n_alike", "_last", "trace"),
+        "skipped_tools",
     )
 
     def __init__(self, request: web.Request, route: str) -> None:
@@ -62,6 +63,7 @@ class Record:
         self._n_running, self._n_alike = 0, 1
         self._last: dict[int, Timings] = {}  # of the last token of each generation that has not finished
         self.trace: Trace | None = None
+        self.skipped_tools: tuple[str, ...] = ()  # types, for a header of the answer
 
     def generates(self, model: str, n: int, n_alike: int) -> None:
         """`n` generations begin; `n_alike` in a row have the same prompt, which counts once."""

@@ -440,6 +440,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _get("/api/tags", OLLAMA, "The models", answer=ollama.ListedModels),
     _get("/api/ps", OLLAMA, "The loaded models", answer=ollama.ListedModels),
+    _get("/api/v0/models", OLLAMA, "The models, in the shape of LM Studio", answer=models.LMStudioModels),
     _post(
         "/api/show",
         OLLAMA,

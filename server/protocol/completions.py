@@ -82,6 +82,7 @@ class ReplyOptions:
     style: Style = field(default_factory=Style)  # chat: the parts that an answer may have
     reasoning: bool = True  # chat: show the reasoning
     functions: bool = False  # chat: tell of a call in OpenAI's first form
+    skipped_tools: tuple[str, ...] = ()  # chat: types of tools that a provider's service would run
     user: str = ""  # the client's end user; users take turns
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 

@@ -105,7 +105,7 @@ def _is_given(asked: Generation, name: str) -> bool:
     value = getattr(asked, name)
     if name == "response_format":
         return response_kind(value) != "text"
-    return bool(value) if name in ("grammar", "structured_outputs") else value is not None
+    return bool(value) if name == "structured_outputs" else value is not None and value != ""
 
 
 def _response_format(asked: Generation, grammars: Grammars) -> GrammarConstraint:

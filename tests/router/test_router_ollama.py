@@ -145,3 +145,26 @@ async def test_changes_need_the_admin_key() -> None:
         for method, path, body in changes:
             told = [(await ask(method, path, body, key))[0] for key in ("", "k", "chief")]
             assert told == [401, 403, 200], path
+
+
+async def test_lmstudio_lists_models_that_are_not_loaded() -> None:
+    async with routing() as ask:
+        status, (listed,) = await ask("GET", "/api/v0/models")
+        assert (status, listed["object"]) == (200, "list")
+        assert [(model["id"], model["state"], model["arch"]) for model in listed["data"]] == [
+            ("a", "not-loaded", "gpt2"),
+            ("u/r:Q8_0", "not-loaded", ""),
+        ]
+        assert "loaded_context_length" not in listed["data"][0]
+
+
+async def test_each_route_of_get_has_head() -> None:
+    fleet = Fleet([], _broken, 1)
+    cache = Cache(str, _fetch, list.append, lambda _: None)
+    app = Router(fleet, ServerConfig(), list, RouterJobs(""), cache, autoload=True, limit=1).app()
+    for resource in app.router.resources():
+        methods = {route.method for route in resource}
+        assert "GET" not in methods or "HEAD" in methods, resource
+    async with routing() as ask:
+        for path in ("/api/version", "/api/tags", "/models/sse", "/health"):
+            assert await ask("HEAD", path) == (200, [])

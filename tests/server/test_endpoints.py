@@ -452,3 +452,15 @@ async def test_prefix():
     async with running(api_prefix="/api", api_keys=("k",)) as server:
         assert (await server.get("/api/health"))[0] == 200
         assert (await server.get("/health", headers={"X-Api-Key": "k"}))[0] == 404
+
+
+async def test_each_route_of_get_answers_head():
+    async with running(metrics=True, slots=True) as server:
+        for method, path in server.routes:
+            if method != "GET":
+                continue
+            assert ("HEAD", path) in server.routes
+            url = server.url + path.replace("{id}", "0").replace("{item}", "0").replace("{version}/{name}", "0/0")
+            async with server.http.get(url) as got, server.http.head(url) as reply:
+                assert (reply.status, await reply.read()) == (got.status, b""), path
+                assert reply.content_type == got.content_type, path

@@ -12,7 +12,7 @@ from aiohttp.test_utils import make_mocked_request
 from logitless.engine.errors import Forbidden
 from logitless.server.auth import Keys
 from logitless.server.config import ServerConfig
-from logitless.server.origins import Origins
+from logitless.server.origins import Origins, check_origins, lets_any_page_in
 from tests.helpers.http_fakes import running
 
 BODY = {"prompt": "say:yes", "n_predict": 2}
@@ -41,6 +41,12 @@ async def ask(server: Any, headers: dict[str, str], method: str = "POST", path: 
         ("ftp://127.0.0.1:{port}", 403),
         ("http://[", 403),
         ("http://127.0.0.1:99999999", 403),
+        ("app://obsidian.md", 200),  # desktop apps: no web page can have their schemes
+        ("tauri://localhost", 200),
+        ("vscode-webview://1c2d", 200),
+        ("https://app", 403),
+        ("apps://x", 403),
+        ("file://", 403),
         ("", 200),
     ],
 )
@@ -62,6 +68,47 @@ async def test_pages_that_may_call_a_server_without_keys(origin: str | None, sta
             preflight, headers = await ask(server, said, "OPTIONS")
             assert preflight == 200
             assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("patterns", "origin", "status"),
+    [
+        ("app://*", "app://-", 200),
+        ("app://*", "tauri://localhost", 403),  # a list replaces the default
+        ("http://localhost:*", "http://localhost:5173", 200),
+        ("http://localhost:*", "http://localhost", 200),
+        ("http://localhost:*", "https://localhost:5173", 403),
+        ("http://localhost:*", "http://localhost:5173.evil.example", 403),
+        ("http://localhost:*", "http://localhost.evil.example:80", 403),
+        ("https://*.example.com", "https://chat.example.com", 200),
+        ("https://*.example.com", "https://evil.example/.example.com", 403),
+        ("*://chat.example.com", "http://chat.example.com", 200),
+        ("https://a.example/, localhost", "https://a.example", 200),
+        ("https://a.example/, localhost", "http://localhost:1", 200),
+        ("https://axexample", "https://a.example", 403),
+        ("null", "null", 200),
+        ("*", EVIL, 200),
+    ],
+)
+async def test_patterns_of_origins(patterns: str, origin: str, status: int) -> None:
+    assert check_origins(patterns) == patterns
+    async with running(cors_origins=patterns) as server:
+        got, headers = await ask(server, {"Origin": origin}, "GET", "/props")
+        assert got == status
+        assert headers.get("Access-Control-Allow-Origin") == (origin if status == 200 else None)
+
+
+@pytest.mark.parametrize("entry", ["example.com", "localhost:3000", "https://", "https://a/path", "http://a b", "?"])
+def test_what_is_no_origin_is_refused_at_the_start(entry: str) -> None:
+    with pytest.raises(ValueError, match="is no origin"):
+        check_origins(f"https://a.example,{entry}")
+
+
+@pytest.mark.parametrize(
+    ("text", "open_to_all"), [("*", True), ("https://*", True), ("*://*:*", True), ("app://*", False)]
+)
+def test_lists_that_let_any_page_in(text: str, open_to_all: bool) -> None:
+    assert lets_any_page_in(text) == open_to_all
 
 
 @pytest.mark.parametrize(

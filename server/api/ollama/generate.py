@@ -56,12 +56,16 @@ async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.S
 
 
 def _loaded(context: Context, asked: Asked, *, chat: bool) -> web.Response:
-    """The answer to an empty prompt. A router unloads a model; a server of one model keeps it."""
-    unloads = asked.keep == 0
-    if unloads and not context.config.behind_router:
-        raise InvalidRequest("field 'keep_alive': a server of one model does not unload it; a router does")
-    reason = "unload" if unloads else "load"
+    """The answer to an empty prompt."""
+    _check_keep(context, asked.keep)
+    reason = "unload" if asked.keep == 0 else "load"
     return json_response(OllamaAnswer(asked.model, timestamp(), **said(chat), done=True, done_reason=reason))
+
+
+def _check_keep(context: Context, keep: float | None) -> None:
+    """InvalidRequest: a request that only unloads the model. A router does so; a server of one model keeps it."""
+    if keep == 0 and not context.config.behind_router:
+        raise InvalidRequest("field 'keep_alive': a server of one model does not unload it; a router does")
 
 
 async def embed(request: web.Request) -> web.Response:
@@ -100,8 +104,9 @@ async def _vectors(
     def parse(body: dict[str, Any]) -> Any:
         asked, given = texts(body)
         ours = model_of(context, asked.model)
-        if asked.keep_alive is not None:
-            seconds("keep_alive", asked.keep_alive)
+        keep = None if asked.keep_alive is None else seconds("keep_alive", asked.keep_alive)
+        if not given:
+            _check_keep(context, keep)
         options_of(asked)
         dimensions = getattr(asked, "dimensions", None)
         if dimensions is not None and dimensions > embedder.n_embd:

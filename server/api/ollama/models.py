@@ -1,4 +1,4 @@
-"""Ollama's model endpoints on a server of one model: /api/tags, /api/ps, /api/show, /api/version."""
+"""Ollama's model endpoints on a server of one model: /api/tags, /api/ps, /api/show, /api/version; LM Studio's list."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.ollama.model_file import ModelFile, model_file, shown_size, whole_info
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.answers import UNSET
+from logitless.server.protocol.answers.models import LMStudioModel, LMStudioModels
 from logitless.server.protocol.answers.ollama import ListedModel, ListedModels, ModelDetails, OllamaVersion, ShownModel
 from logitless.server.protocol.dialects.ollama import ShowBody
 from logitless.server.protocol.dialects.ollama_names import candidates, tagged
 from logitless.server.protocol.fields import read
 from logitless.server.workers import to_thread
 
-VERSION = "0.13.0"  # of Ollama, whose API this is: some clients ask for a least one
+VERSION = "0.14.2"  # of Ollama, in January 2026, whose API this is: Codex asks for 0.13.4 or newer
 FOREVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
 
 
@@ -61,6 +62,31 @@ async def tags(request: web.Request) -> web.Response:
     if context.served.adapters is not None:
         names += [e.name for e in context.served.adapters.entries if e.name and not e.removed and e.listed]
     return json_response(ListedModels([listed(name, file, capabilities=list(file.capabilities)) for name in names]))
+
+
+async def lmstudio_models(request: web.Request) -> web.Response:
+    """GET /api/v0/models: LM Studio's list, with the model."""
+    context = request.app[CONTEXT]
+    state, n_ctx = ("not-loaded", None) if context.service.asleep else ("loaded", context.served.info.n_ctx)
+    name, file = context.config.model, await _file(context)
+    return json_response(LMStudioModels([lmstudio_item(name, file, state, n_ctx)]))
+
+
+def lmstudio_item(name: str, file: ModelFile, state: str, n_ctx: int | None = None) -> LMStudioModel:
+    """LM Studio's item of a model by its name here and its file. `n_ctx`: tokens of its context, if it is loaded."""
+    can, details = file.capabilities, file.details
+    trained = file.info.get(f"{details.family}.context_length")
+    return LMStudioModel(
+        id=name,
+        type="vlm" if "vision" in can else "embeddings" if "completion" not in can else "llm",
+        publisher=name.rpartition("/")[0],
+        arch=details.family,
+        quantization=details.quantization_level,
+        state=state,
+        max_context_length=trained if isinstance(trained, int) else n_ctx or 0,
+        loaded_context_length=UNSET if n_ctx is None else n_ctx,
+        capabilities=["tool_use"] if "tools" in can else [],
+    )
 
 
 async def ps(request: web.Request) -> web.Response:
@@ -115,7 +141,7 @@ async def _file(context: Context) -> ModelFile:
         can += ["thinking"] if template.reasoning is not None else []
     can += ["insert"] if served.tokenizer.fim_mid_id is not None else []
     can += ["vision"] if served.media is not None and served.media.reads_images else []
-    can += ["embedding"] if not info.generates else []
+    can += ["embedding"] if context.config.embeddings or not info.generates else []
     details = file.details
     if not details.parameter_size:
         details = ModelDetails(parameter_size=shown_size(info.n_params), quantization_level=info.ftype)

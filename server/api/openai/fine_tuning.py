@@ -125,6 +125,8 @@ async def events(request: web.Request) -> web.StreamResponse:
         return json_response(listed(request, rows, JobEvent))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
     changed = asyncio.Event()
     listeners = request.app[LISTENERS]
     listeners.add(changed)

@@ -42,7 +42,7 @@ class MessageUsage(Struct, kw_only=True):
 
     input_tokens: Annotated[int, doc("tokens of the prompt that were computed")]
     cache_read_input_tokens: Annotated[int, doc("tokens of the prompt found in the KV cache")]
-    cache_creation_input_tokens: int = 0
+    cache_creation_input_tokens: Annotated[int, doc("of the computed tokens, those kept in the KV cache")] = 0
     output_tokens: int
 
 

@@ -81,6 +81,29 @@ class ModelEntry(Struct, kw_only=True):
     progress: Annotated[Opt[dict[str, FileProgress]], doc("of a download, by file")] = UNSET
 
 
+class LMStudioModel(Struct, kw_only=True):
+    """A model in LM Studio's list."""
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Annotated[str, doc("llm, vlm or embeddings")]
+    publisher: str
+    arch: str
+    compatibility_type: Literal["gguf"] = "gguf"
+    quantization: str
+    state: Annotated[str, doc("loaded, loading or not-loaded")]
+    max_context_length: Annotated[int, doc("tokens")]
+    loaded_context_length: Annotated[Opt[int], doc("tokens; of a loaded model")] = UNSET
+    capabilities: Annotated[list[str], doc("tool_use")]
+
+
+class LMStudioModels(Struct, frozen=True):
+    """Answer of GET /api/v0/models."""
+
+    data: list[LMStudioModel]
+    object: Literal["list"] = "list"
+
+
 class NativeDetails(Struct, frozen=True, kw_only=True):
     """`details` of llama-server's list."""
 

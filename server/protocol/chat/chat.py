@@ -104,7 +104,13 @@ def _parse(
         )
         for request in job.requests
     ]
-    options = replace(job.options, style=prompt.style, settings=told, reasoning=prompt.include_reasoning)
+    options = replace(
+        job.options,
+        style=prompt.style,
+        settings=told,
+        reasoning=prompt.include_reasoning,
+        skipped_tools=prompt.tools.skipped,
+    )
     return Job(tuple(requests), options)
 
 

@@ -89,11 +89,12 @@ class CustomTool(Struct, frozen=True, kw_only=True):
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """A function, or a custom tool, that the model may call."""
+    """A function, or a custom tool, that the model may call. Tools of other types, which a provider's
+    service would run, are skipped."""
 
     function: Function | None = None
     custom: CustomTool | None = None
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "custom"]})] = "function"
+    type: Annotated[str, Param("function, custom, or the type of a hosted tool, which is skipped")] = "function"
 
 
 class Chat(Struct, frozen=True, kw_only=True):

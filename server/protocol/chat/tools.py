@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,10 @@ from logitless.models.chat.tool_calls import Style
 from logitless.models.chat.tool_calls.free_text import SYNTAXES, parameters
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.chat.messages import Chat
+from logitless.server.protocol.dialects.hosted_tools import OWN, is_hosted
 from logitless.server.protocol.fields import as_text, bad_request
 
+log = logging.getLogger("logitless.http")
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -35,6 +38,7 @@ class Tools:
     choice: str = "none"  # none, auto, required
     parallel: bool = False  # several calls in one answer
     parse: bool = True  # false: calls stay in the text
+    skipped: tuple[str, ...] = ()  # types of the request's tools that a provider's service would run
 
     @property
     def names(self) -> frozenset[str]:
@@ -53,7 +57,12 @@ class Tools:
 
 def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> Tools:
     """The tools that may be called: none where tool_choice says none, one where it names one."""
-    given = [_function(i, tool) for i, tool in enumerate(body.get("tools") or ())]
+    entries = body.get("tools") or ()
+    skipped = tuple(tool["type"] for tool in entries if is_hosted(tool))
+    if skipped:
+        kinds = ", ".join(sorted({repr(kind[:32]) for kind in skipped}))
+        log.warning("field 'tools': nobody here runs tools of type %s; they are skipped", kinds)
+    given = [_function(i, tool) for i, tool in enumerate(entries) if not is_hosted(tool)]
     tools = tuple(_tool(tool) for tool, _ in given)
     functions = tuple(tool["function"] for tool, _ in given)
     custom = {tool["function"]["name"]: source for tool, source in given if source is not None}
@@ -80,19 +89,19 @@ def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> 
     if choice == "required" and not tools:
         bad_request("tool_choice", "required needs tools")
     if not tools or choice == "none":
-        return Tools()
+        return Tools(skipped=skipped)
     if body.get("grammar"):
         bad_request("grammar", "cannot be combined with tools")
     if body.get("stream") and body.get("logprobs"):
         bad_request("logprobs", "cannot be streamed together with tools")
-    return Tools(tools, functions, custom, choice, parallel, chat.parse_tool_calls)
+    return Tools(tools, functions, custom, choice, parallel, chat.parse_tool_calls, skipped)
 
 
 def _function(i: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], TextSource | None]:
     """The tool as a function, and the format of a custom tool's text."""
     name = f"tools[{i}]"
     kind = tool.get("type") or ("custom" if tool.get("function") is None and tool.get("custom") else "function")
-    if kind not in ("function", "custom"):
+    if kind not in OWN:
         bad_request(f"{name}.type", f"{str(kind)[:32]!r} is not there: it must be function or custom")
     inner = tool.get(kind)
     if inner is None:
@@ -140,7 +149,8 @@ def _allowed(choice: Mapping[str, Any]) -> tuple[str, set[tuple[str, str]]]:
     inner object."""
     inner = choice.get("allowed_tools", choice)
     mode, tools = (inner.get("mode", "auto"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
-    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+    tools = [tool for tool in tools if not is_hosted(tool)] if isinstance(tools, list) else None
+    if mode not in ("auto", "required") or not tools:
         bad_request("tool_choice", "allowed_tools must have a mode, auto or required, and a non-empty array of tools")
     return mode, {_named(tool, "each of the allowed tools must name a function or a custom tool") for tool in tools}
 
@@ -152,9 +162,9 @@ def _named(
     if not isinstance(choice, dict):
         bad_request("tool_choice", problem)
     kind = choice.get("type", "function")
-    inner = choice.get(kind) if kind in ("function", "custom") else None
+    inner = choice.get(kind) if kind in OWN else None
     name = (inner if isinstance(inner, dict) else choice).get("name")
-    if kind not in ("function", "custom") or not isinstance(name, str):
+    if kind not in OWN or not isinstance(name, str):
         bad_request("tool_choice", problem)
     return kind, name
 

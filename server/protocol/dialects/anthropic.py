@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -13,9 +14,12 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.answers.anthropic import ModelInfo, ModelList
 from logitless.server.protocol.answers.models import ModelEntry
+from logitless.server.protocol.dialects.hosted_tools import client_tool, is_hosted
 from logitless.server.protocol.dialects.translate import Translated, tools_of
 from logitless.server.protocol.fields import article, bad_request, limited, read
 
+_BILLING = "x-anthropic-billing-header:"  # Claude Code's first line of the system message
+_VOLATILE = re.compile(r"(\bcch=|\bcc_version=\d+\.\d+\.\d+\.)([0-9a-f]+)")  # checksums of the messages
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 
 
@@ -63,7 +67,7 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
     names: dict[str, str] = {}
     if body.get("max_tokens") is None:
         chat["max_tokens"] = DEFAULT_MAX_TOKENS
-    system = _text("system", asked.system)
+    system = _stable(_text("system", asked.system))
     chat["messages"] = [{"role": "system", "content": system}] if system else []
     for i, message in enumerate(asked.messages):
         _add_message(chat["messages"], names, f"messages[{i}]", message)
@@ -89,6 +93,15 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
         names["response_format.json_schema"] = name
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return Translated(chat, names)
+
+
+def _stable(system: str) -> str:
+    """The system message without the parts of Claude Code's first line that change with each request:
+    they would let no prefix of the prompt be found in the cache. llama-server writes f's over `cch`."""
+    if not system.startswith(_BILLING):
+        return system
+    head, newline, rest = system.partition("\n")
+    return _VOLATILE.sub(lambda found: found[1] + "f" * len(found[2]), head) + newline + rest
 
 
 def _choose(chat: dict[str, Any], choice: ToolChoice) -> None:
@@ -122,6 +135,9 @@ def _think(chat: dict[str, Any], thinking: Thinking) -> None:
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if is_hosted(tool):
+        function = client_tool(tool)
+        return {"type": tool["type"]} if function is None else {"type": "function", "function": function}
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": function | {k: tool[k] for k in ("description", "strict") if k in tool}}
 

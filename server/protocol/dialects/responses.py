@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.server.protocol.chat.messages import Chat
+from logitless.server.protocol.dialects.hosted_tools import is_hosted
 from logitless.server.protocol.dialects.translate import Translated, tools_of, whole_members
 from logitless.server.protocol.fields import article, as_text, bad_request, read
 
@@ -87,7 +88,10 @@ def chat_body(
         tools = tools_of(expanded(response.tools), "function", "custom")
         kinds = [tool.get("type") or "function" for _, tool in tools]
         inner = [{k: v for k, v in tool.items() if k != "type"} for _, tool in tools]
-        chat["tools"] = [{"type": kind, kind: tool} for kind, tool in zip(kinds, inner, strict=True)]
+        chat["tools"] = [
+            {"type": kind} if is_hosted(tool) else {"type": kind, kind: inner}
+            for (_, tool), kind, inner in zip(tools, kinds, inner, strict=True)
+        ]
         names |= {f"tools[{n}].{kinds[n]}": place for n, (place, _) in enumerate(tools)}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
@@ -120,6 +124,8 @@ def conversation_id(given: object) -> str:
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         return {**choice, "tools": [_choice(tool) if isinstance(tool, dict) else tool for tool in choice["tools"]]}
+    if is_hosted(choice):
+        return dict(choice)
     name = choice.get("name")
     if isinstance(name, str):
         name = full_name(choice.get("namespace"), name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from logitless.engine.errors import RequestError
+from logitless.server.protocol.dialects.hosted_tools import is_hosted
 from logitless.server.protocol.fields import article, as_text, bad_request
 
 log = logging.getLogger("logitless.http")
@@ -83,15 +84,15 @@ _JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # what
 
 
 def tools_of(given: Iterable[tuple[str, object]], *own: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tools of a request, which its client runs, with their places; they are of a type of `own`,
-    or of none, which means the first."""
+    """The tools of a request with their places. They are of a type of `own`, of none, which means the
+    first, or hosted ones, which the chat request skips."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for place, tool in given:
         if not isinstance(tool, dict):
             bad_request(place, f"expected an object, got {article(tool)}")
         kind = own[0] if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
-        if kind not in own:
+        if kind not in own and not is_hosted(tool):
             known = " or ".join(map(repr, own))
-            bad_request(f"{place}.type", f"{kind[:32]!r} is not there: clients run their own tools, of type {known}")
+            bad_request(f"{place}.type", f"{kind[:32]!r} defines no function here: that has the type {known}")
         found.append((place, tool))
     return found

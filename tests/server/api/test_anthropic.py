@@ -153,12 +153,7 @@ async def test_tools_and_their_results(server: Running, client: anthropic.AsyncA
     assert [block.type for block in reply.content] == ["tool_use", "text"]
 
 
-async def test_tools_of_the_service_are_refused_by_name(server: Running):
-    for kind in ("web_search_20250305", "code_execution_20250825", "bash_20250124", "memory_20250818"):
-        tools = [TOOL, {"type": kind, "name": "x"}]
-        status, reply = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 2, "tools": tools})
-        assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
-        assert reply["error"]["message"].startswith(f"field 'tools[1].type': '{kind}' is not there")
+async def test_what_a_service_would_connect_to_is_refused_by_name(server: Running):
     for name in ("mcp_servers", "container"):
         status, reply = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 2, name: [{"type": "url"}]})
         assert (status, f"field '{name}'" in reply["error"]["message"]) == (400, True)
@@ -212,6 +207,38 @@ async def test_thinking(server: Running, client: anthropic.AsyncAnthropic):
     messages: Any = [*ASK, {"role": "assistant", "content": [thought, {"type": "text", "text": "It"}]}]
     await client.messages.create(model="m", max_tokens=9, messages=messages, thinking={"type": "disabled"})
     assert prompt(server).endswith("[assistant]<think>\nHm.\n</think>\n\nIt")
+
+
+FIRST_LINE = "x-anthropic-billing-header: cc_version=2.1.177.{build}; cc_entrypoint=cli; cch={cch};"
+
+
+async def test_claude_codes_first_line_is_the_same_in_each_request(server: Running):
+    says(server, "Two.")
+    prompts = []
+    for build, cch in (("01c", "fa690"), ("9ab", "0aaa9")):
+        system = [
+            {"type": "text", "text": FIRST_LINE.format(build=build, cch=cch)},
+            {"type": "text", "text": "cch=fa690;"},
+        ]
+        status, _ = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 2, "system": system})
+        assert status == 200
+        prompts.append(prompt(server))
+    assert prompts[0] == prompts[1]
+    assert FIRST_LINE.format(build="fff", cch="fffff") + "\ncch=fa690;" in prompts[0]
+    body = {"messages": ASK, "max_tokens": 2, "system": "Say cch=fa690; as it is."}  # no header: as it came
+    await server.post("/v1/messages", body)
+    assert "cch=fa690;" in prompt(server)
+
+
+async def test_usage_counts_tokens_of_the_cache_as_the_other_dialects(server: Running):
+    for cache in (True, False):
+        body = {"messages": ASK, "max_tokens": 2, "cache_prompt": cache}
+        _, message = await server.post("/v1/messages", body)
+        _, chat = await server.post("/v1/chat/completions", body)
+        details = chat["usage"]["prompt_tokens_details"]
+        assert message["usage"]["cache_creation_input_tokens"] == details["cache_write_tokens"]
+        assert message["usage"]["cache_read_input_tokens"] == details["cached_tokens"]
+        assert (details["cache_write_tokens"] > 0) == cache
 
 
 async def test_count_tokens(server: Running, client: anthropic.AsyncAnthropic):

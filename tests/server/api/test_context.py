@@ -57,6 +57,16 @@ async def test_no_grammar_is_compiled_on_the_event_loop(monkeypatch: pytest.Monk
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.parametrize(
+    "name", ["grammar", "json_schema", "guided_json", "guided_regex", "guided_grammar", "ebnf", "regex"]
+)
+async def test_an_empty_text_is_no_grammar(name: str) -> None:
+    async with running() as server:
+        status, _ = await server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, name: ""})
+        assert status == 200
+        assert server.scheduler.requests[-1].sampling.grammar is None
+
+
 async def test_no_template_is_rendered_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 

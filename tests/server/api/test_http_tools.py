@@ -419,7 +419,8 @@ async def test_parts_are_joined_as_the_template_does(part: str, text: str):
 
 
 BAD_TOOLS: list[Any] = [
-    1, {}, {"type": "retrieval"}, {"function": 1}, {"function": {}}, {"function": {"name": 1}},
+    1, {}, {"type": "functoin", "function": {"name": "f"}}, {"function": 1}, {"function": {}},
+    {"function": {"name": 1}},
     {"function": {"name": ""}}, {"function": {"name": "f", "parameters": []}},
     {"function": {"name": "f", "description": 1}},
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import ollama
@@ -173,6 +174,38 @@ async def test_models(server: Running, client: ollama.AsyncClient) -> None:
         with pytest.raises(ollama.ResponseError, match="not found") as found:
             await ask
         assert found.value.status_code == 404
+
+
+async def test_lmstudio_lists_the_model(server: Running) -> None:
+    status, listed = await server.get("/api/v0/models")
+    assert (status, listed["object"]) == (200, "list")
+    (model,) = listed["data"]
+    assert model | {"id": "fake", "state": "loaded", "type": "llm", "compatibility_type": "gguf"} == model
+    assert (model["loaded_context_length"], model["capabilities"]) == (N_CTX, ["tool_use"])
+
+
+async def test_embeddings_prepared_at_start_are_a_capability() -> None:
+    for embeddings in (False, True):
+        async with running(embeddings=embeddings) as server:
+            (native,) = (await server.get("/v1/models"))[1]["models"]
+            (tagged_model,) = (await server.get("/api/tags"))[1]["models"]
+            for listed in (native, tagged_model):
+                assert "completion" in listed["capabilities"]
+                assert ("embedding" in listed["capabilities"]) == embeddings
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("generate", {}), ("generate", {"prompt": ""}), ("chat", {"messages": []}), ("embed", {"input": ""}),
+     ("embeddings", {"prompt": ""})],
+)  # fmt: skip
+async def test_unloading_the_only_model_is_refused(path: str, body: Any) -> None:
+    async with running(embedder=SimpleNamespace(n_ctx=N_CTX, n_embd=8, default="mean")) as server:
+        for keep in (0, "0s"):
+            status, reply = await server.post(f"/api/{path}", {"model": "fake", "keep_alive": keep, **body})
+            assert (status, "field 'keep_alive'" in reply["error"]) == (400, True)
+        if not path.startswith("embed"):
+            assert (await server.post(f"/api/{path}", {"model": "fake", "keep_alive": "5m", **body}))[0] == 200
 
 
 async def test_an_adapter_by_its_name() -> None:

@@ -257,15 +257,6 @@ async def test_stored_responses(server: Running):
         await api.retrieve(second.id, stream=True)
 
 
-@pytest.mark.parametrize(
-    "kind", ["web_search", "web_search_preview", "file_search", "code_interpreter", "mcp", "image_generation", "shell"]
-)
-async def test_tools_of_the_service_are_refused_by_name(server: Running, kind: str):
-    status, reply = await server.post("/v1/responses", {"input": "x", "tools": [TOOL, {"type": kind}]})
-    assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
-    assert reply["error"]["message"].startswith(f"field 'tools[1].type': '{kind}' is not there")
-
-
 def in_namespace(namespace: str, *tools: Any) -> dict[str, Any]:
     return {"type": "namespace", "name": namespace, "description": "Some.", "tools": list(tools)}
 

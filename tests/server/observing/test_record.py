@@ -128,6 +128,23 @@ async def test_a_client_that_leaves(host: str, caplog: pytest.LogCaptureFixture)
     assert told["status"] in (200, 499)
 
 
+async def test_a_client_that_leaves_before_its_whole_answer(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Semaphore(0)
+    async with running(scheduler=FakeScheduler(gate=gate)) as server:
+        asked = asyncio.create_task(
+            server.http.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 99}).__aenter__()
+        )
+        while not server.scheduler.running or server.scheduler.running[0].n_generated < 5:
+            gate.release()
+            await asyncio.sleep(0)
+        asked.cancel()
+        await while_stepping(gate, left(server))
+        told = await line_after(caplog, 0)
+        generation = server.scheduler.cancelled[0]
+    assert told["finish"] == "abort"
+    assert 5 <= told["completion_tokens"] + 1 <= generation.n_generated + 1
+
+
 async def left(server: Running) -> None:
     while not server.scheduler.cancelled:
         await asyncio.sleep(0)

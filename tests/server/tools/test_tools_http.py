@@ -100,6 +100,7 @@ CONFIG = '{"mcpServers": {"a": {"command": "x"}}}'
         (("--mcp-servers-json", CONFIG, "--host", "127.0.0.1,10.0.0.1"), "not on 10.0.0.1: --api-key"),
         (("--tools", "get_info", "--host", "example.com"), "not on example.com: --api-key"),
         (("--tools", "get_info", "--cors-origins", "*"), "every web page run tools"),
+        (("--tools", "get_info", "--cors-origins", "https://*"), "every web page run tools"),
         (("--tools", "get_info", "--allowed-hosts", "*"), "every web page run tools"),
         (("--tools", "reed_file"), "there is no tool 'reed_file'; there are read_file"),
         (("--tools-folder", "/tmp"), "--tools-folder is of --tools"),
