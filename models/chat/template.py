@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +13,7 @@ from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds, Rende
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
+from logitless.models.chat.tool_results import in_call_order, within_turns
 from logitless.models.tokenizer import Tokenizer
 
 __all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata", "of_file"]
@@ -128,6 +128,7 @@ class ChatTemplate:
             messages = generic.described(messages, tools, self.calls)
         elif tools:  # undefined otherwise: templates test for that
             variables["tools"] = tools
+        messages = in_call_order(messages)
         if not self.caps["supports_tool_calls"]:
             messages = generic.as_text(messages, self.calls, results=self.calls.instructs or not self._takes_results)
         elif self._results_within:
@@ -373,57 +374,3 @@ def _with_reasoning(message: Message, form: str, thought: str) -> Message:
 
 def _user(content: Any) -> Message:
     return {"role": "user", "content": content}
-
-
-FIELD = "tool_responses"  # of a calling message: the results of its calls (early Gemma 4)
-
-
-def within_turns(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with the results of calls, and the answer after them, in the calling
-    message.
-
-    Text before a call becomes a message of its own, since templates write content after the
-    results.
-    """
-    turns: list[Message] = []
-    at = 0
-    while at < len(messages):
-        message = messages[at]
-        at += 1
-        if message.get("role") != "assistant" or not message.get("tool_calls"):
-            turns.append(message)
-            continue
-        turn = {**message, "content": ""}
-        if message.get("content"):
-            turns.append({"role": "assistant", "content": message["content"]})
-        results: list[Message] = []
-        by_id = {call["id"]: call for call in reversed(turn["tool_calls"]) if isinstance(call.get("id"), str)}
-        while at < len(messages) and messages[at].get("role") == "tool":
-            results.append(_response(messages[at], turn["tool_calls"], by_id, len(results)))
-            at += 1
-        if results:
-            turn[FIELD] = results
-            answer = messages[at] if at < len(messages) else {}
-            if answer.get("role") == "assistant" and answer.get("content") and not answer.get("tool_calls"):
-                turn["content"] = answer["content"]
-                at += 1
-        turns.append(turn)
-    return turns
-
-
-def _response(
-    result: Message, calls: Sequence[Mapping[str, Any]], by_id: Mapping[str, Mapping[str, Any]], place: int
-) -> Message:
-    """A result as the template takes it: JSON as a value, named by the call with its id."""
-    id = result.get("tool_call_id")
-    call = by_id.get(id) if isinstance(id, str) else None
-    if call is None and not result.get("name") and place < len(calls):
-        call = calls[place]
-    name = (call["function"].get("name") if call else result.get("name")) or id or "unknown"
-    content: Any = result.get("content") or ""
-    if isinstance(content, list):
-        content = "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
-    with suppress(ValueError, RecursionError):
-        value = json.loads(content)
-        content = content if value is None else value
-    return {"name": name, "response": content}

@@ -1,4 +1,4 @@
-"""Tool results in Gemma 4's prompts, inside the calling turn for its first templates."""
+"""Tool results in prompts: their order, and Gemma 4's form inside the calling turn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from logitless.models.chat.template import FIELD, ChatTemplate, within_turns
+from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
 from logitless.models.chat.tool_calls.generic import as_text
+from logitless.models.chat.tool_results import FIELD, in_call_order, within_turns
 
 # What the public templates write of calls and results, without tools, media and thoughts.
 _FORM = """
@@ -138,7 +139,7 @@ def test_several_calls_and_what_is_said_before_and_after() -> None:
     ]
     assert rendered(FIRST, *turn, USER) == (
         f"<|turn>model\nI look.<turn|>\n{ADDED}<|tool_call>call:now{{}}<tool_call|>"
-        "<|tool_response>response:now{value:9}<tool_response|><|tool_response>response:add{value:3}<tool_response|>"
+        "<|tool_response>response:add{value:3}<tool_response|><|tool_response>response:now{value:9}<tool_response|>"
         "So.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n"
     )
     again = rendered(FIRST, called(ADD), result("1", "3"), called(now), result("2", "9"))
@@ -194,3 +195,51 @@ def test_results_in_a_row_are_one_turn_in_linear_time() -> None:
     assert time.process_time() - began < 3  # a text that grows by each takes 5 s
     one = '{"tool_response": {"tool_call_id": "%s", "content": "%s"}}'
     assert [turn["content"] for turn in turns] == ["Hi", "\n".join([one % ("1", "r")] * n), "Hi", one % ("2", "s")]
+
+
+# -- order
+
+
+def calling(*ids: str | None) -> dict[str, Any]:
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"type": "function", "function": function} | ({} if id is None else {"id": id}) for id in ids]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ([calling("a", "b", "c"), result("c", "C"), result("a", "A"), result("b", "B")], "ABC"),
+        ([calling("a", "b"), result("a", "A"), result("b", "B")], "AB"),
+        ([calling("a"), calling("b"), result("b", "B"), result("a", "A")], "AB"),  # a message for each call
+        ([calling("x", "x"), result("x", "1"), result("x", "2")], "12"),  # ids that are not unique
+        ([calling("a", "b"), result("b", "B"), result("a", "1"), result("a", "2")], "12B"),  # a call answered twice
+        ([calling("a", "b", "c"), result("c", "C"), result("z", "?"), result("a", "A")], "A?C"),
+        ([calling(None, None), result(None, "1"), result(None, "2")], "12"),
+        ([calling("a", "b"), result(None, "1"), result("a", "A")], "A1"),
+        ([result("b", "2"), result("a", "1")], "21"),  # no calls at all
+    ],
+)
+def test_results_out_of_order_are_sorted_by_their_calls(turns: list[Any], expected: str) -> None:
+    ordered = in_call_order([{"role": "user", "content": "u"}, *turns, {"role": "user", "content": "v"}])
+    assert "".join(turn["content"] for turn in ordered) == f"u{expected}v"
+
+
+def test_runs_of_results_are_sorted_each_by_itself() -> None:
+    turns = [
+        calling("a", "b"),
+        result("b", "B"),
+        result("a", "A"),
+        calling("b", "a"),
+        result("a", "A"),
+        result("b", "B"),
+    ]
+    assert "".join(turn["content"] for turn in in_call_order(turns)) == "ABBA"
+
+
+def test_a_template_without_ids_shows_results_in_the_order_of_calls() -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+    source += "<{{ m.content }}>{% endfor %}{% if tools %}{{ tools[0].function.name }}{% endif %}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    turns = [{"role": "user", "content": "u"}, calling("a", "b"), result("b", "B"), result("a", "A")]
+    assert template.render(turns).index("<A>") < template.render(turns).index("<B>")
