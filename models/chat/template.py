@@ -263,13 +263,13 @@ class _Probe:
 
     def caps(self) -> dict[str, bool]:
         """The capabilities by llama-server's names."""
-        typed = self._text([_user([{"type": "text", "text": "MARK-A"}])])
+        typed = self._text([_user([{"type": "text", "text": _QUOTED, _FOREIGN: _FOREIGN}])])
         calls = self._calls({"MARK-P": "value"}, 1)
         # An object written as Python does means that the template takes text.
         object_arguments = "MARK-P" in calls and "'MARK-P'" not in calls
         arguments: Any = {"MARK-P": "value"} if object_arguments else '{"MARK-P": "value"}'
         calls = calls if object_arguments else self._calls(arguments, 1)
-        typed_content = "MARK-A" in typed and "'text'" not in typed and '"text"' not in typed
+        typed_content = _shows_text(typed)
         reasoned = {"role": "assistant", "content": "a", "reasoning_content": "MARK-A"}
         return {
             "supports_string_content": "MARK-A" in self._text([_user("MARK-A")]) or not typed_content,
@@ -290,15 +290,31 @@ class _Probe:
         return between if mark else "\n"
 
     def reasoning_form(self) -> str:
-        """The place where the template reads reasoning: one of REASONING_FORMS; "": none."""
+        """The place where the template reads reasoning: one of REASONING_FORMS; "": none.
+
+        A form does not count if the template writes it as JSON or as Python does, nor typed parts if it fails
+        with them.
+        """
+        calling = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        answering = {"role": "assistant", "content": "a"}
+        turns = [[calling, _RESULT], [answering]]
+        plain = [self._reasoned(each, "") for each in turns]
         for form in REASONING_FORMS:
-            calling = _with_reasoning({"role": "assistant", "content": "", "tool_calls": [_CALL]}, form, "MARK-A")
-            answering = _with_reasoning({"role": "assistant", "content": "a"}, form, "MARK-A")
-            for turns in ([calling, _RESULT], [answering]):
-                text = self._text([_user("a"), *turns], tools=[_TOOL])
-                if "MARK-A" in text and "'MARK-A'" not in text:
-                    return form
+            texts = [self._reasoned(each, form) for each in turns]
+            wrong = any(
+                (form == "parts" and before and not text) or ("MARK-A" in text and not _shows_text(text))
+                for before, text in zip(plain, texts, strict=True)
+            )
+            if not wrong and any(map(_shows_text, texts)):
+                return form
         return ""
+
+    def _reasoned(self, turns: list[Message], form: str) -> str:
+        """The rendering of turns whose first one has reasoning in this form."""
+        first = _with_reasoning(turns[0], form, _QUOTED)
+        if form == "parts":
+            first["content"][0][_FOREIGN] = _FOREIGN
+        return self._text([_user("a"), first, *turns[1:]], tools=[_TOOL])
 
     def names_efforts(self) -> bool:
         """True if the template writes the reasoning effort into the prompt, as gpt-oss's does."""
@@ -354,6 +370,17 @@ _TOOL = {
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "MARK-T", "arguments": {"p": "v"}}}
 _RESULT = {"role": "tool", "name": "MARK-T", "tool_call_id": "call00001", "content": "MARK-R"}
+
+
+_QUOTED = "MARK-A\"'"
+"""A text that is another one in JSON, as Python writes it, and in HTML."""
+_FOREIGN = "MARK-K"
+"""A member of typed parts that no template knows."""
+
+
+def _shows_text(text: str) -> bool:
+    """True if a rendering has the text itself, not the part or the message around it."""
+    return _QUOTED in text and _FOREIGN not in text
 
 
 def _shows_call(text: str, n: int) -> bool:

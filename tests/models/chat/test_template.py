@@ -497,6 +497,34 @@ def test_reasoning_is_left_out_where_the_template_reads_none() -> None:
     assert template(IN_FIELD.replace("FIELD", "nothing")).render(turns) == "Hi<>add2"
 
 
+AS_TEXT = "{% for m in messages %}<{{ m.role }}>CONTENT{% endfor %}{{ tools | tojson if tools }}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ m.content if m.content is string else m.content | tojson }}",  # LFM2, GigaChat 3, Jamba
+        "{{ m.content }}",
+        "{{ m.content | tojson | tojson if m.content is not string else m.content }}",
+        "{{ m.content | string | escape if m.content is not string else m.content }}",
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% for k, v in part.items() %}"
+        "{{ k }}: {{ v }}\n{% endfor %}{% endfor %}{% endif %}",
+    ],
+)
+@pytest.mark.parametrize("turn", [ASSISTANT, {**CALLED, "content": "Hello"}])
+def test_reasoning_never_becomes_json_in_the_prompt(content: str, turn: dict[str, Any]) -> None:
+    plain = template(AS_TEXT.replace("CONTENT", content))
+    assert not plain.caps["supports_typed_content"]
+    expected = plain.render([USER, turn, USER2])
+    assert plain.render([USER, {**turn, "reasoning_content": 'Hm\n"so"'}, USER2]) == expected
+    assert "Hello" in expected
+
+
+def test_typed_reasoning_fails_in_calling_turns_and_is_left_out_of_the_others() -> None:
+    source = IN_PARTS.replace("{% for call in", "{% if m.tool_calls %}{{ 'x' + m.content }}{% endif %}{% for call in")
+    assert template(source).render([USER, {**CALLED, "reasoning_content": "Hm."}]) == "Hixadd"
+
+
 def test_a_template_that_takes_content_or_thinking_before_a_call_gets_content() -> None:
     source = (
         "{% for m in messages %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
