@@ -297,7 +297,7 @@ class _Probe:
         """
         calling = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
         answering = {"role": "assistant", "content": "a"}
-        turns = [[calling, _RESULT], [answering]]
+        turns: list[list[Message]] = [[calling, _RESULT], [answering]]
         plain = [self._reasoned(each, "") for each in turns]
         for form in REASONING_FORMS:
             texts = [self._reasoned(each, form) for each in turns]
