@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.metadata import Metadata
+from logitless.models.gguf.older_layouts import in_new_layout
 from logitless.models.gguf.parse import Part, TensorInfo, close_buffer, read_part
 from logitless.models.hparams.overrides import NONE, Overrides
 
@@ -45,6 +46,7 @@ class GGUFFile:
                 if name in self.tensors:
                     raise ModelFileError(part.path, f"tensor {name!r} is already in another part of this split model")
                 self.tensors[name] = info
+        self.tensors = in_new_layout(self.tensors, self.metadata)
         self.size: int = sum(len(part.buffer) for part in parts)  # bytes of all parts
         self._versions = [_version(part.path) for part in parts]
 
@@ -87,14 +89,18 @@ class GGUFFile:
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes: a read-only view of the mapping, which stays mapped while any view of
-        it lives."""
+        it lives, or a copy of rows that are not in this order in the file."""
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(self.path, f"has no tensor {name!r}")
         part = self._parts[info.part]
         if part.buffer.closed:
             raise ModelFileError(part.path, f"tensor {name!r}: the file has been closed")
-        return np.frombuffer(part.buffer, np.uint8, info.nbytes, info.offset)
+        if info.groups is None:
+            return np.frombuffer(part.buffer, np.uint8, info.nbytes, info.offset)
+        nbytes = info.nbytes // info.shape[0] * info.groups.n_rows
+        rows: NDArray[np.uint8] = info.groups.of(np.frombuffer(part.buffer, np.uint8, nbytes, info.offset))
+        return rows
 
     def release(self) -> None:
         """Take the files' pages out of this process's memory.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.metadata import LazyArray, Metadata
@@ -43,6 +44,20 @@ _STRUCTS: dict[int, struct.Struct] = {  # value type → how a scalar of it is s
 
 
 @dataclass(frozen=True)
+class RowGroups:
+    """Rows of a tensor of the file, one range of all groups after the other."""
+
+    n_rows: int  # of the file's tensor
+    n_groups: int  # into which they are divided
+    ranges: tuple[tuple[int, int], ...]  # first row of each group, and the row after the last
+
+    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The bytes of the rows, from those of the file's tensor."""
+        groups = whole.reshape(self.n_groups, self.n_rows // self.n_groups, -1)
+        return np.concatenate([groups[:, start:stop].reshape(-1) for start, stop in self.ranges])
+
+
+@dataclass(frozen=True)
 class TensorInfo:
     """Name, shape, type and place of a tensor."""
 
@@ -52,6 +67,7 @@ class TensorInfo:
     offset: int  # bytes from the beginning of its file
     nbytes: int
     part: int = 0  # file of a split model that holds it
+    groups: RowGroups | None = None  # it is these rows of the file's tensor; None: it is the whole
 
 
 @dataclass(frozen=True)
