@@ -16,20 +16,31 @@ from logitless.models.gguf.write import Data, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.quantize import dequantized, quantize
 from logitless.models.quantization.quantize_model import plan_export
+from logitless.models.weights.finite import FLOAT_TYPES, is_finite
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import check_weights
+from logitless.training.errors import TrainingDiverged
 from logitless.training.trainable import LORA, Trainable
 
 
 def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hparams, file_type: str = "F32") -> None:
     """Write the adapter, or the model: trained matrices in the types of `file_type`, and matrices of floats, too,
-    where these are quantized; the rest as in the file. PresetError: there is no such type."""
+    where these are quantized; the rest as in the file. PresetError: there is no such type.
+    TrainingDiverged: a trained number is not finite, or not in its type."""
     if trainable.kind == LORA:
         write_adapter(path, trainable.adapter(), gguf, h, Path(path).stem)
         return
     declared = check_weights(gguf, h)
     trained = set(trainable.names)
     plan = plan_export(gguf, file_type, {part.source for name, part in declared.items() if name in trained})
+
+    def encoded(source: str, values: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
+        if kind == "f32":
+            return values
+        found = quantize(values, kind)
+        if kind in FLOAT_TYPES and not is_finite(found.reshape(-1), kind):
+            raise TrainingDiverged(f"the trained tensor '{source}' has a number that is too large for {kind.upper()}")
+        return found
 
     def rows(source: str, kind: str, parts: list[tuple[str, TensorSlice]]) -> Iterator[npt.NDArray[Any]]:
         if len(parts) > 1 and parts[0][1].n_experts:  # parts lie between each other
@@ -38,7 +49,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
                 if name in trained:
                     part.scatter(whole, np.concatenate(list(trainable.pieces(name))))
             whole = whole.reshape(-1, whole.shape[-1])
-            yield whole if kind == "f32" else quantize(whole, kind)
+            yield encoded(source, whole, kind)
             return
         for name, part in parts:
             if name in trained:
@@ -46,7 +57,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
             else:  # beside parts of the same matrix that were trained
                 pieces = iter([part.gather(dequantized(gguf.tensors[source], gguf.bytes_of(source)))])
             for piece in pieces:
-                yield piece if kind == "f32" else quantize(piece, kind)
+                yield encoded(source, piece, kind)
 
     tensors = []
     for source, info in gguf.tensors.items():

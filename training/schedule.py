@@ -106,8 +106,6 @@ class Stopping:
     def update(self, loss: float) -> str | None:
         """Reason to stop after a step with this loss, or None."""
         self.n_updates += 1
-        if not math.isfinite(loss):
-            return "the loss is not finite"
         if self.past > 0:
             if len(self.history) == self.past:
                 rate = (self.history[0] - loss) / (abs(loss) or 1.0)

@@ -262,11 +262,11 @@ class Steps:
         """A graph with every node kind of training."""
         return self._step()
 
-    def footprint(self, n_runs: int = 1, *, validates: bool = True) -> list[Footprint]:
+    def footprint(self, n_runs: int = 1) -> list[Footprint]:
         """Bytes of a run on each device, for `n_runs` micro-batches a step. Nothing is allocated
         on devices; memory of the process (kernels, programs) is, for as long as this object
         lives."""
-        builds = self._builds(n_runs, validates)
+        builds = self._builds(n_runs)
         if self.media is not None:
             builds = {"media": partial(self.media.largest, self.trainable.session), **builds}
         needed, self._planned = self.trainable.session.planned_bytes(builds.values())
@@ -290,17 +290,17 @@ class Steps:
             for d in needed
         ]
 
-    def _builds(self, n_runs: int, validates: bool) -> dict[str, Build]:
+    def _builds(self, n_runs: int) -> dict[str, Build]:
         """Graphs of the run by plan name, in the order of planning."""
         builds: dict[str, Build] = {"step": self._step}
         if n_runs > 1 or self._totals or self.on_gradients is not None:
             self._define_totals()
             builds = {"accumulate": self._accumulate, "update": self._step_of_totals}
-        return {**builds, "evaluate": self._evaluate} if validates else builds
+        return {**builds, "evaluate": self._evaluate}
 
-    def plan_ahead(self, n_runs: int, *, validates: bool) -> list[Tensor]:
+    def plan_ahead(self, n_runs: int) -> list[Tensor]:
         """Measure the run's plans ahead, on any thread; returns the nodes of all of them."""
-        session, builds = self.trainable.session, self._builds(n_runs, validates)
+        session, builds = self.trainable.session, self._builds(n_runs)
         self._ahead = dict(zip(builds, session.measure_all(builds.values()), strict=True))
         for p in self.trainable.params:
             session.load_initial(p.name)

@@ -19,10 +19,11 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
 from logitless.models.quantization.quantize import dequantized
+from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights, check_weights
 from logitless.training.adapters.options import LoraOptions, adapter_of
-from logitless.training.errors import TrainingError
+from logitless.training.errors import TrainingDiverged, TrainingError
 
 F32 = npt.NDArray[np.float32]
 FULL, LORA = "train_model", "finetune_lora"
@@ -73,11 +74,13 @@ class Trainable:
         return self.numbers(self.params[self.names.index(name)])
 
     def numbers(self, t: Tensor) -> Iterator[F32]:
-        """An f32 variable, a block of rows at a time, never copied as a whole."""
+        """An f32 variable, a block of rows at a time, never copied as a whole. TrainingDiverged: a
+        number is not finite."""
         row = t.nbytes // t.shape[0]
         step = max(1, UPLOAD_NBYTES // row) * row
         for start in range(0, t.nbytes, step):
             raw = self.owner(partial(self.session.read_bytes, t.name, start, min(step, t.nbytes - start)))
+            _check_finite(t.name, raw)
             yield raw.view(np.float32).reshape(-1, *t.shape[1:])
 
     def write(self, values: Mapping[str, F32]) -> None:
@@ -89,7 +92,16 @@ class Trainable:
             self.session.write(p.name, np.ascontiguousarray(given, np.float32))
 
     def adapter(self) -> Adapter:
-        """The current adapter; its products are those of the forward pass to the bit."""
+        """The current adapter; its products are those of the forward pass to the bit.
+        TrainingDiverged: a number is not finite."""
+        adapter = self._adapter()
+        for name, pair in adapter.pairs.items():
+            for values in (pair.a, pair.b, pair.delta):
+                if values is not None:
+                    _check_finite(name, values)
+        return adapter
+
+    def _adapter(self) -> Adapter:
         assert self.lora is not None
         low_rank = self.model.weights.low_rank
         assert low_rank is not None
@@ -102,6 +114,11 @@ class Trainable:
             computed = self.owner(partial(self.session.compute, [b, low_rank.deltas[name]]))
             pairs[name] = Pair(self.owner(partial(self.session.read, a.name)), *computed)
         return Adapter(pairs)
+
+
+def _check_finite(name: str, values: npt.NDArray[Any]) -> None:
+    if not is_finite(np.ascontiguousarray(values).reshape(-1).view(np.uint8), "f32"):
+        raise TrainingDiverged(f"the trained tensor '{name}' has a number that is NaN or infinite")
 
 
 def full(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from logitless.training.data.packing import Groups, Sample
 from logitless.training.data.run_media import RunMedia
 from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
-from logitless.training.errors import TrainingError
+from logitless.training.errors import TrainingDiverged, TrainingError
 from logitless.training.methods.objective import F32, F64, Measured, Objective, token_rows, weighted
 from logitless.training.methods.registry import SUPERVISED
 from logitless.training.policy.served_forward import ServedForward
@@ -275,11 +275,6 @@ class Trainer:
         return SUPERVISED if self.objective is None else self.objective.NAME
 
     @property
-    def evaluates(self) -> bool:
-        """True if the run has forward passes without gradients."""
-        return len(self.validation_indices) > 0 or self.objective is not None
-
-    @property
     def n_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return n_steps_of(self.order, self.settings)
@@ -303,12 +298,14 @@ class Trainer:
                 reason, cancelled = "cancelled", True
                 break
             step = yield from self._step(control)
+            yield from self._check(step)
             yield step
             reason = self.stopping.update(step.loss) or ""
             yield from self._between(step)
             yield Settled()
         if not (cancelled or self._validated == self.counters.iterations):
             yield from self._validate()
+        yield from self._check_model()
         yield Save(self.counters.iterations, last=True)
         yield Finished(reason, cancelled)
 
@@ -349,6 +346,7 @@ class Trainer:
         if c.samples // n_samples != max(0, c.samples - s.n_logical) // n_samples:
             self.epoch_result = Result()
         n_items, windows = self.order.size(s.n_logical), self.order.take(s.n_logical)
+        self._recent = windows
         total, measured = 0.0, None
         if self.objective is not None:
             losses = yield from self._losses(windows)
@@ -386,6 +384,36 @@ class Trainer:
             len(windows) * s.n_ctx,
             self.epoch_result,
             means(metrics) or {"mean_token_accuracy": accuracy},
+        )
+
+    # -- divergence
+
+    _norm = math.nan  # of the last step
+    _checked = -1  # iteration after which the model's loss was finite
+    _recent: Sequence[Sample] = ()  # windows of the last step
+
+    def _check(self, step: Step) -> Generator[Event, None, None]:
+        """TrainingDiverged: the step's loss or gradient is not finite, or, where the step may be saved, the
+        loss of the model after it."""
+        self._norm = step.norm
+        if not (math.isfinite(step.loss) and math.isfinite(step.norm)):
+            self._diverged("loss", step.loss)
+        if self._validates(step) or self._saves or step.iteration >= self.n_steps:
+            yield from self._check_model()
+
+    def _check_model(self) -> Generator[Event, None, None]:
+        """TrainingDiverged: the loss of the last step's windows is not finite after it."""
+        i = self.counters.iterations
+        if self._checked != i and self._recent:
+            outputs = yield from self.steps.evaluation(self._recent[: self.settings.n_batch])
+            if not math.isfinite(outputs.total):
+                self._diverged("loss after it", outputs.total / max(1, outputs.n_data))
+            self._checked = i
+
+    def _diverged(self, what: str, loss: float) -> NoReturn:
+        numbers = f"{what} {loss:.4g}, gradient norm {self._norm:.4g}"
+        raise TrainingDiverged(
+            f"the run diverged at step {self.counters.iterations}: {numbers}; a lower learning rate may help"
         )
 
     # -- training methods
@@ -430,12 +458,18 @@ class Trainer:
         self.reference = reference
 
     def _between(self, step: Step) -> Generator[Event, None, None]:
-        s, i = self.settings, self.counters.iterations
-        ended_epoch = self.counters.epochs > step.epoch
-        if ended_epoch if s.validate_every <= 0 else i % s.validate_every == 0:
+        if self._validates(step):
             yield from self._validate()
-        if s.save_every > 0 and i % s.save_every == 0 and i < self.n_steps:
-            yield Save(i)
+        if self._saves and step.iteration < self.n_steps:
+            yield Save(step.iteration)
+
+    def _validates(self, step: Step) -> bool:
+        every = self.settings.validate_every
+        return step.iteration % every == 0 if every > 0 else self.counters.epochs > step.epoch
+
+    @property
+    def _saves(self) -> bool:
+        return self.settings.save_every > 0 and self.counters.iterations % self.settings.save_every == 0
 
     def _validate(self) -> Generator[Event, None, None]:
         self._validated = self.counters.iterations
@@ -458,6 +492,8 @@ class Trainer:
         if every:
             measured, _ = self._measured(every, losses)
             result.add(measured.loss, measured.n_examples, measured.n_correct, measured.metrics)
+        if result.n_data and not math.isfinite(result.loss):
+            self._diverged("validation loss", result.loss)
         self.stopping.validated(result.loss, self.counters.iterations)
         yield Validated(self.counters.iterations, self.counters.epochs, result)
 

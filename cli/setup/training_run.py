@@ -351,6 +351,7 @@ def make_trainer(
 def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
     """Run a trainer to its end, with its progress, saves and summary."""
     from logitless.training.checkpoint import save_checkpoint
+    from logitless.training.errors import TrainingDiverged
     from logitless.training.reporting.plot import plot
     from logitless.training.reporting.progress import Reporter, clock, uncertain
     from logitless.training.save import save_result
@@ -388,24 +389,31 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
     reporter = Reporter(show, terminal=terminal)
     trackers = trackers_of(o, trainer, output, lambda line: show(f"logitless: warning: {line}", True))
     last_validation = None
-    reason = ""
-    with trackers:
-        for event in trainer.work():
-            reporter(event)
-            trackers(event)
-            if isinstance(event, Validated):
-                last_validation = event.result
-            elif isinstance(event, Save):
-                at = time.monotonic()
-                for path in named(output, event.iteration, o):
-                    save_result(path, t, gguf, h, o.output_type)
-                for path in named(o.checkpoint_out, event.iteration, o):
-                    save_checkpoint(path, trainer, h.arch)
-                reporter.outside(time.monotonic() - at)
-            elif isinstance(event, Told):
-                show(f"logitless: {event.message}", True)
-            elif isinstance(event, Finished):
-                reason = event.reason
+    reason, last_good = "", "nothing was written"
+    try:
+        with trackers:
+            for event in trainer.work():
+                reporter(event)
+                trackers(event)
+                if isinstance(event, Validated):
+                    last_validation = event.result
+                elif isinstance(event, Save):
+                    at = time.monotonic()
+                    results, checkpoints = (named(name, event.iteration, o) for name in (output, o.checkpoint_out))
+                    for path in results:
+                        save_result(path, t, gguf, h, o.output_type)
+                    for path in checkpoints:
+                        save_checkpoint(path, trainer, h.arch)
+                    files = ", ".join(map(str, [*results, *checkpoints]))
+                    last_good = f"the last good state is that of step {event.iteration}: {files}"
+                    reporter.outside(time.monotonic() - at)
+                elif isinstance(event, Told):
+                    show(f"logitless: {event.message}", True)
+                elif isinstance(event, Finished):
+                    reason = event.reason
+    except TrainingDiverged as error:
+        status.end()
+        raise CliError(f"{error}; {last_good}") from None
     c = trainer.counters
     print(f"logitless: {reason}: {c.iterations} steps, {c.samples} samples, {c.tokens} tokens", file=sys.stderr)
     if reporter.losses:

@@ -349,6 +349,7 @@ class FineTuningWorker:
 
         assert self._work is not None
         assert self._job is not None
+        self._settled = False  # also where the step fails
         event = next(self._work)
         self._settled = isinstance(event, Settled)
         if isinstance(event, Slice):
@@ -430,7 +431,7 @@ class FineTuningWorker:
         try:
             if path.exists():
                 read_checkpoint(path).restore(trainer)
-            nodes = trainer.steps.plan_ahead(settings.grad_acc, validates=trainer.evaluates)
+            nodes = trainer.steps.plan_ahead(settings.grad_acc)
             if self._policy is not None:
                 nodes = [*nodes, *self._policy.graph(engine)]
             engine.prepare_kernels(nodes)
@@ -542,7 +543,6 @@ class FineTuningWorker:
         return self._trainer is not None and self._settled and self._trainer.counters.iterations > self._saved
 
     def _told(self, job: Row, event: Event) -> None:
-        from logitless.training.errors import TrainingError
         from logitless.training.trainer import (
             Encoding,
             Finished,
@@ -574,7 +574,8 @@ class FineTuningWorker:
         elif isinstance(event, Step):
             stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens
             stats.step, stats.loss = event.iteration, event.loss
-            message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}{_reward(event.metrics)}"
+            numbers = f"training loss={event.loss:.4f}, gradient norm={event.norm:.4g}{_reward(event.metrics)}"
+            message = f"Step {event.iteration}/{event.n_steps}: {numbers}"
             metrics = {**metrics_of(event), "total_steps": event.n_steps}
             ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
             publish = ended_epoch and not len(trainer.validation_indices)
@@ -593,8 +594,6 @@ class FineTuningWorker:
             # else its epoch has published it
             self._send(partial(self._publish, job))
         elif isinstance(event, Finished):
-            if event.reason == "the loss is not finite":
-                raise TrainingError(event.reason)
             self._send(partial(self._finish, job, event.reason), self._leave)
 
     def _tell(self, job: Row, message: str, metrics: Row, *, publish: bool) -> None:
@@ -752,11 +751,16 @@ class FineTuningWorker:
         """Store a job's failure (off-thread). With a full disk the job is paused, if it has a
         checkpoint from which it can go on.
         """
-        from logitless.training.errors import TrainingError
+        from logitless.training.errors import TrainingDiverged, TrainingError
 
         pauses = is_full(error) and self._checkpoint_path(id).exists()
         message = " ".join(str(error).split()) or type(error).__name__
         code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
+        if isinstance(error, TrainingDiverged):
+            code = "training_diverged"
+            with suppress(OSError):
+                names = [row["fine_tuned_model_checkpoint"] for row in self._keeper.checkpoints(id)]
+                message += f"; the last checkpoint is {names[0]}" if names else "; there is no checkpoint"
         detail = {"code": code, "message": message, "param": None}
         try:
             if (job := self._keeper.get("jobs", id)) is not None:

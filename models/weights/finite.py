@@ -22,6 +22,7 @@ _BITS: dict[str, tuple[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]
     "f16": (np.uint16, np.int16, 0x7C00),
     "bf16": (np.uint16, np.int16, 0x7F80),
 }
+FLOAT_TYPES = frozenset(_BITS)
 _SCALES = {  # byte offsets of the f16 numbers of a block; mxfp4 has none: its scales are exponents
     **dict.fromkeys(("q8_0", "q4_0", "q5_0", "iq4_nl"), (0,)),
     **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),

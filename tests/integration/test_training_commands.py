@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logitless.backends import self_test
@@ -30,7 +32,9 @@ from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import Shape
+from logitless.training.checkpoint import read_checkpoint
 from logitless.training.data.load import Reader
+from logitless.training.schedule import Schedule
 from logitless.training.scratch import new_model
 from logitless.training.trainer import Settings
 
@@ -420,6 +424,45 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
     assert "going on after iteration" in told
     for name in ("out.gguf", "ck.gguf"):
         assert (folder / killed / name).read_bytes() == (folder / whole / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["--lora-out", "-o"])
+@pytest.mark.parametrize(("every", "step", "last"), [(2, 4, 2), (3, 5, 3), (9, 5, 0)])
+def test_a_diverged_run_keeps_and_names_the_last_good_files(
+    kind: str,
+    every: int,
+    step: int,
+    last: int,
+    given: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fourth step has a rate without bound. With --save-every 2 it would be saved; else the fifth finds it."""
+    output, checkpoint = tmp_path / "out.gguf", tmp_path / "ck.gguf"
+    words = f"finetune -m {given}/m.gguf --file {given}/a.txt {kind} {output} --checkpoint-out {checkpoint} -c 16 -b 2"
+    limit = f"-t 1 --save-every {every} --adam-iter"
+    expected = None
+    if last:
+        assert run(capsys, *f"{words} {limit} {last}".split())[0] == 0
+        expected = output.read_bytes(), read_checkpoint(checkpoint).tensors
+        output.unlink()
+    rate = Schedule.rate
+    monkeypatch.setattr(Schedule, "rate", lambda self, i, *more: math.inf if i == 3 else rate(self, i, *more))
+    limit += f" 8 --warmup {0}"
+    code, err = run(capsys, *f"{words} {limit}".split())
+    assert code == 1
+    line = err.strip().splitlines()[-1]
+    assert re.search(rf"logitless: the run diverged at step {step}: loss .*, gradient norm ", line)
+    assert "norm=" in err
+    if expected is None:
+        assert line.endswith("; nothing was written")
+        assert not output.exists()
+        return
+    assert line.endswith(f"; the last good state is that of step {last}: {output}, {checkpoint}")
+    assert output.read_bytes() == expected[0]
+    for name, values in read_checkpoint(checkpoint).tensors.items():
+        np.testing.assert_array_equal(values, expected[1][name])
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,6 @@ def test_halving_is_constant_within_an_epoch() -> None:
         (Stopping(past=3), [1.0] * 4, "(--opt-delta)"),
         (Stopping(max_no_improvement=2), [1.0, 1.1, 1.2], "no improvement in 2 steps"),
         (Stopping(epsf=1e-3), [1.0, 1.0001], "(--adam-epsf)"),
-        (Stopping(), [1.0, math.nan], "the loss is not finite"),
     ],
 )
 def test_each_rule_stops_with_its_name(rule: Stopping, losses: list[float], told: str) -> None:
@@ -100,9 +99,14 @@ def test_progress_fits_eighty_columns() -> None:
         line = status("train", done, 10**9, r, 1e6, 1e6, 1e6)
         assert len(line) <= 80
         assert f"data={done}/1000000000" in line
-    assert "loss=111.28±12.18" in line
+    assert "loss=111.28 acc=50.0%" in line
     small = status("train", 355, 365, Result(94080, 20000, [3.5, 3.6], [1, 1]), 137.0, 61.0, 689.4)
     assert small == "train: |███████▊| data=355/365 loss=3.550±0.050 acc=21.3±0.1% ETA=1:01 689 tok/s"
+    for columns in (60, 50, 40):
+        narrow = status("train", 355, 365, Result(94080, 20000, [3.5, 3.6], [1, 1]), 1e6, 1e6, 1e6, 12.34, columns)
+        assert len(narrow) <= columns
+        assert "data=355/365 loss=3.55" in narrow
+        assert "norm=12.3" in narrow
     assert status("val", 19, 19, Result(2432, 600, [3.5, 3.6], [1, 1]), 2.0, 0.0).endswith(
         "acc=24.7±0.9% t=0:02 ETA=0:00"
     )

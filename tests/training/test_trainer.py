@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +29,14 @@ from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.data.packing import PackedExamples, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.data.tokenize_rows import Example
-from logitless.training.errors import TrainingError
+from logitless.training.errors import TrainingDiverged, TrainingError
 from logitless.training.finetune import trainable_of
 from logitless.training.save import save_result
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import GradientHook, outcome
 from logitless.training.trainable import LORA, full
-from logitless.training.trainer import Control, Settings, Step, Trainer, Validated, steps_of
+from logitless.training.trainer import Control, Save, Settings, Step, Trainer, Validated, steps_of
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
 SCHEDULE = Schedule(alpha=1e-2, kind="constant", warmup=0)
@@ -527,3 +529,84 @@ def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: s
         ((placement, layout),) = session.measure_all([steps.everything])
     assert len(placement.order) > 96 * 100
     assert 0 < layout.sizes[0] < 1 << 27
+
+
+# -- divergence
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize(
+    ("rates", "changes", "message"),
+    [
+        ({0: math.inf}, {"max_steps": 3}, r"at step 2: loss (nan|inf)|at step 2: loss [\d.]+, gradient norm (nan|inf)"),
+        ({2: math.inf}, {"max_steps": 3}, r"at step 3: loss after it (nan|inf), gradient norm \d"),
+        ({1: math.inf}, {"max_steps": 9, "save_every": 2}, r"at step 2: loss after it (nan|inf), gradient norm \d"),
+        ({1: math.inf}, {"max_steps": 9, "validate_every": 2}, r"at step 2: loss after it (nan|inf), gradient norm \d"),
+    ],
+)
+@pytest.mark.parametrize("sgd", [False, True])
+def test_a_diverged_run_ends_and_writes_nothing(
+    start: Open,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    rates: dict[int, float],
+    changes: dict[str, int],
+    message: str,
+    sgd: bool,
+) -> None:
+    """A rate without bound at one step: its loss is finite, and nothing is after it."""
+    usual = 1.0 if sgd else 1e-2
+    monkeypatch.setattr(Schedule, "rate", lambda _, step, *more: rates.get(step, usual))
+    trainer = start("full" if kind == "full" else LORA, sgd=sgd, **changes)
+    events: list[object] = []
+    with pytest.raises(TrainingDiverged, match=message):
+        trainer.fit(events.append)
+    assert all(np.isfinite([e.loss, e.norm]).all() for e in events if isinstance(e, Step))
+    assert not any(isinstance(e, Save | Validated) for e in events)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_parameters_that_are_not_finite_are_never_written(
+    start: Open, model: Path, tmp_path: Path, kind: str, value: float
+) -> None:
+    trainer = start("full" if kind == "full" else LORA)
+    session, p = trainer.trainable.session, trainer.trainable.params[3]
+    before = tmp_path / "out.gguf"
+    before.write_bytes(b"an earlier result")
+    spoiled = session.read(p.name).copy()
+    spoiled.reshape(-1)[5] = value
+    session.write(p.name, spoiled)
+    with GGUFFile.open(model) as gguf, pytest.raises(TrainingDiverged, match="has a number that is NaN or infinite"):
+        save_result(before, trainer.trainable, gguf, hparams_of(gguf))
+    with pytest.raises(TrainingDiverged, match="has a number that is NaN or infinite"):
+        save_checkpoint(before, trainer, "llama")
+    assert before.read_bytes() == b"an earlier result"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+def test_numbers_too_large_for_the_files_type_are_refused(start: Open, model: Path, tmp_path: Path) -> None:
+    trainer = start("full")
+    session, p = trainer.trainable.session, trainer.trainable.params[-1]
+    assert len(p.shape) == 2
+    session.write(p.name, np.full(p.shape, 1e6, np.float32))
+    with GGUFFile.open(model) as gguf:
+        h = hparams_of(gguf)
+        with pytest.raises(TrainingDiverged, match="too large for F16"):
+            save_result(tmp_path / "out.gguf", trainer.trainable, gguf, h, "f16")
+        save_result(tmp_path / "out.gguf", trainer.trainable, gguf, h, "bf16")  # has the range of f32
+
+
+def test_a_validation_without_labels_is_no_divergence(start: Open) -> None:
+    trainer = start(max_steps=2)
+    dataset, sample = trainer.order.dataset, trainer.order.dataset.sample
+    held_out = set(trainer.validation_indices.tolist())
+
+    def without_labels(i: int, rng: object) -> object:
+        found = sample(i, rng)
+        return replace(found, weights=0 * found.weights) if i in held_out else found
+
+    dataset.sample = without_labels
+    assert trainer.fit().reason == "2 iterations are done"

@@ -175,10 +175,6 @@ class ReinforcementTrainer(Trainer):
         return self.grpo.NAME
 
     @property
-    def evaluates(self) -> bool:
-        return True
-
-    @property
     def n_steps(self) -> int:
         assert isinstance(self.order, ExampleSampler)
         return n_steps_of(self.order, self.settings, self.grpo)
@@ -364,6 +360,7 @@ class ReinforcementTrainer(Trainer):
         # answers without a gradient take no part; one at least, as there is a step
         learned = [i for i, slope in enumerate(slopes) if slope.any()] or [0]
         windows = self._windows([batch.prompts[i] for i in learned], [batch.answers[i] for i in learned])
+        self._recent = windows
         weighted = []
         for window in windows:
             weights, of = np.zeros(len(window.weights), np.float32), window.rows_of_tokens()

@@ -41,29 +41,52 @@ def uncertain(value: float, uncertainty: float, digits: int) -> str:
     return f"{value:.{digits}f}±{uncertainty:.{digits}f}"
 
 
-def status(name: str, done: int, total: int, result: Result, elapsed: float, eta: float, speed: float = 0.0) -> str:
-    """One line of at most 80 columns. If it is too long, digits of the loss go first, then the
-    elapsed time."""
-    rewarded = f"mean_reward={result.metrics['mean_reward']:.4f}" if "mean_reward" in result.metrics else ""
-    acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty, 1)
-    for digits, has_time in ((4, True), (3, True), (4, False), (3, False), (2, False)):
-        parts = [
-            f"{name}: {bar(done, total)} data={done}/{total}",
-            *(
-                [rewarded]
-                if rewarded
-                else [f"loss={uncertain(result.loss, result.loss_uncertainty, digits)}", f"acc={acc}%"]
-            ),
-            f"t={clock(elapsed)}" if has_time else "",
-            f"ETA={clock(eta)}",
-            f"{speed:.0f} tok/s" if speed else "",
-        ]
-        line = " ".join(part for part in parts if part)
-        if len(line) <= COLUMNS:
-            return line
-    while len(line) > COLUMNS:
-        line = " ".join(parts := parts[:-1])
-    return line.rstrip()
+# forms of a line, the longest first: digits of the loss, uncertainties, parts that are left out
+_FORMS: tuple[tuple[int, bool, frozenset[str]], ...] = (
+    (4, True, frozenset()),
+    (3, True, frozenset()),
+    (4, True, frozenset(("t",))),
+    (3, True, frozenset(("t",))),
+    (2, True, frozenset(("t",))),
+    (2, True, frozenset(("t", "speed"))),
+    (2, False, frozenset(("t", "speed"))),
+    (2, False, frozenset(("t", "speed", "bar"))),
+    (2, False, frozenset(("t", "speed", "bar", "acc"))),
+    (2, False, frozenset(("t", "speed", "bar", "acc", "eta"))),
+)
+
+
+def status(
+    name: str,
+    done: int,
+    total: int,
+    result: Result,
+    elapsed: float,
+    eta: float,
+    speed: float = 0.0,
+    norm: float | None = None,
+    columns: int = COLUMNS,
+) -> str:
+    """One line of at most so many columns. If it is too long, digits of the loss go first, then the
+    elapsed time, and so on; the loss and the gradient's `norm` stay."""
+    unknown = math.nan
+    for digits, spread, without in _FORMS:
+        loss = uncertain(result.loss, result.loss_uncertainty if spread else unknown, digits)
+        acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty if spread else unknown, 1)
+        parts = {"bar": bar(done, total), "data": f"data={done}/{total}"}
+        if "mean_reward" in result.metrics:
+            parts["loss"] = f"mean_reward={result.metrics['mean_reward']:.4f}"
+        else:
+            parts |= {"loss": f"loss={loss}", "acc": f"acc={acc}%"}
+        if norm is not None:
+            parts["norm"] = f"norm={norm:.3g}"
+        parts |= {"t": f"t={clock(elapsed)}", "eta": f"ETA={clock(eta)}"}
+        if speed:
+            parts["speed"] = f"{speed:.0f} tok/s"
+        line = " ".join([f"{name}:", *(text for part, text in parts.items() if part not in without)])
+        if len(line) <= columns:
+            break
+    return line[:columns]
 
 
 class Reporter:
@@ -150,7 +173,7 @@ class Reporter:
                 e.sample >= e.n_samples or e.sample < self._sample
             )  # within this step, the rest of which is the next's
             done = e.n_samples if ended else e.sample
-            line = status("train", done, e.n_samples, e.result, now - self._began, eta, e.n_tokens / spent)
+            line = status("train", done, e.n_samples, e.result, now - self._began, eta, e.n_tokens / spent, e.norm)
             self.write(line, ended)
             self._sample = 0 if e.sample >= e.n_samples else e.sample
         else:
@@ -161,7 +184,7 @@ class Reporter:
             )
             self.write(
                 f"train: iter={e.iteration}/{e.n_steps} sample={e.sample}/{e.n_samples} sched={e.factor:.6f} "
-                f"loss={e.loss:.6f} {told}dt={clock(spent)} eta={clock(eta)} |{gained}",
+                f"loss={e.loss:.6f} {told}norm={e.norm:.4g} dt={clock(spent)} eta={clock(eta)} |{gained}",
                 True,
             )
 

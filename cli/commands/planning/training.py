@@ -68,7 +68,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
         settings, data = training_run.prepare(o, reader) if o.file else (training_run.settings(o), None)
         trainable = finetune.trainable(session, gguf, h, None if full else finetune.adapter_options(o), o)
         steps = steps_of(trainable, settings, media=None if reader.media is None else reader.media.media)
-        devices = steps.footprint(settings.grad_acc, validates=o.val_split > 0 or reader.objective is not None)
+        devices = steps.footprint(settings.grad_acc)
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
         pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
         process = own_bytes() + saved + pages

@@ -6,6 +6,7 @@ import errno
 import itertools
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from unittest import mock
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
@@ -41,7 +43,7 @@ from logitless.training import checkpoint, save
 from logitless.training.errors import TrainingError
 from logitless.training.reporting import trackers
 from logitless.training.reporting.trackers import Integration, RunInfo
-from logitless.training.schedule import Stopping
+from logitless.training.schedule import Schedule, Stopping
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
 HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learning_rate_multiplier": 5.0}
@@ -568,6 +570,41 @@ def test_a_job_stops_early_with_its_best_model(
     assert id is not None
     assert job.tuning.adapters.entries[id].path == model.path
     assert next(losses) == 1.0
+    job.tuning.close()
+
+
+@pytest.mark.parametrize(("n", "last"), [(9, 0), (12, 10), (19, 10)])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_job_that_diverges_keeps_and_names_its_last_good_checkpoint(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, last: int, full: bool
+) -> None:
+    """Step n (from 0) of two epochs of ten has a rate without bound: at an epoch's end it would be published."""
+    rate = Schedule.rate
+    monkeypatch.setattr(Schedule, "rate", lambda self, i, *more: math.inf if i == n else rate(self, i, *more))
+    job = Job(tmp_path, engine, full=full)
+    job.tuning.set_status(job.id, ("queued", "running"), "cancelled")
+    job.leave()
+    body = {"model": "m", "training_file": job.row["training_file"]}
+    row = new_job(
+        {**body, "hyperparameters": {**HYPERPARAMETERS, "n_epochs": 2, "full": full}}, job.store, "m", {"m"}, 512
+    )
+    job.store.put("jobs", row)
+    job.id = row["id"]
+    job.tuning.created()
+    job.leave()
+    name = f"{row['model_name']}@{last}"
+    error = job.row["error"]
+    assert (job.status, error["code"]) == ("failed", "training_diverged")
+    assert re.match(r"the run diverged at step \d+: loss .*, gradient norm ", error["message"])
+    assert error["message"].endswith(f"; the last checkpoint is {name}" if last else "; there is no checkpoint")
+    assert [row["step_number"] for row in job.store.checkpoints(job.id)] == ([last] if last else [])
+    told = [event["message"] for _, event in job.store.events(job.id)]
+    first = next(text for text in told if text.startswith("Step 1/20"))
+    assert re.fullmatch(r"Step 1/20: training loss=\d\.\d{4}, gradient norm=[\d.]+", first)
+    for values in job.results().values():
+        assert np.isfinite(np.frombuffer(values, np.float32)).all()
+    names = {entry.name for entry in job.tuning.adapters.entries if not entry.removed}
+    assert names == ({name, row["model_name"]} if last else set())
     job.tuning.close()
 
 
