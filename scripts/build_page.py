@@ -22,6 +22,7 @@ BODIES, MANIFEST = SOURCES / "bodies.d.ts", SOURCES / "manifest.json"
 COMPILER = ROOT / "build" / "page" / "node_modules" / ".bin" / "tsc"
 ANSWERS = (
     *(errors.Error, models.Models, llamacpp.Props, llamacpp.Adapter, llamacpp.SlotState, llamacpp.TokenIds),
+    *(llamacpp.StreamState,),
     *(llamacpp.ToolEntry, llamacpp.ToolAnswer, generation.NativeChunk, generation.NativeCompletion, openai.ChatChunk),
     *(openai.ChatCompletion, openai.TextCompletion, fine_tuning.File, fine_tuning.Job, fine_tuning.JobEvent),
     *(fine_tuning.Checkpoint, fine_tuning.Graded),

@@ -45,6 +45,7 @@ class Tab:
         self._socket, self._numbers = socket, itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.said: list[str] = []
+        self.profile = ""  # the id of its browser context
 
     async def listen(self) -> None:
         """Receive messages of the browser until it exits."""
@@ -170,15 +171,21 @@ class Browser:
         self._own.cleanup()
 
     @contextlib.asynccontextmanager
-    async def tab(self) -> AsyncIterator[Tab]:
-        """A new empty page."""
+    async def tab(self, beside: Tab | None = None) -> AsyncIterator[Tab]:
+        """A new empty page; with `beside`, in the profile of another one."""
         async with aiohttp.ClientSession() as session, _connected(session, self._address) as whole:
-            profile = (await whole.call("Target.createBrowserContext"))["browserContextId"]
+            profile = (
+                beside.profile if beside else (await whole.call("Target.createBrowserContext"))["browserContextId"]
+            )
             made = await whole.call("Target.createTarget", url="about:blank", browserContextId=profile)
             address = re.sub(r"/devtools/.*", f"/devtools/page/{made['targetId']}", self._address)
             async with _connected(session, address) as page:
+                page.profile = profile
                 yield page
-            await whole.call("Target.disposeBrowserContext", browserContextId=profile)
+            if beside:
+                await whole.call("Target.closeTarget", targetId=made["targetId"])
+            else:
+                await whole.call("Target.disposeBrowserContext", browserContextId=profile)
 
 
 @contextlib.asynccontextmanager

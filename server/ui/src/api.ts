@@ -1,6 +1,6 @@
 // The server's API as the page uses it: JSON, streams of events, and the key, which stays in this tab.
 
-import type {ChatChunk, Error as ErrorBody, File as ServerFile, NativeChunk, NativeCompletion} from "./bodies.js";
+import type {ChatChunk, Error as ErrorBody, File as ServerFile, NativeChunk, NativeCompletion, StreamState} from "./bodies.js";
 
 const KEY = "logitless-key";
 
@@ -10,6 +10,13 @@ export class Refused extends Error {
   constructor(status: number, message: string) {
     super(message);
     this.status = status;
+  }
+}
+
+/** The server cannot be reached, or not any more. */
+export class Lost extends Refused {
+  constructor(message: string) {
+    super(0, message);
   }
 }
 
@@ -36,7 +43,7 @@ async function request(path: string, options: RequestInit & {headers?: Record<st
     reply = await fetch(path, {...options, headers, cache: "no-store"});
   } catch (error) {
     if (isAbort(error)) throw error;
-    throw new Refused(0, "The server cannot be reached.");
+    throw new Lost("The server cannot be reached.");
   }
   if (reply.ok) return reply;
   const text = await reply.text();
@@ -76,28 +83,54 @@ export async function text(path: string) {
 /** A piece of a stream: of a chat, or of a completion. */
 export type Piece = ChatChunk | NativeChunk | NativeCompletion;
 
-/** The objects of a stream of server-sent events. Throws what the server refused, and when the end is missing. */
-export async function* stream(path: string, body: object, signal: AbortSignal): AsyncGenerator<Piece> {
+/** A piece of a stream, and the bytes of the stream that have come with it. */
+export interface Received {
+  data: Piece;
+  at: number;
+}
+
+/** The stream that answers a request. With a name it goes on without this page, which may take it up again. */
+export async function* stream(path: string, body: object, signal: AbortSignal, name = ""): AsyncGenerator<Received> {
   const reply = await request(path, {
     method: "POST",
-    headers: {"Content-Type": "application/json"},
+    headers: {"Content-Type": "application/json", ...(name && {"X-Conversation-Id": name})},
     body: JSON.stringify({...body, stream: true}),
     signal,
   });
-  const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", ended = false;
+  yield* pieces(reply, 0);
+}
+
+/** A stream of this name from a byte on. */
+export async function* resumed(name: string, at: number, signal: AbortSignal): AsyncGenerator<Received> {
+  yield* pieces(await request(`v1/stream?conv_id=${encodeURIComponent(name)}&from=${at}`, {signal}), at);
+}
+
+/** Which of these streams the server has; with a wrong key it refuses. */
+export const streamsOf = async (names: string[]) =>
+  new Set((await post<StreamState[]>("v1/streams/lookup", {conversation_ids: names})).map(one => one.conversation_id));
+
+/** End a stream. */
+export const endStream = (name: string) => request(`v1/stream?conv_id=${encodeURIComponent(name)}`, {method: "DELETE"});
+
+/** The objects of a stream of server-sent events. Throws what the server refused, and when the end is missing. */
+async function* pieces(reply: Response, begin: number): AsyncGenerator<Received> {
+  const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader(), encoder = new TextEncoder();
+  let rest = "", ended = false, at = begin;
   for (;;) {
-    const {value, done} = await reader.read();
+    const {value, done} = await reader.read().catch((error: unknown) => {
+      throw isAbort(error) ? error : new Lost("The connection ended before the answer did.");
+    });
     if (done) break;
     const frames = (rest + value).split("\n\n");
     rest = frames.pop() ?? "";
     for (const frame of frames) {
+      at += encoder.encode(frame).length + 2;
       if (!frame.startsWith("data: ")) continue;
       const data: (Piece & Partial<ErrorBody>) | null = frame === "data: [DONE]" ? null : JSON.parse(frame.slice(6));
       if (data?.error) throw new Refused(data.error.code, String(data.error.message));
       ended ||= data === null || ("stop" in data && data.stop === true);
-      if (data) yield data;
+      if (data) yield {data, at};
     }
   }
-  if (!ended) throw new Refused(0, "The connection ended before the answer did.");
+  if (!ended) throw new Lost("The connection ended before the answer did.");
 }

@@ -1,11 +1,13 @@
 // The page: its frame, the views in it, and the keys that work everywhere.
 
+import {followAddress} from "./address.js";
 import {reason} from "./api.js";
 import {hasFiles} from "./attachments.js";
 import {Chat} from "./chat.js";
 import {stopHere} from "./composer.js";
+import {takeUp} from "./generate.js";
 import {Live, watchServer} from "./live.js";
-import {chosen, connect, isBusy, label, loadOrUnload, named, status} from "./models.js";
+import {chosen, connect, isBusy, label, loadOrUnload, named, needsKey, status} from "./models.js";
 import type {On} from "./parts.js";
 import {Dialog, IconButton} from "./parts.js";
 import {restore} from "./saved.js";
@@ -15,7 +17,7 @@ import type {State} from "./store.js";
 import {current, get, set, subscribe, useStore} from "./store.js";
 import {listenForTokens} from "./tokens.js";
 import {titleOf} from "./tree.js";
-import type {VNode} from "./vendor/preact.js";
+import type {ComponentChildren, VNode} from "./vendor/preact.js";
 import {Component, html, render, useEffect, useState} from "./vendor/preact.js";
 
 function Models() {
@@ -43,10 +45,36 @@ function Header() {
 }
 
 function Refusal() {
-  const refusal = useStore(state => state.refusal);
-  if (!refusal) return null;
-  return html`<div class="refusal" id="state" role="alert">
-    ${refusal === "key" ? html`<p>This server wants an API key.</p><${Key} />` : html`<p>${refusal}</p>`}</div>`;
+  const refusal = useStore(state => state.refusal), unsaved = useStore(state => state.unsaved);
+  return html`${refusal && html`<div class="refusal" id="state" role="alert">
+      <p>${refusal}</p>${needsKey(refusal) && html`<${Key} />`}</div>`}
+    ${unsaved && html`<p class="refusal" id="unsaved" role="alert">${unsaved}</p>`}`;
+}
+
+/** What was deleted last, with the button that brings it back. */
+function Undo() {
+  const undo = useStore(state => state.undo);
+  if (!undo) return null;
+  return html`<div class="undo" id="undo" role="status"><span>${undo.text}</span>
+    <button type="button" class="button" onClick=${() => { undo.act(); set({undo: null}); }}>Undo</button>
+    <${IconButton} icon="close" label="Close" onClick=${() => set({undo: null})} /></div>`;
+}
+
+interface GuardedProps {
+  what: string;
+  at?: string; // what is shown: another one may not fail
+  children: ComponentChildren;
+}
+
+/** A part of the page whose failure leaves the others alone. */
+class Guarded extends Component<GuardedProps, {told?: string; at?: string}> {
+  override componentDidCatch(error: unknown) {
+    this.setState({told: reason(error), at: this.props.at ?? ""});
+  }
+
+  override render({what, at = "", children}: GuardedProps, {told, at: failed}: {told?: string; at?: string}) {
+    return told === undefined || at !== failed ? children : html`<p class="bad pad" role="alert">${what} cannot be shown: ${told}</p>`;
+  }
 }
 
 const KEYS: [string, string][] = [["Enter", "send the message"], ["Shift+Enter", "begin a line"], ["Escape", "stop the answer"], ["Ctrl+Shift+O", "new conversation"],
@@ -80,7 +108,7 @@ function Keys({close}: {close: () => void}) {
 }
 
 function App() {
-  const view = useStore(state => state.view), drawer = useStore(state => state.drawer), side = useStore(state => state.side);
+  const view = useStore(state => state.view), drawer = useStore(state => state.drawer), side = useStore(state => state.side), shown = useStore(state => state.current), ready = useStore(state => state.ready);
   const [keys, setKeys] = useState(false);
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
@@ -111,11 +139,17 @@ function App() {
       window.removeEventListener("drop", keep);
     };
   }, []);
-  return html`<div class=${`app ${drawer ? "with-drawer" : ""}`}>
-    <${Sidebar} />
+  const skip = (event: Event) => {
+    event.preventDefault(); // the address is that of the conversation
+    (document.getElementById("text") ?? document.getElementById("main"))?.focus();
+  };
+  if (!ready) return html`<main><${Refusal} /></main>`;
+  return html`<a class="skip" href="#main" onClick=${skip}>Skip to the ${view === "tune" ? "content" : "message"}</a>
+  <div class=${`app ${drawer ? "with-drawer" : ""}`}>
+    <${Guarded} what="The list of conversations"><${Sidebar} /><//>
     ${side && html`<div class="shade" onClick=${() => set({side: false})}></div>`}
-    <main><${Header} /><${Refusal} />${VIEWS[view]()}</main>
-    ${drawer === "settings" && html`<${Settings} />`}
+    <main id="main" tabindex="-1"><${Header} /><${Refusal} /><${Guarded} what="This view" at=${`${view} ${shown}`}>${VIEWS[view]()}<//><${Undo} /></main>
+    ${drawer === "settings" && html`<${Guarded} what="The settings" at=${shown ?? ""}><${Settings} /><//>`}
     ${drawer === "server" && html`<${Live} />`}
     ${keys && html`<${Keys} close=${() => setKeys(false)} />`}
   </div>`;
@@ -129,7 +163,17 @@ function dress(state: State) {
 
 subscribe(dress);
 listenForTokens();
-await restore();
+/** True once the server has talked to this page. */
+const isConnected = ({refusal, models}: State) => !refusal && models.length > 0;
+
+const reading = restore();
 render(html`<${App} />`, document.getElementById("app")!);
+await reading;
+followAddress();
 await connect();
+takeUp(get().conversations);
+subscribe((now, before) => { // another tab, or another visit, may have left an answer that is coming
+  const shown = current(now), news = now.conversations !== before.conversations || now.current !== before.current || isConnected(now) !== isConnected(before);
+  if (shown && news && isConnected(now)) takeUp([shown]);
+});
 watchServer();

@@ -498,6 +498,15 @@ export interface SlotState {
   prompt?: string; // of servers with --verbose
 }
 
+/** State of a stream that can be read again. */
+export interface StreamState {
+  conversation_id: string;
+  is_done: boolean;
+  total_bytes: number;
+  started_at: number; // Unix time in seconds
+  completed_at: number; // 0: it goes on
+}
+
 /** One result of /v1/completions. */
 export interface TextChoice {
   text: string;

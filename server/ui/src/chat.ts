@@ -3,10 +3,11 @@
 import {Composer} from "./composer.js";
 import {again, answerCall, edit, goOn, isRunning, tryInstead} from "./generate.js";
 import {show} from "./markdown.js";
+import {sorted} from "./merge.js";
 import {absent, chosen as chosenModel, named} from "./models.js";
 import type {On} from "./parts.js";
 import {Copy, count, IconButton, rate} from "./parts.js";
-import {current, update, useStore} from "./store.js";
+import {current, DEFAULTS, set, setSettings, settingsOf, update, useStore} from "./store.js";
 import type {Take} from "./tokens.js";
 import {showTokens} from "./tokens.js";
 import {ServerCall} from "./tools.js";
@@ -123,15 +124,26 @@ function Ended({conversation, node, last}: {conversation: Conversation; node: An
 }
 
 function Actions({conversation, node, startEdit}: {conversation: Conversation; node: Message; startEdit: () => void}) {
+  const models = useStore(state => state.models);
   if (isRunning(conversation.id)) return null;
   const {id} = conversation, answer = node.role === "assistant" ? node : null, probable = answer !== null && hasTokens(answer);
-  const remove = () => update(id, one => removed(one, node.id));
+  const remove = () => {
+    const before = current();
+    if (!before?.nodes[node.id]) return;
+    const left = removed(before, node.id), gone = Object.entries(before.nodes).filter(([key]) => !left.nodes[key]);
+    const back = () => update(id, one => ({...one, nodes: sorted({...Object.fromEntries(gone), ...one.nodes}), leaf: before.leaf}));
+    update(id, () => left);
+    set({undo: {text: gone.length === 1 ? "The message is deleted." : `${gone.length} messages are deleted.`, act: back}});
+  };
   const show = () => update(id, one => changed(one, node.id, {shown: probable ? "text" : "tokens"}));
   return html`<div class="actions">
     <${Branches} conversation=${conversation} node=${node} />
     <${Copy} label="Copy message" text=${node.content} />
     ${node.role === "user" && html`<${IconButton} icon="edit" label="Edit" onClick=${startEdit} />`}
     ${answer && html`<${IconButton} icon="again" label="Regenerate" onClick=${() => again(id, answer)} />`}
+    ${answer && models.length > 1 && html`<select class="chip" aria-label="Regenerate with another model" title="Regenerate with another model" value=""
+      onChange=${(event: On<HTMLSelectElement>) => { const model = event.target.value; event.target.value = ""; again(id, answer, model); }}>
+      <option value="">with…</option>${models.map(one => html`<option key=${one.id} value=${one.id}>${named(one.id)}</option>`)}</select>`}
     ${answer?.tokens?.length && html`<${IconButton} icon="bars" label=${probable ? "Show text" : "Show token probabilities"} aria-pressed=${String(probable)} onClick=${show} />`}
     <${IconButton} icon="bin" label="Delete from here on" onClick=${remove} />
     ${answer?.timings && html`<span class="speed">${speed(answer.timings)}</span>`}
@@ -200,10 +212,25 @@ class MessageView extends Component<MessageProps, MessageState> {
   }
 }
 
+/** What a new conversation takes from the one before, and the way to begin without. */
+function Inherited() {
+  const settings = useStore(settingsOf), serverTools = useStore(state => state.serverTools);
+  const tools = [...settings.tools.map(tool => tool.name), ...settings.serverTools.filter(name => serverTools.some(one => one.tool === name))];
+  const parts = [settings.system && "a system prompt", tools.length && `${tools.length === 1 ? "the tool" : `${tools.length} tools:`} ${tools.join(", ")}`,
+    settings.schema?.on && "a JSON schema for the answers", settings.stop && "stop texts",
+    Object.keys(settings.sampling).length && `sampling: ${Object.keys(settings.sampling).join(", ")}`].filter(Boolean);
+  if (!parts.length) return null;
+  return html`<p id="inherited">This conversation begins with the last settings: ${parts.join("; ")}.
+    <button type="button" class="link" onClick=${() => setSettings(DEFAULTS)}>Begin without them</button></p>`;
+}
+
 function Welcome() {
   const model = useStore(chosenModel), props = useStore(state => state.props);
+  const missing = useStore(state => state.current !== null && !current(state));
+  if (missing) return html`<div class="welcome"><h2>Not found</h2><p id="missing">This browser has no conversation of this address. A message begins a new one.</p></div>`;
   return html`<div class="welcome"><h2>${model ? named(model.id) : "logitless"}</h2>
     ${props && html`<p>${count(props.default_generation_settings.n_ctx)} tokens of context${props.modalities?.vision ? " · reads images" : ""}${props.modalities?.audio ? " · reads audio" : ""}${props.chat_template ? "" : " · has no chat template, so it continues text"}</p>`}
+    <${Inherited} />
   </div>`;
 }
 
@@ -233,7 +260,7 @@ function useFollowing(box: RefObject<HTMLElement>) {
 }
 
 export function Chat() {
-  const conversation = useStore(current), running = useStore(state => (state.current ?? "") in state.running);
+  const conversation = useStore(current), running = useStore(state => Object.hasOwn(state.running, state.current ?? ""));
   const told = useStore(state => absent(chosenModel(state)));
   const log = useRef<HTMLDivElement>(null), nodes = conversation ? path(conversation) : [];
   const end = useFollowing(log);

@@ -52,7 +52,7 @@ export function Composer() {
   const [text, setText] = useState(""), [files, setFiles] = useState(NOTHING), [dropping, setDropping] = useState(false), [, redraw] = useState(0);
   const box = useRef<HTMLTextAreaElement>(null), picker = useRef<HTMLInputElement>(null);
   const conversation = useStore(current), id = conversation?.id ?? null;
-  const running = useStore(state => id !== null && id in state.running), props = useStore(state => state.props);
+  const running = useStore(state => id !== null && Object.hasOwn(state.running, id)), props = useStore(state => state.props);
   const settings = useStore(settingsOf), enterSends = useStore(state => state.enterSends);
   const mode = conversation?.mode ?? (chats(props) ? draft.mode : "text");
   const empty = !text.trim() && !files.images.length && !files.sounds.length && !files.files.length;

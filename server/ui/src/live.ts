@@ -1,9 +1,9 @@
 // Live view of the server: throughput, KV cache blocks and slots, polled once a second while it is visible.
 
-import {json, reason, statusOf, text} from "./api.js";
+import {json, text} from "./api.js";
 import type {Props, SlotState} from "./bodies.js";
 import {received} from "./generate.js";
-import {absent, chosen, connect, lookAtModels, of} from "./models.js";
+import {absent, chosen, connect, lookAtModels, of, refusalOf} from "./models.js";
 import {Chart, count, IconButton, rate} from "./parts.js";
 import {get, set, useStore} from "./store.js";
 import {html, useEffect, useState} from "./vendor/preact.js";
@@ -65,7 +65,7 @@ export function watchServer() {
         } else if (!get().props) await connect();
       }
     } catch (error) {
-      set({refusal: statusOf(error) === 401 ? "key" : reason(error), props: null});
+      set({refusal: refusalOf(error), props: null});
     }
     return router ? 1000 : 3000;
   });

@@ -1,7 +1,7 @@
 // Markdown to elements. Text of a model is never parsed as HTML: Markdown's tokens become elements of a fixed set of
 // names, with no attribute but those given here. Highlighting and formulas are loaded when the first one is there.
 
-import {copyButton, element} from "./parts.js";
+import {button, copyButton, download, element} from "./parts.js";
 import type {MarkedToken, Token as AnyToken, Tokens} from "./vendor/marked.js";
 import {Marked} from "./vendor/marked.js";
 
@@ -132,6 +132,11 @@ function table(token: Tokens.Table) {
   return made;
 }
 
+const ENDINGS: Record<string, string> = {bash: "sh", csharp: "cs", javascript: "js", kotlin: "kt", markdown: "md", perl: "pl", python: "py", ruby: "rb", rust: "rs", shell: "sh", typescript: "ts", latex: "tex"};
+
+/** The name of a file with code of this language. */
+export const fileOf = (language: string) => `code.${ENDINGS[language] ?? (/^[a-z0-9]{1,8}$/.test(language) ? language : "txt")}`;
+
 function code(token: Tokens.Code) {
   const language = (token.lang ?? "").split(/\s/, 1).join("").toLowerCase();
   const text = element("code", {textContent: token.text});
@@ -140,7 +145,8 @@ function code(token: Tokens.Code) {
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", `Code${language && `: ${language}`}`);
   return element("div", {className: "code"},
-    element("div", {className: "bar"}, element("span", {textContent: language || "text"}), copyButton("Copy code", () => token.text)), pre);
+    element("div", {className: "bar"}, element("span", {textContent: language || "text"}), 
+      element("span", {}, button("save", "Download code", () => download(fileOf(language), token.text, "text/plain")), copyButton("Copy code", () => token.text))), pre);
 }
 
 const HEADINGS = ["h3", "h4", "h5", "h6"] as const; // the page's own are h1 and h2
@@ -221,8 +227,18 @@ function formula(token: Formula) {
 
 const drawn = new WeakMap<HTMLElement, string[]>(); // the raw text of each child of an element
 
-/** Show Markdown in `box`. Blocks that have not changed since the last time stay as they are. */
+/** Show Markdown in `box`; what cannot be read as Markdown, as it is written. */
 export function show(box: HTMLElement, text: string) {
+  try {
+    showBlocks(box, text);
+  } catch { // nested too deeply
+    drawn.delete(box);
+    box.textContent = text;
+  }
+}
+
+/** Blocks that have not changed since the last time stay as they are. */
+function showBlocks(box: HTMLElement, text: string) {
   const marked = /\$|\\[([]/.test(text) ? mathematical : plain; // looking for formulas takes long in long texts
   const tokens = (marked.lexer(text) as Token[]).filter(token => token.type !== "space" && token.type !== "def");
   const before = drawn.get(box) ?? [];

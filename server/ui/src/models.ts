@@ -1,6 +1,6 @@
 // Models: their list, the selection, and behind a router the state of each.
 
-import {json, post, reason, statusOf} from "./api.js";
+import {apiKey, json, post, reason, statusOf, streamsOf} from "./api.js";
 import type {Adapter, FileProgress, ModelEntry, Models, Props} from "./bodies.js";
 import {get, set} from "./store.js";
 import {lookAtTools} from "./tools.js";
@@ -55,14 +55,21 @@ export async function loadOrUnload() {
   await lookAtModels();
 }
 
+const NO_KEY = "This server wants an API key.", WRONG_KEY = "The server does not know this API key.";
+export const needsKey = (refusal: string) => refusal === NO_KEY || refusal === WRONG_KEY;
+
+/** Why the server does not talk to this page. */
+export const refusalOf = (error: unknown) => (statusOf(error) !== 401 ? reason(error) : apiKey.get() ? WRONG_KEY : NO_KEY);
+
 /** Everything that the key or the choice of a model may have changed. */
 export async function connect() {
   try {
     await lookAtModels();
+    await streamsOf([]); // the list of models is open to all; this wants the key
     await lookAtProps();
     set({refusal: ""});
   } catch (error) {
-    set({refusal: statusOf(error) === 401 ? "key" : reason(error)});
+    set({refusal: refusalOf(error)});
   }
 }
 

@@ -3,6 +3,8 @@
 import {reason} from "./api.js";
 import type {On} from "./parts.js";
 import {IconButton, Switch} from "./parts.js";
+import type {Shape} from "./shapes.js";
+import {object} from "./shapes.js";
 import {html, useEffect, useState} from "./vendor/preact.js";
 
 export const TYPES = ["string", "number", "integer", "boolean", "enum", "object", "array"] as const;
@@ -30,13 +32,19 @@ interface Field {
   item?: Field; // of an array
 }
 
+export const schemaShape: Shape<Schema> = (value, at) => object(value, at); // fieldOf looks at what is in it
+
 const KNOWN = ["type", "properties", "required", "additionalProperties", "items", "enum", "description"];
 
 export const EMPTY: Schema = {type: "object", properties: {}, required: [], additionalProperties: false};
 
+const isObject = (value: unknown) => typeof value === "object" && value !== null && !Array.isArray(value);
+
 /** The field of a schema; null: only text can say it. */
 export function fieldOf(schema: Schema, name = "", optional = false): Field | null {
-  if (typeof schema !== "object" || schema === null || Object.keys(schema).some(key => !KNOWN.includes(key))) return null;
+  if (!isObject(schema) || Object.keys(schema).some(key => !KNOWN.includes(key))) return null;
+  if (![schema.enum, schema.required].every(value => value === undefined || Array.isArray(value))) return null;
+  if (!isObject(schema.properties ?? {}) || typeof (schema.description ?? "") !== "string") return null;
   const kind = schema.enum ? "enum" : schema.type;
   if (!kind || !TYPES.includes(kind)) return null;
   const field: Field = {name, kind, description: schema.description ?? "", optional};

@@ -40,6 +40,8 @@ export const DEFAULTS: Settings = {
   lora: {},
 };
 
+export const TAG = `-${Math.random().toString(36).slice(2, 8)}`; // of this tab, in the ids of its messages
+
 export interface State {
   ready: boolean; // what was saved has been read
   conversations: Conversation[]; // the newest first
@@ -55,6 +57,8 @@ export interface State {
   serverTools: ToolEntry[]; // that the server runs
   allowed: Record<string, string[]>; // id of a conversation -> names of tools that run in it without a question
   refusal: string; // why the server does not talk to this page
+  unsaved: string; // why what is on the page is not in the browser's storage
+  undo: {text: string; act: () => void} | null; // of what was deleted last
   running: Record<string, AbortController>; // by the id of a conversation
   view: "chat" | "compare" | "tune";
   drawer: "" | "settings" | "server";
@@ -76,6 +80,8 @@ let state: State = {
   serverTools: [],
   allowed: {},
   refusal: "",
+  unsaved: "",
+  undo: null,
   running: {},
   view: "chat",
   drawer: "",

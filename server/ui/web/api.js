@@ -7,6 +7,12 @@ export class Refused extends Error {
         this.status = status;
     }
 }
+/** The server cannot be reached, or not any more. */
+export class Lost extends Refused {
+    constructor(message) {
+        super(0, message);
+    }
+}
 /** What went wrong, in words. */
 export const reason = (error) => (error instanceof Error ? error.message : String(error));
 export const statusOf = (error) => (error instanceof Refused ? error.status : 0);
@@ -26,7 +32,7 @@ async function request(path, options = {}) {
     catch (error) {
         if (isAbort(error))
             throw error;
-        throw new Refused(0, "The server cannot be reached.");
+        throw new Lost("The server cannot be reached.");
     }
     if (reply.ok)
         return reply;
@@ -59,23 +65,38 @@ export async function upload(file, purpose) {
 export async function text(path) {
     return (await request(path)).text();
 }
-/** The objects of a stream of server-sent events. Throws what the server refused, and when the end is missing. */
-export async function* stream(path, body, signal) {
+/** The stream that answers a request. With a name it goes on without this page, which may take it up again. */
+export async function* stream(path, body, signal, name = "") {
     const reply = await request(path, {
         method: "POST",
-        headers: { "Content-Type": "application/json" },
+        headers: { "Content-Type": "application/json", ...(name && { "X-Conversation-Id": name }) },
         body: JSON.stringify({ ...body, stream: true }),
         signal,
     });
-    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "", ended = false;
+    yield* pieces(reply, 0);
+}
+/** A stream of this name from a byte on. */
+export async function* resumed(name, at, signal) {
+    yield* pieces(await request(`v1/stream?conv_id=${encodeURIComponent(name)}&from=${at}`, { signal }), at);
+}
+/** Which of these streams the server has; with a wrong key it refuses. */
+export const streamsOf = async (names) => new Set((await post("v1/streams/lookup", { conversation_ids: names })).map(one => one.conversation_id));
+/** End a stream. */
+export const endStream = (name) => request(`v1/stream?conv_id=${encodeURIComponent(name)}`, { method: "DELETE" });
+/** The objects of a stream of server-sent events. Throws what the server refused, and when the end is missing. */
+async function* pieces(reply, begin) {
+    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader(), encoder = new TextEncoder();
+    let rest = "", ended = false, at = begin;
     for (;;) {
-        const { value, done } = await reader.read();
+        const { value, done } = await reader.read().catch((error) => {
+            throw isAbort(error) ? error : new Lost("The connection ended before the answer did.");
+        });
         if (done)
             break;
         const frames = (rest + value).split("\n\n");
         rest = frames.pop() ?? "";
         for (const frame of frames) {
+            at += encoder.encode(frame).length + 2;
             if (!frame.startsWith("data: "))
                 continue;
             const data = frame === "data: [DONE]" ? null : JSON.parse(frame.slice(6));
@@ -83,9 +104,9 @@ export async function* stream(path, body, signal) {
                 throw new Refused(data.error.code, String(data.error.message));
             ended ||= data === null || ("stop" in data && data.stop === true);
             if (data)
-                yield data;
+                yield { data, at };
         }
     }
     if (!ended)
-        throw new Refused(0, "The connection ended before the answer did.");
+        throw new Lost("The connection ended before the answer did.");
 }

@@ -1,10 +1,12 @@
 // The page: its frame, the views in it, and the keys that work everywhere.
+import { followAddress } from "./address.js";
 import { reason } from "./api.js";
 import { hasFiles } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { stopHere } from "./composer.js";
+import { takeUp } from "./generate.js";
 import { Live, watchServer } from "./live.js";
-import { chosen, connect, isBusy, label, loadOrUnload, named, status } from "./models.js";
+import { chosen, connect, isBusy, label, loadOrUnload, named, needsKey, status } from "./models.js";
 import { Dialog, IconButton } from "./parts.js";
 import { restore } from "./saved.js";
 import { Key, Settings } from "./settings.js";
@@ -36,11 +38,28 @@ function Header() {
   </header>`;
 }
 function Refusal() {
-    const refusal = useStore(state => state.refusal);
-    if (!refusal)
+    const refusal = useStore(state => state.refusal), unsaved = useStore(state => state.unsaved);
+    return html `${refusal && html `<div class="refusal" id="state" role="alert">
+      <p>${refusal}</p>${needsKey(refusal) && html `<${Key} />`}</div>`}
+    ${unsaved && html `<p class="refusal" id="unsaved" role="alert">${unsaved}</p>`}`;
+}
+/** What was deleted last, with the button that brings it back. */
+function Undo() {
+    const undo = useStore(state => state.undo);
+    if (!undo)
         return null;
-    return html `<div class="refusal" id="state" role="alert">
-    ${refusal === "key" ? html `<p>This server wants an API key.</p><${Key} />` : html `<p>${refusal}</p>`}</div>`;
+    return html `<div class="undo" id="undo" role="status"><span>${undo.text}</span>
+    <button type="button" class="button" onClick=${() => { undo.act(); set({ undo: null }); }}>Undo</button>
+    <${IconButton} icon="close" label="Close" onClick=${() => set({ undo: null })} /></div>`;
+}
+/** A part of the page whose failure leaves the others alone. */
+class Guarded extends Component {
+    componentDidCatch(error) {
+        this.setState({ told: reason(error), at: this.props.at ?? "" });
+    }
+    render({ what, at = "", children }, { told, at: failed }) {
+        return told === undefined || at !== failed ? children : html `<p class="bad pad" role="alert">${what} cannot be shown: ${told}</p>`;
+    }
 }
 const KEYS = [["Enter", "send the message"], ["Shift+Enter", "begin a line"], ["Escape", "stop the answer"], ["Ctrl+Shift+O", "new conversation"],
     ["Ctrl+K", "search in conversations"], ["Ctrl+,", "settings"], ["Alt+↑ / Alt+↓", "the conversation above or below"],
@@ -63,7 +82,7 @@ function Keys({ close }) {
     return html `<${Dialog} title="Keys" close=${close}><dl class="keys">${KEYS.map(([key, what]) => html `<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl><//>`;
 }
 function App() {
-    const view = useStore(state => state.view), drawer = useStore(state => state.drawer), side = useStore(state => state.side);
+    const view = useStore(state => state.view), drawer = useStore(state => state.drawer), side = useStore(state => state.side), shown = useStore(state => state.current), ready = useStore(state => state.ready);
     const [keys, setKeys] = useState(false);
     useEffect(() => {
         const press = (event) => {
@@ -98,11 +117,18 @@ function App() {
             window.removeEventListener("drop", keep);
         };
     }, []);
-    return html `<div class=${`app ${drawer ? "with-drawer" : ""}`}>
-    <${Sidebar} />
+    const skip = (event) => {
+        event.preventDefault(); // the address is that of the conversation
+        (document.getElementById("text") ?? document.getElementById("main"))?.focus();
+    };
+    if (!ready)
+        return html `<main><${Refusal} /></main>`;
+    return html `<a class="skip" href="#main" onClick=${skip}>Skip to the ${view === "tune" ? "content" : "message"}</a>
+  <div class=${`app ${drawer ? "with-drawer" : ""}`}>
+    <${Guarded} what="The list of conversations"><${Sidebar} /><//>
     ${side && html `<div class="shade" onClick=${() => set({ side: false })}></div>`}
-    <main><${Header} /><${Refusal} />${VIEWS[view]()}</main>
-    ${drawer === "settings" && html `<${Settings} />`}
+    <main id="main" tabindex="-1"><${Header} /><${Refusal} /><${Guarded} what="This view" at=${`${view} ${shown}`}>${VIEWS[view]()}<//><${Undo} /></main>
+    ${drawer === "settings" && html `<${Guarded} what="The settings" at=${shown ?? ""}><${Settings} /><//>`}
     ${drawer === "server" && html `<${Live} />`}
     ${keys && html `<${Keys} close=${() => setKeys(false)} />`}
   </div>`;
@@ -114,7 +140,17 @@ function dress(state) {
 }
 subscribe(dress);
 listenForTokens();
-await restore();
+/** True once the server has talked to this page. */
+const isConnected = ({ refusal, models }) => !refusal && models.length > 0;
+const reading = restore();
 render(html `<${App} />`, document.getElementById("app"));
+await reading;
+followAddress();
 await connect();
+takeUp(get().conversations);
+subscribe((now, before) => {
+    const shown = current(now), news = now.conversations !== before.conversations || now.current !== before.current || isConnected(now) !== isConnected(before);
+    if (shown && news && isConnected(now))
+        takeUp([shown]);
+});
 watchServer();

@@ -1,6 +1,7 @@
 // Two models, or an adapter and its base, answer the same messages side by side.
+import { stream } from "./api.js";
 import { Answer, Thought } from "./chat.js";
-import { follow } from "./generate.js";
+import { follow, newId } from "./generate.js";
 import { named } from "./models.js";
 import { Copy, count, Icon, IconButton, rate } from "./parts.js";
 import { requestFor } from "./request.js";
@@ -68,7 +69,7 @@ export function Compare() {
         const talk = added(asking, asking.leaf, { role: "assistant", content: "", model, status: "running", at });
         put(i, talk);
         const answer = answerOf(talk, talk.leaf), asked = requestFor(talk, talk.leaf, { model, adapters });
-        return follow({ ...asked, signal, answer, change: next => put(i, changed(latest.current[i], answer.id, next)) });
+        return follow({ pieces: stream(asked.url, asked.body, signal), signal, answer, change: next => put(i, changed(latest.current[i], answer.id, next)) });
     };
     const send = async (event) => {
         event.preventDefault();
@@ -80,8 +81,19 @@ export function Compare() {
         await Promise.all([one(0, made.signal, text), one(1, made.signal, text)]);
         setControl(null);
     };
+    const clear = () => {
+        control?.abort();
+        const gone = latest.current, show = (talks) => {
+            latest.current = talks;
+            kept = { ...kept, talks };
+            setTalks(talks);
+        };
+        show([fresh(), fresh()]);
+        if (gone.some(talk => talk.leaf))
+            set({ undo: { text: "Both sides are cleared.", act: () => { show(gone); set({ view: "compare" }); } } });
+    };
     const keep = (i) => {
-        const id = crypto.randomUUID?.() ?? String(Math.random()).slice(2), talk = { ...latest.current[i], id, at: Date.now() };
+        const id = newId(), talk = { ...latest.current[i], id, at: Date.now() };
         set(now => ({ conversations: [talk, ...now.conversations], current: id, view: "chat", model: sides[i].model }));
     };
     useEffect(() => {
@@ -99,7 +111,7 @@ export function Compare() {
       <label class="unseen" for="text">Message to both</label>
       <textarea id="text" ref=${box} rows="2" value=${text} placeholder="Ask both" onInput=${(event) => setText(event.target.value)}
         onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && get().enterSends && send(event)}></textarea>
-      <div class="buttons"><button type="button" class="chip" onClick=${() => { control?.abort(); latest.current = [fresh(), fresh()]; setTalks(latest.current); }}>Clear</button>
+      <div class="buttons"><button type="button" class="chip" onClick=${clear}>Clear</button>
         ${control ? html `<${IconButton} icon="stop" label="Stop (Escape)" id="stop" class="main" onClick=${() => control.abort()} />`
         : html `<button id="send" class="icon-button main" type="submit" aria-label="Send" title="Send" disabled=${!text.trim()}><${Icon} name="send" /></button>`}</div>
     </form></div>

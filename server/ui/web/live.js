@@ -1,7 +1,7 @@
 // Live view of the server: throughput, KV cache blocks and slots, polled once a second while it is visible.
-import { json, reason, statusOf, text } from "./api.js";
+import { json, text } from "./api.js";
 import { received } from "./generate.js";
-import { absent, chosen, connect, lookAtModels, of } from "./models.js";
+import { absent, chosen, connect, lookAtModels, of, refusalOf } from "./models.js";
 import { Chart, count, IconButton, rate } from "./parts.js";
 import { get, set, useStore } from "./store.js";
 import { html, useEffect, useState } from "./vendor/preact.js";
@@ -65,7 +65,7 @@ export function watchServer() {
             }
         }
         catch (error) {
-            set({ refusal: statusOf(error) === 401 ? "key" : reason(error), props: null });
+            set({ refusal: refusalOf(error), props: null });
         }
         return router ? 1000 : 3000;
     });

@@ -1,6 +1,6 @@
 // Markdown to elements. Text of a model is never parsed as HTML: Markdown's tokens become elements of a fixed set of
 // names, with no attribute but those given here. Highlighting and formulas are loaded when the first one is there.
-import { copyButton, element } from "./parts.js";
+import { button, copyButton, download, element } from "./parts.js";
 import { Marked } from "./vendor/marked.js";
 const MATH = [
     { level: "block", rule: /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])(?:[ \t]*(?:\n|$))/, start: /(?:\$\$|\\\[)/, display: true },
@@ -113,6 +113,9 @@ function table(token) {
     made.setAttribute("aria-label", "Table");
     return made;
 }
+const ENDINGS = { bash: "sh", csharp: "cs", javascript: "js", kotlin: "kt", markdown: "md", perl: "pl", python: "py", ruby: "rb", rust: "rs", shell: "sh", typescript: "ts", latex: "tex" };
+/** The name of a file with code of this language. */
+export const fileOf = (language) => `code.${ENDINGS[language] ?? (/^[a-z0-9]{1,8}$/.test(language) ? language : "txt")}`;
 function code(token) {
     const language = (token.lang ?? "").split(/\s/, 1).join("").toLowerCase();
     const text = element("code", { textContent: token.text });
@@ -121,7 +124,7 @@ function code(token) {
     const pre = element("pre", { tabIndex: 0 }, text);
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", `Code${language && `: ${language}`}`);
-    return element("div", { className: "code" }, element("div", { className: "bar" }, element("span", { textContent: language || "text" }), copyButton("Copy code", () => token.text)), pre);
+    return element("div", { className: "code" }, element("div", { className: "bar" }, element("span", { textContent: language || "text" }), element("span", {}, button("save", "Download code", () => download(fileOf(language), token.text, "text/plain")), copyButton("Copy code", () => token.text))), pre);
 }
 const HEADINGS = ["h3", "h4", "h5", "h6"]; // the page's own are h1 and h2
 function block(token) {
@@ -188,8 +191,18 @@ function formula(token) {
     return box;
 }
 const drawn = new WeakMap(); // the raw text of each child of an element
-/** Show Markdown in `box`. Blocks that have not changed since the last time stay as they are. */
+/** Show Markdown in `box`; what cannot be read as Markdown, as it is written. */
 export function show(box, text) {
+    try {
+        showBlocks(box, text);
+    }
+    catch { // nested too deeply
+        drawn.delete(box);
+        box.textContent = text;
+    }
+}
+/** Blocks that have not changed since the last time stay as they are. */
+function showBlocks(box, text) {
     const marked = /\$|\\[([]/.test(text) ? mathematical : plain; // looking for formulas takes long in long texts
     const tokens = marked.lexer(text).filter(token => token.type !== "space" && token.type !== "def");
     const before = drawn.get(box) ?? [];

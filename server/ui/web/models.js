@@ -1,5 +1,5 @@
 // Models: their list, the selection, and behind a router the state of each.
-import { json, post, reason, statusOf } from "./api.js";
+import { apiKey, json, post, reason, statusOf, streamsOf } from "./api.js";
 import { get, set } from "./store.js";
 import { lookAtTools } from "./tools.js";
 export const named = (id) => id.split(/[\\/]/).at(-1) ?? id; // a model without a name is known by its file
@@ -45,15 +45,20 @@ export async function loadOrUnload() {
     await post(status(model) === "loaded" ? "models/unload" : "models/load", { model: model.id });
     await lookAtModels();
 }
+const NO_KEY = "This server wants an API key.", WRONG_KEY = "The server does not know this API key.";
+export const needsKey = (refusal) => refusal === NO_KEY || refusal === WRONG_KEY;
+/** Why the server does not talk to this page. */
+export const refusalOf = (error) => (statusOf(error) !== 401 ? reason(error) : apiKey.get() ? WRONG_KEY : NO_KEY);
 /** Everything that the key or the choice of a model may have changed. */
 export async function connect() {
     try {
         await lookAtModels();
+        await streamsOf([]); // the list of models is open to all; this wants the key
         await lookAtProps();
         set({ refusal: "" });
     }
     catch (error) {
-        set({ refusal: statusOf(error) === 401 ? "key" : reason(error) });
+        set({ refusal: refusalOf(error) });
     }
 }
 export const caps = (props) => props?.chat_template_caps ?? {};

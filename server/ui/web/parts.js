@@ -29,6 +29,7 @@ const ICONS = {
     bars: "M5 20V12M12 20V5M19 20v-6",
     tool: "M14.5 6.5a4 4 0 0 1 5-1l-2.5 2.5 1 2.5 2.5.5L23 8.5a4 4 0 0 1-5.5 4.5L9 21l-3.5-3.5 8-8.5a4 4 0 0 1 1-2.5z",
     play: "M8 5.5v13l11-6.5z",
+    save: "M12 4v10M7.5 10.5L12 15l4.5-4.5M5 19h14",
     search: "M11 4.5a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM16 16l4.5 4.5",
 };
 export const Icon = ({ name }) => html `<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
@@ -57,11 +58,16 @@ function drawIcon(name) {
     svg.append(shape);
     return svg;
 }
-/** A button, outside of components, that copies a text and says so for a moment. */
-export function copyButton(label, text) {
-    const made = element("button", { type: "button", className: "icon-button", title: label }, drawIcon("copy"));
+/** A button outside of components. */
+export function button(icon, label, press) {
+    const made = element("button", { type: "button", className: "icon-button", title: label }, drawIcon(icon));
     made.setAttribute("aria-label", label);
-    made.addEventListener("click", async () => {
+    made.addEventListener("click", press);
+    return made;
+}
+/** A button that copies a text and says so for a moment. */
+export function copyButton(label, text) {
+    const made = button("copy", label, async () => {
         await copy(text());
         made.replaceChildren(drawIcon("check"));
         say("Copied");
@@ -120,8 +126,8 @@ export function Chart({ lines, label, width = 240, height = 80, low, high, first
   </svg>`;
 }
 /** A file with this text, offered to the reader to keep. */
-export function download(name, text) {
-    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+export function download(name, text, type = "application/json") {
+    const url = URL.createObjectURL(new Blob([text], { type }));
     element("a", { href: url, download: name }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }

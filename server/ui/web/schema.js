@@ -1,13 +1,20 @@
 // An editor of JSON schemas: fields with types, nested as objects and lists, or the schema as text.
 import { reason } from "./api.js";
 import { IconButton, Switch } from "./parts.js";
+import { object } from "./shapes.js";
 import { html, useEffect, useState } from "./vendor/preact.js";
 export const TYPES = ["string", "number", "integer", "boolean", "enum", "object", "array"];
+export const schemaShape = (value, at) => object(value, at); // fieldOf looks at what is in it
 const KNOWN = ["type", "properties", "required", "additionalProperties", "items", "enum", "description"];
 export const EMPTY = { type: "object", properties: {}, required: [], additionalProperties: false };
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 /** The field of a schema; null: only text can say it. */
 export function fieldOf(schema, name = "", optional = false) {
-    if (typeof schema !== "object" || schema === null || Object.keys(schema).some(key => !KNOWN.includes(key)))
+    if (!isObject(schema) || Object.keys(schema).some(key => !KNOWN.includes(key)))
+        return null;
+    if (![schema.enum, schema.required].every(value => value === undefined || Array.isArray(value)))
+        return null;
+    if (!isObject(schema.properties ?? {}) || typeof (schema.description ?? "") !== "string")
         return null;
     const kind = schema.enum ? "enum" : schema.type;
     if (!kind || !TYPES.includes(kind))

@@ -1,11 +1,12 @@
 // The settings of a conversation: system prompt and presets, sampling, reasoning, structured output, tools, adapters;
 // and those of the page: theme, keys, export and import.
 import { apiKey, reason } from "./api.js";
-import { connect, named } from "./models.js";
+import { exported, imported, joined } from "./exchange.js";
+import { newId } from "./generate.js";
+import { connect, named, needsKey } from "./models.js";
 import { download, IconButton, NumberField, Switch } from "./parts.js";
 import { EMPTY, SchemaEditor } from "./schema.js";
 import { DEFAULTS, get, set, setSettings, settingsOf, useStore } from "./store.js";
-import { exported, imported } from "./tree.js";
 import { ServerTools } from "./tools.js";
 import { html, useRef, useState } from "./vendor/preact.js";
 const SAMPLING = [
@@ -42,10 +43,16 @@ function Presets({ settings }) {
         const found = presets.find(one => one.name === text);
         setSettings(found ? { ...DEFAULTS, ...found.settings } : DEFAULTS);
     };
+    const drop = () => {
+        const gone = presets.find(one => one.name === picked);
+        const back = () => gone && set(now => ({ presets: [...now.presets.filter(one => one.name !== gone.name), gone].sort((a, b) => a.name.localeCompare(b.name)) }));
+        set({ presets: presets.filter(one => one.name !== picked), undo: { text: `The preset “${picked}” is deleted.`, act: back } });
+        setPicked("");
+    };
     return html `<section class="card"><h3>Preset</h3>
     <div class="row"><select id="preset" aria-label="Preset" value=${picked} onChange=${(event) => pick(event.target.value)}>
         <option value="">The server’s defaults</option>${presets.map(one => html `<option>${one.name}</option>`)}</select>
-      ${picked && html `<${IconButton} icon="bin" label=${`Delete the preset ${picked}`} onClick=${() => { set({ presets: presets.filter(one => one.name !== picked) }); setPicked(""); }} />`}</div>
+      ${picked && html `<${IconButton} icon="bin" label=${`Delete the preset ${picked}`} onClick=${drop} />`}</div>
     <form class="row" onSubmit=${save}><input type="text" id="preset-name" aria-label="Name of a preset" placeholder="Save these settings as…" value=${name} onInput=${(event) => setName(event.target.value)} />
       <button type="submit" class="button" disabled=${!name.trim()}>Save</button></form>
   </section>`;
@@ -81,11 +88,15 @@ function Structured({ settings }) {
 function Tools({ settings, caps }) {
     const { tools } = settings, put = (i, tool) => setSettings({ tools: tools.map((old, j) => (j === i ? tool : old)) });
     const add = () => setSettings({ tools: [...tools, { name: `tool${tools.length + 1}`, description: "", parameters: EMPTY }] });
+    const drop = (tool) => {
+        setSettings({ tools: tools.filter(one => one !== tool) });
+        set({ undo: { text: `The tool “${tool.name}” is removed.`, act: () => setSettings({ tools: [...settingsOf().tools, tool] }) } });
+    };
     return html `<details class="card" open=${tools.length + (settings.serverTools?.length ?? 0) > 0}><summary><h3>Tools</h3></summary>
     <p class="note">Functions that the model may call. You type what they return.${caps.supports_tools === false ? " This model’s template has no place for tools; they are told in words." : ""}</p>
     ${tools.map((tool, i) => html `<fieldset class="tool"><legend>${tool.name}</legend>
       <div class="row"><input type="text" aria-label=${`Name of tool ${i + 1}`} value=${tool.name} spellcheck="false" onChange=${(event) => put(i, { ...tool, name: event.target.value.trim() || tool.name })} />
-        <${IconButton} icon="bin" label=${`Remove ${tool.name}`} onClick=${() => setSettings({ tools: tools.filter((_, j) => j !== i) })} /></div>
+        <${IconButton} icon="bin" label=${`Remove ${tool.name}`} onClick=${() => drop(tool)} /></div>
       <input type="text" aria-label=${`Description of ${tool.name}`} placeholder="what it does" value=${tool.description} onChange=${(event) => put(i, { ...tool, description: event.target.value })} />
       <${SchemaEditor} label=${`arguments of ${tool.name}`} value=${tool.parameters} change=${(parameters) => put(i, { ...tool, parameters })} />
     </fieldset>`)}
@@ -114,9 +125,7 @@ function Saved() {
             return;
         try {
             const found = imported(await file.text());
-            const ids = new Set(found.map(one => one.id)), old = get().conversations.filter(one => !ids.has(one.id));
-            const whole = found.map((one) => ({ ...one, at: Number(one.at) || Date.now(), mode: one.mode === "text" ? "text" : "chat", title: String(one.title ?? ""), settings: { ...DEFAULTS, ...one.settings } }));
-            set({ conversations: [...whole, ...old].sort((a, b) => b.at - a.at) });
+            set(now => ({ conversations: joined(now.conversations, found, newId) }));
             setTold(`${found.length} conversations imported.`);
         }
         catch (error) {
@@ -139,7 +148,7 @@ function Page() {
     <label class="field">Colours<select id="theme" value=${theme} onChange=${(event) => set({ theme: event.target.value })}>
       <option value="auto">as the system</option><option value="light">light</option><option value="dark">dark</option></select></label>
     <${Switch} label="Enter sends, Shift+Enter begins a line" checked=${enterSends} change=${(value) => set({ enterSends: value })} />
-    ${refusal !== "key" && html `<${Key} />`}
+    ${!needsKey(refusal) && html `<${Key} />`}
     <${Saved} />
   </details>`;
 }

@@ -21,12 +21,17 @@ export function startNew() {
     document.getElementById("text")?.focus();
 }
 function remove(id) {
+    const gone = get().conversations.find(one => one.id === id);
+    if (!gone)
+        return;
     stop(id);
-    set(now => ({ conversations: now.conversations.filter(one => one.id !== id), current: now.current === id ? null : now.current }));
+    const back = () => set(now => ({ conversations: now.conversations.some(one => one.id === id) ? now.conversations : [gone, ...now.conversations].sort((a, b) => b.at - a.at), current: id, view: "chat" }));
+    set(now => ({ conversations: now.conversations.filter(one => one.id !== id), current: now.current === id ? null : now.current,
+        undo: { text: `“${titleOf(gone)}” is deleted.`, act: back } }));
 }
 function Entry({ conversation, excerpt, isCurrent }) {
     const [renaming, setRenaming] = useState(false), { id } = conversation, title = titleOf(conversation);
-    const running = useStore(state => id in state.running);
+    const running = useStore(state => Object.hasOwn(state.running, id));
     const rename = (event) => {
         event.preventDefault();
         const text = String(new FormData(event.target).get("title")).trim();

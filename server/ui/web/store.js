@@ -13,6 +13,7 @@ export const DEFAULTS = {
     schema: null,
     lora: {},
 };
+export const TAG = `-${Math.random().toString(36).slice(2, 8)}`; // of this tab, in the ids of its messages
 let state = {
     ready: false,
     conversations: [],
@@ -28,6 +29,8 @@ let state = {
     serverTools: [],
     allowed: {},
     refusal: "",
+    unsaved: "",
+    undo: null,
     running: {},
     view: "chat",
     drawer: "",

@@ -1,10 +1,17 @@
 // Conversations as trees of messages: a message that is edited or asked for again gets a sibling. Pure functions.
-import { reason } from "./api.js";
 export const newConversation = (id, settings, at = Date.now()) => ({ id, title: "", at, mode: "chat", settings, nodes: {}, leaf: null });
+export const numberOf = (id) => parseInt(id.slice(1), 10);
+export const isId = (id) => /^m\d+[\w-]*$/.test(id) && Number.isSafeInteger(numberOf(id));
+/** Compares ids of messages: those before and behind a message are before and behind it here, too. */
+export const order = (a, b) => numberOf(a) - numberOf(b) || (a < b ? -1 : Number(a > b));
 const ordered = (conversation) => Object.values(conversation.nodes);
-/** The conversation with one more message, which is now its last. Its id is `conversation.leaf`. */
-export function added(conversation, parent, node) {
-    const id = `m${1 + Math.max(0, ...Object.keys(conversation.nodes).map(key => Number(key.slice(1))))}`;
+/** The conversation with one more message, which is now its last. Its id is `conversation.leaf`. `tag`: of the tab, so
+ * that two tabs never make the same id. */
+export function added(conversation, parent, node, tag = "") {
+    let last = 0;
+    for (const key of Object.keys(conversation.nodes))
+        last = Math.max(last, numberOf(key));
+    const id = `m${last + 1}${tag}`;
     return { ...conversation, nodes: { ...conversation.nodes, [id]: { ...node, id, parent } }, leaf: id };
 }
 /** The conversation with an answer changed. */
@@ -53,6 +60,8 @@ export function unanswered(conversation, id) {
             results.add(one.callId);
     return called.map(call => call.id).filter(call => !results.has(call));
 }
+/** Answers that are coming, by their streams on the server. */
+export const streaming = (conversation) => ordered(conversation).filter((node) => node.role === "assistant" && node.status === "running" && node.stream !== undefined);
 export function titleOf(conversation) {
     if (conversation.title)
         return conversation.title;
@@ -74,44 +83,3 @@ export function search(conversations, query) {
     }
     return found;
 }
-const ROLES = ["user", "assistant", "tool"];
-const wrong = text => { throw new Error(`This is no export of conversations: ${text}.`); };
-/** The conversations of an export; throws an Error that says what is wrong with it. */
-export function imported(text) {
-    let data; // if it is one
-    try {
-        data = JSON.parse(text);
-    }
-    catch (error) {
-        wrong(reason(error));
-    }
-    if (data?.format !== "logitless-conversations")
-        wrong("“format” must be “logitless-conversations”");
-    if (!Array.isArray(data?.conversations))
-        wrong("“conversations” must be an array");
-    const { conversations } = data;
-    conversations.forEach((conversation, i) => {
-        const where = `conversations[${i}]`, { nodes } = conversation ?? {};
-        if (typeof conversation?.id !== "string")
-            wrong(`${where}.id must be a string`);
-        if (typeof nodes !== "object" || nodes === null || Array.isArray(nodes))
-            wrong(`${where}.nodes must be an object`);
-        for (const [id, node] of Object.entries(nodes)) {
-            if (!/^m\d+$/.test(id) || node?.id !== id)
-                wrong(`${where}.nodes.${id} must be an object with this id`);
-            if (!ROLES.includes(node.role) || typeof node.content !== "string")
-                wrong(`${where}.nodes.${id} needs a role and a text`);
-            const before = node.parent === null || (nodes[node.parent] && Number(node.parent.slice(1)) < Number(id.slice(1)));
-            if (!before)
-                wrong(`${where}.nodes.${id}.parent must be an earlier message`);
-            for (const [kind, name] of [["image", "images"], ["audio", "sounds"]])
-                for (const uri of (node.role === "user" && node[name]) || [])
-                    if (!String(uri).startsWith(`data:${kind}/`))
-                        wrong(`${where}.nodes.${id}.${name} must be data URIs`);
-        }
-        if (conversation.leaf !== null && !nodes[conversation.leaf ?? ""])
-            wrong(`${where}.leaf must be a message`);
-    });
-    return conversations;
-}
-export const exported = (conversations) => JSON.stringify({ format: "logitless-conversations", version: 1, conversations }, null, 1);

@@ -26,6 +26,10 @@ class Page:
         """Load the page, or load it again."""
         await self.tab.open(self.server.url + "/")
         await self.until("document.querySelector('#model')?.value && document.querySelector('#mode, article')")
+        await self.name_selectors()
+
+    async def name_selectors(self) -> None:
+        """Define `one` and `all` in the page."""
         await self.run("globalThis.all = name => [...document.querySelectorAll(name)]; 0")
         await self.run("globalThis.one = name => document.querySelector(name); 0")
 
