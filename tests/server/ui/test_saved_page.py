@@ -1,4 +1,4 @@
-"""What the web page saves: two tabs, reloads, addresses, deletion with undo, imports, an older page's storage."""
+"""Storage of the web page: two tabs, reloads, addresses, deletion with undo, imports, an older page's rows."""
 
 from __future__ import annotations
 
