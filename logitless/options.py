@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     mmproj: str | None
     mmproj_auto: bool
     mmproj_offload: bool
+    mmproj_device: str | None
     image_min_tokens: int
     image_max_tokens: int
     device: str | Sequence[str]
@@ -65,6 +66,7 @@ class Options(TypedDict, total=False):
     override_tensor: str | Mapping[str, str] | Sequence[tuple[str, str]]
     cpu_moe: bool
     n_cpu_moe: int
+    n_cpu_ffn: int
     override_kv: str | Mapping[str, Value] | Sequence[tuple[str, Value]]
     rope_scaling: str | None
     rope_scale: float
@@ -76,6 +78,9 @@ class Options(TypedDict, total=False):
     lora: Path | str | Sequence[str | Path]
     lora_scaled: str | Sequence[str | tuple[str | Path, float]]
     lora_init_without_apply: bool
+    control_vector: Path | str | Sequence[str | Path]
+    control_vector_scaled: str | Sequence[str | tuple[str | Path, float]]
+    control_vector_layer_range: str | tuple[int, int] | None
     spec_type: str
     spec_default: bool
     model_draft: Path | str | None
@@ -87,6 +92,9 @@ class Options(TypedDict, total=False):
     cache_type_k_draft: str
     cache_type_v_draft: str
     gpu_layers_draft: int | str
+    override_tensor_draft: str | Mapping[str, str] | Sequence[tuple[str, str]]
+    cpu_moe_draft: bool
+    n_cpu_moe_draft: int
     spec_ngram_simple_size_n: int
     spec_ngram_simple_size_m: int
     spec_ngram_simple_min_hits: int

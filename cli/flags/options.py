@@ -534,6 +534,7 @@ TUNING = Group(
 )
 
 LORA = Group("Adapters", model_flags("lora lora_scaled lora_init_without_apply"))
+CONTROL = Group("Control vectors", model_flags("control_vector control_vector_scaled control_vector_layer_range"))
 SERVE = (
     Group(
         "Model",
@@ -562,6 +563,7 @@ SERVE = (
     TOOLS,
     SAMPLING,
     LORA,
+    CONTROL,
     TUNING,
     SPECULATION,
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
@@ -596,6 +598,7 @@ GENERATE = (
         "Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified", "kv_unified_per_slot"))
     ),
     Group(LORA.title, LORA.flags[:2]),
+    CONTROL,
     SAMPLING,
     SPECULATION,
     MODEL_KEYS,
@@ -626,6 +629,7 @@ BATCH = (
     Group(MEDIA.title, PROJECTOR),
     SAMPLING,
     LORA,
+    CONTROL,
     SPECULATION,
     MODEL_KEYS,
     PLACE,

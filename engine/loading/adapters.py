@@ -18,11 +18,19 @@ ScaledAdapters = list[tuple[str, float, Adapter]]  # (path, scale, weights)
 
 def read_adapters(options: ModelOptions, base: GGUFFile, hparams: Hparams) -> ScaledAdapters:
     """The adapters of `lora` and `lora_scaled`. ModelFileError: one does not fit the model."""
-    named = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
+    named = [(path, 1.0) for path in options.lora] + [scaled("--lora-scaled", text) for text in options.lora_scaled]
     return [(path, scale, read_adapter(path, base, hparams)) for path, scale in named]
 
 
-def scaled(text: str) -> tuple[str, float]:
+def control_vectors(options: ModelOptions) -> tuple[tuple[str, float], ...]:
+    """The files of `control_vector` and `control_vector_scaled`, with their scales."""
+    if options.control_vector_layer_range and not (options.control_vector or options.control_vector_scaled):
+        raise OptionError("--control-vector-layer-range is of --control-vector, which is not given")
+    plain = ((path, 1.0) for path in options.control_vector)
+    return (*plain, *(scaled("--control-vector-scaled", text) for text in options.control_vector_scaled))
+
+
+def scaled(flag: str, text: str) -> tuple[str, float]:
     """`FILE:SCALE` as its parts."""
     path, _, number = text.rpartition(":")
     try:
@@ -30,7 +38,7 @@ def scaled(text: str) -> tuple[str, float]:
     except ValueError:
         scale = float("nan")
     if not path or not abs(scale) <= MAX_SCALE:
-        raise OptionError(f"--lora-scaled: {text!r} is not a file and a scale, such as adapter.gguf:0.5")
+        raise OptionError(f"{flag}: {text!r} is not a file and a scale, such as adapter.gguf:0.5")
     return path, scale
 
 

@@ -144,6 +144,7 @@ def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOp
         swa_full=True,  # rejected drafts go back to any place
         n_checkpoints=N_ROWS - 2,
         n_draft_tokens=0,
+        control_vectors=(),
         block="",
     )
 

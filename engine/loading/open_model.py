@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.finetuning.store import Store
-from logitless.engine.loading.adapters import ScaledAdapters, read_adapters, register_adapters
+from logitless.engine.loading.adapters import ScaledAdapters, control_vectors, read_adapters, register_adapters
 from logitless.engine.loading.drafting import (
     check_draft_model,
     check_mtp_head,
@@ -35,6 +35,7 @@ from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models import tokenizer
+from logitless.models.adapters.control_vector import read_directions
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata, of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
@@ -75,6 +76,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
             options = replace(options, context_shift=False)
         engine_options = _engine_options(options, overrides, projector, gguf, h)
         adapters = read_adapters(options, gguf, h)
+        read_directions(engine_options.control_vectors, h, engine_options.control_layers)
         check_draft_model(options, overrides, gguf)
     return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters)
 
@@ -335,6 +337,8 @@ def _engine_options(
         devices=devices,
         placement=places,
         embeddings=options.embedding or options.rerank,
+        control_vectors=control_vectors(options),
+        control_layers=options.control_vector_layer_range or (0, 0),
         overrides=overrides,
         n_checkpoints=options.ctx_checkpoints,
         moves=options.moves_flag,

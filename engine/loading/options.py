@@ -17,6 +17,7 @@ from logitless.engine.loading.values import (
     device_list,
     file_name,
     file_names,
+    layer_range,
     layers,
     metadata_rules,
     number,
@@ -530,6 +531,34 @@ class ModelOptions:
         "--lora-init-without-apply",
         False,
         "requests without a lora field get no adapter; POST /lora-adapters changes that",
+    )
+
+    # Control vectors
+    control_vector: Sequence[str] = _option(
+        "--control-vector",
+        (),
+        "a control vector, which is added to the residual stream layer by layer; may be given again, or several "
+        "separated by commas",
+        file_names,
+        "FILE",
+        many=True,
+    )
+    control_vector_scaled: Sequence[str] = _option(
+        "--control-vector-scaled",
+        (),
+        "a control vector and its scale, or FILE SCALE; may be given again, or several separated by commas",
+        file_names,
+        "FILE:SCALE",
+        many=True,
+        then_number=True,
+    )
+    control_vector_layer_range: tuple[int, int] | None = _option(
+        "--control-vector-layer-range",
+        None,
+        "the first and the last layer that get the control vectors",
+        layer_range,
+        "START END",
+        then_number=True,
     )
 
     # Speculative decoding

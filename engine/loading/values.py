@@ -226,6 +226,14 @@ def wholes(low: int, high: int) -> Callable[[str], list[int]]:
 ALL_LAYERS = 2**31 - 1
 
 
+def layer_range(value: str) -> tuple[int, int]:
+    """The first and the last layer, two numbers from 1."""
+    match = re.fullmatch(r"\s*(\d{1,5})\s*[:,]\s*(\d{1,5})\s*", value, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError("is not START END, the first and the last layer, counted from 1")
+    return int(match[1]), int(match[2])
+
+
 def layers(value: str) -> int | str:
     """A number of layers, "auto", or "all" (ALL_LAYERS)."""
     if value.lower() in ("auto", "-1"):

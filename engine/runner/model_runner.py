@@ -41,6 +41,7 @@ from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
+from logitless.models.adapters.control_vector import digest, read_directions, steered
 from logitless.models.adapters.full_finetunes import FullFinetunes
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.adapters.stacked_lora import Choice, StackedLora
@@ -79,6 +80,8 @@ class RunnerOptions:
     devices: tuple[str, ...] = ("cpu",)
     placement: PlacementOptions = ANYWHERE
     embeddings: bool = False  # prepare the kernels of embeddings at load
+    control_vectors: tuple[tuple[str, float], ...] = ()  # files and their scales
+    control_layers: tuple[int, int] = (0, 0)  # the first and the last with vectors; 0: of all
     overrides: Overrides = NONE  # metadata that replaces the file's
     n_checkpoints: int = 2  # checkpoints of each slot (recurrent states, sliding windows)
     moves: str = ""  # flag that needs moves of KV entries, prepared at load; "": none
@@ -107,6 +110,7 @@ class ModelRunner:
         self.options = options = options or RunnerOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
+        self.directions = read_directions(options.control_vectors, h, options.control_layers)
         self._projector: tuple[GGUFFile, MediaParams] | None = None
         if options.mmproj:
             projector = GGUFFile.open(options.mmproj)
@@ -168,7 +172,8 @@ class ModelRunner:
         )
         self.session: Session = Session(backends)
         self._placed = False
-        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
+        model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
+        self.model = steered(self.session, model, self.directions)
         tables = (options.n_slots + 1, self.table_blocks)
         # One spare block and one spare table, for padding tokens.
         types = options.type_k, options.type_v
@@ -562,7 +567,7 @@ class ModelRunner:
     @cached_property
     def cache_kind(self) -> CacheKind:
         """Layout of KV blocks, for slot files."""
-        model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
+        model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot) + digest(self.directions)
         types = self.options.type_k, self.options.type_v
         auxiliary = self.window_kv or self.states
         window = self.window_kv.window if self.window_kv is not None else 0

@@ -76,7 +76,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             x = add(x, per_layer_residual(b, h, layer, inputs, x))
         if "layer_output_scale" in b:
             x = mul(x, b["layer_output_scale"])
-        x = replace(x, name=f"blk.{layer}")
+        x = replace(w.steered(layer, x), name=f"blk.{layer}")
     return w.norm("output_norm", x, h)
 
 

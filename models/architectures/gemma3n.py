@@ -58,7 +58,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = per_layer_residual(b, h, layer, inputs, mul(stream(streams, 0), b["altup_correct_scale"]))
         others = (x.shape[0], h.n_streams - 1, h.n_embd)
         more = broadcast_to(reshape(x, shape=(-1, 1, h.n_embd)), shape=others)
-        streams = replace(add_block(streams, more, start=(0, 1, 0)), name=f"blk.{layer}")
+        streams = w.steered(layer, add_block(streams, more, start=(0, 1, 0)))
+        streams = replace(streams, name=f"blk.{layer}")
     return w.norm("output_norm", gathered(w, h, streams), h)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ class Weights:
     prefix: str = ""
     low_rank: LowRank | None = None
     noise: Tensor | None = None  # (T, n_embd), added to the token embeddings
+    directions: Mapping[int, Tensor] = field(default_factory=dict)  # (n_embd,) by layer, of control vectors
 
     def block(self, i: int) -> Weights:
         return replace(self, prefix=f"{self.prefix}blk.{i}.")
@@ -56,6 +57,11 @@ class Weights:
         own = {name: t for name, t in self.tensors.items() if name.startswith(b)}
         rest = {name: t for name, t in self.tensors.items() if name not in own}
         return replace(self, tensors=rest), Weights(own, b)
+
+    def steered(self, layer: int, x: Tensor) -> Tensor:
+        """The residual stream (…, n_embd) after a layer, with the control vectors' direction."""
+        direction = self.directions.get(layer)
+        return x if direction is None else add(x, direction)
 
     def of_rows(self, ids: Tensor) -> Weights:
         """The same weights with the LoRA scales of these rows."""

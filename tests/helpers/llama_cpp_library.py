@@ -106,6 +106,11 @@ if cases["collect"]:
     pointer.from_address(ctypes.addressof(parameters) + place).value = ctypes.cast(callback, pointer).value
 model = lib.llama_model_load_from_file(str(cases["path"]).encode(), lib.llama_model_default_params())
 context = lib.llama_init_from_model(model, parameters)
+if "control" in cases:  # rows (layers, n_embd) from layer 1 on
+    control, layers = cases["control"], cases["layers"].tolist()
+    apply = lib.llama_set_adapter_cvec
+    apply.argtypes = [pointer, pointer, ctypes.c_size_t, *[ctypes.c_int32] * 3]
+    assert apply(context, control.ctypes.data, control.size, control.shape[1], *layers) == 0
 losses, every = [], np.ones(size, np.int8)
 for tokens in windows:
     lib.llama_memory_clear(lib.llama_get_memory(context), True)
@@ -142,8 +147,11 @@ def quantized(cases: dict[str, Case], folder: Path) -> dict[str, Array]:
     return _answers(QUANTIZE, arrays, folder)
 
 
-def activations(path: Path, windows: Array, n_vocab: int, folder: Path, *, collect: bool = True) -> dict[str, Array]:
+def activations(
+    path: Path, windows: Array, n_vocab: int, folder: Path, *, collect: bool = True, **control: Any
+) -> dict[str, Array]:
     """`losses` (windows, tokens - 1), and with `collect` the inputs of each matrix of the blocks: `NAME.sums`
-    (experts, inputs) of squares, `NAME.counts` of rows."""
-    arrays = {"path": str(path), "windows": windows.astype(np.int32), "n_vocab": n_vocab, "collect": collect}
+    (experts, inputs) of squares, `NAME.counts` of rows. `control`: vectors (layers, n_embd) from layer 1 on, and
+    `layers`, the first and the last that get them."""
+    arrays = {"path": str(path), "windows": windows.astype(np.int32), "n_vocab": n_vocab, "collect": collect, **control}
     return _answers(RUN, arrays, folder)

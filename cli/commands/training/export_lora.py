@@ -19,7 +19,7 @@ def run(options: SimpleNamespace) -> int:
 
     if not options.model or bool(options.output) == bool(options.peft_out):
         raise UsageError("export-lora: -m FILE is required, and -o FILE or --peft-out DIR")
-    adapters = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
+    adapters = [(path, 1.0) for path in options.lora] + [scaled("--lora-scaled", text) for text in options.lora_scaled]
     if not adapters:
         raise UsageError("export-lora: --lora FILE or --lora-scaled FILE:SCALE is required")
     if options.peft_out:
