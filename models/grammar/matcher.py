@@ -53,7 +53,7 @@ class Grammar:
         lark = _NO_FORCING + to_lark(kind, source, tokenizer)
         start = _start(vocabulary, lark)
         if start.is_error():
-            raise explained(kind, source, start.get_error(), lambda text: _error_of(vocabulary, text))
+            raise explained(kind, source, start.get_error())
         grammar = cls(kind, source, tokenizer, start)
         if not grammar.matcher().mask().any():
             raise GrammarError("allows no text")
@@ -151,7 +151,3 @@ def _start(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
 
     limits = LLParserLimits(**LIMITS)
     return LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
-
-
-def _error_of(vocabulary: LLTokenizer, lark: str) -> str:
-    return str(_start(vocabulary, lark).get_error())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from logitless.models.grammar.errors import GrammarError, reason
-from logitless.models.grammar.json_schema import prepared, subschemas
+from logitless.models.grammar.json_schema import fault, prepared
 from logitless.models.tokenizer import Tokenizer
 
 KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
@@ -16,7 +15,6 @@ KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
 # Between the tokens of JSON: the blanks of llama.cpp's schema grammars, so that a model cannot go on
 # with blanks for ever.
 _SPACE = r"( |\n{1,2}[ \t]{0,20})?"
-_MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at fault
 
 
 def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
@@ -78,19 +76,9 @@ def _schema(source: str) -> Any:
     return schema
 
 
-def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]) -> GrammarError:
-    """The error of llguidance, with the part of a schema at fault; `error_of` compiles a Lark
-    source."""
-    message = reason(error)
+def explained(kind: str, source: str, error: str) -> GrammarError:
+    """The error of llguidance, with the part of a schema at fault."""
     if kind not in ("json_schema", "strict_json_schema"):
-        return GrammarError(message)
-    schema, place = json.loads(source), ""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    for n, (path, part) in enumerate(subschemas(schema)):
-        if n >= _MAX_LOOKED_AT:
-            break
-        if path and path.startswith(place) and isinstance(part, dict):
-            part_error = error_of(f"start: {json_rule({**shared, **part}, strict=kind == 'strict_json_schema')}\n")
-            if part_error:
-                place, message = path, reason(part_error)
-    return GrammarError(f"in the schema at {place or '/'}: {message}")
+        return GrammarError(reason(error))
+    path, problem = fault(json.loads(source), strict=kind == "strict_json_schema") or ("", reason(error))
+    return GrammarError(f"in the schema at {path or '/'}: {problem}")
