@@ -59,7 +59,8 @@ def split_samples(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I3
 
 @dataclass
 class _Order(ABC):
-    """Endless order of a dataset's training part, reshuffled each epoch. `state` and `restore`
+    """Endless order of a dataset's training part, reshuffled each epoch, or without `shuffle` as it
+    is in the data. `state` and `restore`
     resume it elsewhere. Each epoch shuffles the original order, so it depends on the generator's
     state alone."""
 
@@ -82,7 +83,8 @@ class _Order(ABC):
 
     def _shuffle(self) -> None:
         self._begun = dict(self._rng.bit_generator.state)
-        self._order = self._rng.permutation(self.indices) if self.shuffle else self.indices
+        # a split leaves the indices in random order
+        self._order = self._rng.permutation(self.indices) if self.shuffle else np.sort(self.indices)
 
     def _end_epoch(self) -> None:
         """Begin the next epoch if this one is over."""

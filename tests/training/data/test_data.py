@@ -6,6 +6,7 @@ import json
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from logitless.training.data import tokenize_rows
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.load import DataOptions, Reader, load_dataset, text_dataset
 from logitless.training.data.packing import (
+    Examples,
     Groups,
     PackedExamples,
     SampleOptions,
@@ -25,7 +27,7 @@ from logitless.training.data.packing import (
     TextSamples,
     find_samples,
 )
-from logitless.training.data.sampler import Sampler, split, split_samples
+from logitless.training.data.sampler import ExampleSampler, Sampler, split, split_samples
 from logitless.training.data.sources import MAX_LINE, read_rows
 from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of, row_texts
 from logitless.training.errors import TrainingError
@@ -182,6 +184,37 @@ def test_order_is_resumed_exactly() -> None:
     assert [int(w.tokens[0]) for w in second.take(len(visited) - n)] == visited[n:]
     assert not Sampler(data, train, "other", seed=7).restore(first.state())
     assert not Sampler(data, train, "f", seed=7).restore(first.state(), force_reshuffle=True)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+@pytest.mark.parametrize("method", ["text", "rows", "examples"])
+def test_without_shuffle_samples_keep_the_order_of_the_data(method: str, validation: float) -> None:
+    """In each epoch, also behind a resumed one; with shuffle in none."""
+    data: Any
+    if method == "text":
+        data = StridedSamples(np.arange(400, dtype=np.int32), 8, 8)
+    elif method == "rows":
+        data = PackedExamples([example(2 + i % 9, 20 * i) for i in range(60)], 16)
+    else:
+        data = Examples([example(2 + i % 9, 20 * i) for i in range(60)], 16)
+    train, held_out = split_samples(data, validation, 7) if method != "examples" else split(len(data), validation, 7)
+    kind: Any = ExampleSampler if method == "examples" else Sampler
+
+    def epochs(order: Any, n_epochs: int) -> list[list[int]]:
+        if method == "examples":
+            return [[int(order.draw(1)[0]) for _ in range(len(order))] for _ in range(n_epochs)]
+        return [[int(order.take(1)[0].tokens[0]) for _ in range(len(order))] for _ in range(n_epochs)]
+
+    order = kind(data, train, "f", seed=7, shuffle=False)
+    visited = epochs(order, 2)
+    assert all(epoch == sorted(epoch) and len(set(epoch)) == len(train) for epoch in visited)
+    again = kind(data, train, "f", seed=7, shuffle=False)
+    assert again.restore(json.loads(json.dumps(order.state())))
+    assert epochs(again, 1) == visited[:1]
+    assert len(train) + len(held_out) == len(data)
+    shuffled = epochs(kind(data, train, "f", seed=7), 2)
+    assert all(epoch != sorted(epoch) for epoch in shuffled)
+    assert [sorted(epoch) for epoch in shuffled] == visited
 
 
 def test_the_assistants_part_is_learned(shared_data: Path) -> None:
