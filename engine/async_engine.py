@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.engine.adapters import Adapters
-from logitless.engine.errors import RequestError, ServerFault, Unavailable
+from logitless.engine.errors import InvalidRequest, RequestError, ServerFault, TooManyRequests, Unavailable
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Lora, Token
-from logitless.engine.sleep import Sleep
+from logitless.engine.sleep import Sleep, trim_memory
 from logitless.engine.stats import Latencies
-from logitless.engine.stream import Stream
+from logitless.engine.stream import MOST_STREAMED, MOST_TOGETHER, UNREAD, Stream, event_weight
 from logitless.engine.time_sharing import Background, TimeSlicer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.media.prompt_media import PromptMedia
@@ -41,6 +41,8 @@ log = logging.getLogger("logitless.service")
 T = TypeVar("T")
 PAUSE = 0.2  # idle seconds before each warm-up task; none before the first request
 ALONE = 0.02  # seconds of training at a time while no request runs or comes
+UNREAD_SECONDS = 60.0  # a stream whose log-probabilities nobody reads ends
+MUCH, TRIM_SECONDS = 1 << 20, 1.0  # log-probabilities whose memory is returned to the system; when
 RETRY = 5.0  # seconds between attempts of training to wake a model that cannot be loaded
 
 
@@ -122,6 +124,9 @@ class AsyncEngine:
         self._fault: ServerFault | None = None  # why the thread failed
         self._pending: set[asyncio.Future[Any]] = set()  # pending futures that the thread resolves
         self._streams: set[Stream] = set()
+        self._with_logprobs: set[Stream] = set()  # open streams whose log-probabilities are bounded
+        self._trims = False  # free memory goes back to the system soon
+        self._held: set[Stream] = set()  # streams whose sequences wait for the reader; the engine thread's
         self._drained: asyncio.Event
         self._accepting = True
         self._stopping = False
@@ -175,15 +180,30 @@ class AsyncEngine:
             (waiting if state.sequence.slot is None else running).update(named)
         return running, waiting
 
-    async def submit(self, requests: Sequence[CompletionRequest], client: str = "", *, whole: bool = False) -> Stream:
+    async def submit(
+        self,
+        requests: Sequence[CompletionRequest],
+        client: str = "",
+        *,
+        whole: bool = False,
+        most_logprobs: int | None = None,
+        keeps_logprobs: bool = False,
+    ) -> Stream:
         """Queue a client's requests, all or none.
 
         `whole`: the events between a request's first token and its last come together; that costs
-        the event loop less. Raises the RequestError of the first one that is refused.
+        the event loop less. `most_logprobs` bounds the log-probabilities of a whole, or of a stream
+        whose reader keeps them (`keeps_logprobs`); the sequences of others wait for their reader.
+        Raises the RequestError of the first one that is refused.
         """
         self._check_open()
         admitted: asyncio.Future[None] = self._new_future()
-        stream = self._open(requests, client, partial(_resolve, admitted, None), whole=whole)
+        try:
+            told = partial(_resolve, admitted, None)
+            stream = self._open(requests, client, told, whole, most_logprobs, keeps_logprobs)
+        except RequestError:
+            admitted.cancel()
+            raise
         try:
             await admitted
         except BaseException:
@@ -194,10 +214,18 @@ class AsyncEngine:
             del admitted
         return stream
 
-    def begin(self, requests: Sequence[CompletionRequest], client: str = "", *, whole: bool = False) -> Stream:
+    def begin(
+        self,
+        requests: Sequence[CompletionRequest],
+        client: str = "",
+        *,
+        whole: bool = False,
+        most_logprobs: int | None = None,
+        keeps_logprobs: bool = False,
+    ) -> Stream:
         """Queue a client's requests without waiting for the engine thread: a refusal is raised by the stream."""
         self._check_open()
-        return self._open(requests, client, None, whole=whole)
+        return self._open(requests, client, None, whole, most_logprobs, keeps_logprobs)
 
     def _check_open(self) -> None:
         if self.served is None:
@@ -210,12 +238,20 @@ class AsyncEngine:
         requests: Sequence[CompletionRequest],
         client: str,
         admitted: Callable[[BaseException | None], None] | None,
-        *,
         whole: bool,
+        most: int | None,
+        keeps: bool,
     ) -> Stream:
         """A stream for these requests. `admitted` gets the error of a refusal, or None; without it the
         stream does."""
-        stream = Stream(self, len(requests), whole=whole)
+        weight = sum([r.prompt_weight for r in requests]) if most is not None else 0
+        stream = Stream(self, len(requests), whole=whole, most=most, keeps=keeps, prompt_weight=weight)
+        if most is not None and (weight or any(r.sampling.n_probs > 0 for r in requests)):
+            if weight > (most if whole else min(most, MOST_STREAMED)):
+                raise _too_many_logprobs(most if whole else min(most, MOST_STREAMED))
+            if self._weight_unread() + weight > MOST_TOGETHER:
+                raise TooManyRequests(_NO_ROOM)
+            self._with_logprobs.add(stream)
         self._streams.add(stream)
         self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
         return stream
@@ -275,6 +311,49 @@ class AsyncEngine:
         self._streams.discard(stream)
         if not self._streams and not self._accepting:
             self._drained.set()
+
+    def release(self, stream: Stream) -> None:
+        """Free the room of a stream's log-probabilities."""
+        self._with_logprobs.discard(stream)
+        if stream.weight > MUCH and not self._trims:
+            self._trims = True
+            self._loop.call_later(TRIM_SECONDS, self._trim)
+        if stream.held:
+            self._post(lambda _: self._held.discard(stream))
+
+    def _trim(self) -> None:
+        self._trims = False
+        self._post(lambda _: trim_memory())
+
+    def resume(self, stream: Stream) -> None:
+        """Go on with the sequences of a stream that is read again."""
+        stream.held = False
+        self._post(lambda _: self._hold(stream, held=False))
+
+    def _weight_unread(self) -> int:
+        """Memory of the log-probabilities that no client has. On any thread."""
+        return sum([stream.unread for stream in list(self._with_logprobs)])
+
+    def _watch(self, stream: Stream) -> None:
+        """End a stream that waits for its reader, after UNREAD_SECONDS without one read."""
+        if not stream.watched:
+            stream.watched = True
+            self._loop.call_later(UNREAD_SECONDS, self._look, stream, stream.n_reads)
+
+    def _look(self, stream: Stream, n_reads: int) -> None:
+        stream.watched = False
+        if stream.closed or stream.ended or not stream.held:
+            return
+        if n_reads == stream.n_reads:
+            self._end(stream, TooManyRequests("the client does not read the log-probabilities of its stream"))
+        else:
+            self._watch(stream)
+
+    def _end(self, stream: Stream, error: RequestError) -> None:
+        """End the running requests of a stream with this error."""
+        if not stream.ended:
+            stream.fail(Failed(error.code, error.type, error.message))
+            self.cancel(stream)
 
     async def stop(self, timeout: float = 5.0) -> None:
         """Refuse new requests, let running ones finish for most of `timeout`, cancel the rest, end
@@ -379,7 +458,7 @@ class AsyncEngine:
                 if self._stopping:
                     break
                 # cancelled sequences need no steps
-                waiting = served.scheduler.idle or not self._states
+                waiting = served.scheduler.idle or not self._states or self._all_held()
                 began = time.perf_counter()
                 left = ALONE if waiting else slicer.left
                 if background is not None and background.ready and left > 0:
@@ -474,6 +553,36 @@ class AsyncEngine:
             if state.stream is stream:
                 del self._states[key]
                 self._drop(scheduler, state)
+        self._held.discard(stream)
+
+    def _hold(self, stream: Stream, *, held: bool) -> None:
+        """Let the decoding sequences of a stream wait, or go on."""
+        for state in self._states.values():
+            if state.stream is stream:
+                state.sequence.held = held and state.sequence.n_generated > 0
+        if held:
+            self._held.add(stream)
+        else:
+            self._held.discard(stream)
+
+    def _all_held(self) -> bool:
+        """True if every sequence waits for its reader."""
+        return bool(self._held) and all(state.sequence.held for state in self._states.values())
+
+    def _bound(self, streams: set[Stream]) -> None:
+        """Keep the log-probabilities of these streams within their bounds."""
+        for stream in streams:
+            if stream.overflows:
+                self._tell(self._end, stream, _too_many_logprobs(stream.most or 0))
+            elif not stream.whole and stream.unread > UNREAD:
+                if not stream.held:
+                    stream.held = True
+                    self._tell(self._watch, stream)
+                self._hold(stream, held=True)
+        if self._weight_unread() > MOST_TOGETHER:
+            whole = [stream for stream in streams if stream.whole]
+            if whole:
+                self._tell(self._end, max(whole, key=lambda stream: stream.unread), TooManyRequests(_NO_ROOM))
 
     def _drop(self, scheduler: Scheduler, state: _RequestState) -> None:
         try:
@@ -495,17 +604,24 @@ class AsyncEngine:
         now = time.perf_counter()
         self.latency.step.observe(now - began)
         deliveries: list[tuple[Stream, int, Event]] = []
+        heavy: set[Stream] = set()
         for sequence, event in events:
             state = self._states.get(id(sequence))
             if state is not None:
                 is_first = not state.last_token
                 self._observe(state, event, now)
+                if weight := event_weight(event):
+                    state.stream.weight += weight
+                    if state.stream.most is not None:
+                        heavy.add(state.stream)
                 if state.stream.whole and isinstance(event, Token) and not is_first:
                     state.kept.append(event)
                     state.stream.latest[state.index] = event
                     continue
                 deliveries += [(state.stream, state.index, kept) for kept in state.kept]
                 deliveries.append((state.stream, state.index, event))
+        if heavy:  # before the delivery: who reads the last event sees that the stream is held
+            self._bound(heavy)
         if deliveries:
             self._tell(_deliver, deliveries)
 
@@ -531,6 +647,15 @@ class AsyncEngine:
             del self._states[id(state.sequence)]
             self._drop(scheduler, state)
         self._tell(_deliver, [(state.stream, state.index, failed) for state in states])
+
+
+_NO_ROOM = "the log-probabilities of all answers take too much memory now; try again later"
+
+
+def _too_many_logprobs(most: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"log-probabilities: one answer has room for {most} (results × tokens × likely tokens); ask for fewer"
+    )
 
 
 def _line(error: BaseException) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, overload
 
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
@@ -12,6 +14,7 @@ from logitless.models.media.prompt_media import PromptMedia
 
 Lora = tuple[tuple[int, float], ...]
 StopType = Literal["eos", "limit", "word"]
+WEIGHT: Final = 8  # of a token's probability without alternatives, in alternatives
 BATCH_PRIORITY: Final = 1 << 31  # of requests that give way to all others; no client can ask for it
 
 
@@ -68,9 +71,47 @@ class CompletionRequest:
         return self.prompt if self.media is None else tuple(id for id in self.prompt if id >= 0)
 
     @property
+    def prompt_weight(self) -> int:
+        """Memory of the prompt's log-probabilities, as TokenProb.weight."""
+        return 0 if self.prompt_logprobs is None else len(self.prompt) * (WEIGHT + self.prompt_logprobs)
+
+    @property
     def shows_end(self) -> bool:
         """True if the token that ends the generation has a text."""
         return self.special if self.end_text is None else self.end_text
+
+
+class Ranking(Sequence[tuple[int, float]]):
+    """The likeliest tokens as (id, value), best first, in arrays: a pair of Python numbers takes 15 times
+    as much memory."""
+
+    __slots__ = ("_ids", "_values")
+
+    def __init__(self, ids: array[int], values: array[float]) -> None:
+        self._ids, self._values = ids, values
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self._ids, self._values, strict=True)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, float]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ranking: ...
+    def __getitem__(self, at: int | slice) -> tuple[int, float] | Ranking:
+        if isinstance(at, slice):
+            return Ranking(self._ids[at], self._values[at])
+        return self._ids[at], self._values[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Ranking({list(self)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +123,12 @@ class TokenProb:
 
     id: int
     value: float
-    top: tuple[tuple[int, float], ...] = ()  # (id, value), best first
+    top: Sequence[tuple[int, float]] = ()  # (id, value), best first
+
+    @property
+    def weight(self) -> int:
+        """Its memory, in alternatives of 8 bytes."""
+        return WEIGHT + len(self.top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Sequence:
         "done",
         "drafts",
         "has_new_line",
+        "held",
         "id",
         "kv",
         "late",
@@ -134,6 +135,7 @@ class Sequence:
         # Scheduling.
         self.started = False
         self.late = False  # its grammar mask is pending
+        self.held = False  # it waits until its client has read what is computed
         self.resumed = False  # has been preempted
         # its prefill is throttled: it is long, or streams were past their warm-up before it
         self.throttled = True
@@ -154,6 +156,8 @@ class Sequence:
     def n_schedulable(self) -> int:
         """Tokens that may be computed now; those that would fill the context wait for its shift."""
         assert self.slot is not None
+        if self.held:
+            return 0
         return min(len(self.tokens), self.slot.n_computable, self.n_encoded) - self.n_computed
 
     def chunk(self, n: int) -> int:

@@ -58,7 +58,7 @@ class Sleep:
             for part in reversed(self._parts):
                 part.sleep()
             gc.collect()  # plans and graphs form reference cycles
-            _trim()
+            trim_memory()
         finally:
             self.asleep = True
 
@@ -81,7 +81,7 @@ class Sleep:
         return slept
 
 
-def _trim() -> None:
+def trim_memory() -> None:
     """Have glibc return free memory to the system; other allocators do so by themselves, or cannot."""
     # no such library (TypeError: Windows), or no such function
     with suppress(OSError, AttributeError, TypeError):

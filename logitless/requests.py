@@ -134,7 +134,7 @@ class CompletionResult:
 
     def _logprob(self, prob: TokenProb) -> TokenLogprob:
         text = self._tokenizer.piece(prob.id).decode("utf-8", "replace")
-        return TokenLogprob(prob.id, text, prob.value, prob.top)
+        return TokenLogprob(prob.id, text, prob.value, tuple(prob.top))
 
 
 class ChatResult(CompletionResult):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Container
 from dataclasses import dataclass
 
 from logitless.engine.batch import BLOCK_SIZE, StepResult
 from logitless.engine.kv_cache.manager import KVCacheManager
-from logitless.engine.requests import Event, Failed, Finished, Progress, StopType, Token, TokenProb
+from logitless.engine.requests import Event, Failed, Finished, Progress, Ranking, StopType, Token, TokenProb
 from logitless.engine.scheduler.batch_builder import draft_part, prompt_rows
 from logitless.engine.sequence import Sequence
 from logitless.engine.stats import SchedulerStats
@@ -278,16 +279,18 @@ def _pre_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
     """Log-probabilities of the row's target and of the n best tokens, before any filter."""
     assert result.logprobs is not None
     assert result.top_ids is not None
-    values: list[float] = result.logprobs[row, : n + 1].tolist()
-    return TokenProb(id, values[0], tuple(zip(result.top_ids[row, :n].tolist(), values[1:], strict=True)))
+    values = result.logprobs[row, : n + 1]
+    top = Ranking(array("i", result.top_ids[row, :n].tobytes()), array("f", values[1:].tobytes()))
+    return TokenProb(id, float(values[0]), top)
 
 
 def _post_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
     """Probabilities after the filters; tokens that they removed are not among the n best."""
     assert result.probs is not None
     _, chosen, ids, probs = result.probs
-    top = zip(ids[row, :n].tolist(), probs[row, :n].tolist(), strict=True)
-    return TokenProb(id, float(chosen[row]), tuple((token, p) for token, p in top if p > 0))
+    there = probs[row, :n] > 0
+    top = Ranking(array("i", ids[row, :n][there].tobytes()), array("f", probs[row, :n][there].tobytes()))
+    return TokenProb(id, float(chosen[row]), top)
 
 
 def _of_chosen(seq: Sequence, result: StepResult, row: int, id: int) -> TokenProb:
@@ -295,7 +298,8 @@ def _of_chosen(seq: Sequence, result: StepResult, row: int, id: int) -> TokenPro
     if seq.post_sampling_probs:
         assert seq.sampler.left is not None
         ids, p, chosen = seq.sampler.left
-        likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])
-        return TokenProb(id, chosen, tuple(likeliest[: seq.n_probs]))
+        likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])[: seq.n_probs]
+        top = Ranking(array("i", [id for id, _ in likeliest]), array("d", [p for _, p in likeliest]))
+        return TokenProb(id, chosen, top)
     known = _pre_sampling(result, row, max(seq.n_probs, seq.sampler.n_candidates), id).top
     return TokenProb(id, dict(known).get(id, UNLIKELY), known[: seq.n_probs])

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from logitless.engine.requests import TokenProb
 from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta
-from logitless.server.protocol.answers.generation import TokenLogprob
 
 REASONING, TEXT, CALL = "reasoning", "text", "call"
 BEGIN, MORE, END = "begin", "more", "end"
@@ -23,7 +23,7 @@ class Block:
     name: str = ""
     text: str = ""
     cut: bool = False
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of a text
+    logprobs: list[TokenProb] = field(default_factory=list)  # of the tokens of a text
     custom: bool = False  # a call to a custom tool, whose text is free
     n_told: int = 0  # of them, in a stream
 

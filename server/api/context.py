@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from aiohttp import web
-from msgspec import Struct, to_builtins
-from msgspec.json import Encoder
+from msgspec import Raw, Struct, to_builtins
+from msgspec.json import Encoder, decode
 from msgspec.structs import replace
 from multidict import CIMultiDict
 
@@ -55,8 +56,41 @@ CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # client 
 
 STARTED = int(time.time())  # of the server, Unix time in seconds
 
-_encode = Encoder().encode
+PIECE = 1 << 18  # bytes
+_PLACE = b"\0"  # of a lazy list: JSON has no such byte
 _JSON = CIMultiDict({"Content-Type": "application/json; charset=utf-8"})
+
+
+class LazyList(Generic[T]):
+    """A JSON array whose items are made when they are written, so that they need not fit in memory together."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Callable[[], Iterator[T]]) -> None:
+        """`items()`: the items, from the first on."""
+        self._items = items
+
+    def __iter__(self) -> Iterator[T]:
+        return self._items()
+
+    def __add__(self, rest: Iterable[T]) -> LazyList[T]:
+        return LazyList(lambda: chain(self, rest))
+
+
+def lazy(items: Callable[[], Iterator[T]]) -> list[T]:
+    """A LazyList, as the type of an answer's field."""
+    return cast("list[T]", LazyList(items))
+
+
+class _Lazy(Exception):
+    """The data have a LazyList."""
+
+
+def _refuse_lazy(value: object) -> None:
+    raise _Lazy if isinstance(value, LazyList) else TypeError(f"no JSON: {type(value).__name__}")
+
+
+_encode = Encoder(enc_hook=_refuse_lazy).encode
 
 
 def encode_json(data: object) -> bytes:
@@ -64,7 +98,47 @@ def encode_json(data: object) -> bytes:
     try:
         return _encode(data)
     except UnicodeEncodeError:
-        return json.dumps(to_builtins(data), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        return json.dumps(plain(data), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    except _Lazy:
+        return b"".join(json_pieces(data))
+
+
+def _plain(value: object) -> object:
+    return decode(value) if isinstance(value, Raw) else list(cast("LazyList[object]", value))
+
+
+def plain(data: object) -> Any:
+    """`data` as dicts, lists and plain values."""
+    return to_builtins(data, enc_hook=_plain)
+
+
+def json_pieces(data: object) -> Iterator[bytes]:
+    """encode_json(data) in pieces of about PIECE bytes, as far as its size lies in lists that are lazy."""
+    lists: list[LazyList[Any]] = []
+
+    def place(value: object) -> Raw:
+        if not isinstance(value, LazyList):
+            raise TypeError(f"no JSON: {type(value).__name__}")
+        lists.append(value)
+        return Raw(_PLACE)
+
+    try:
+        frame = Encoder(enc_hook=place).encode(data)
+    except UnicodeEncodeError:  # of the frame
+        yield encode_json(plain(data))
+        return
+    first, *rests = frame.split(_PLACE)
+    piece = bytearray(first)
+    for items, rest in zip(lists, rests, strict=True):
+        between = b"["
+        for item in items:
+            piece += between + encode_json(item)
+            between = b","
+            if len(piece) >= PIECE:
+                yield bytes(piece)
+                piece.clear()
+        piece += (b"[]" if between == b"[" else b"]") + rest
+    yield bytes(piece)
 
 
 def sse(data: object, event: str = "") -> bytes:
@@ -203,7 +277,12 @@ def client_of(request: web.Request) -> str:
 
 def json_response(data: object, status: int = 200) -> web.Response:
     """`data` as JSON."""
-    return web.Response(body=encode_json(data), status=status, headers=_JSON)
+    return raw_json_response(encode_json(data), status)
+
+
+def raw_json_response(body: bytes, status: int = 200) -> web.Response:
+    """An answer of encoded JSON."""
+    return web.Response(body=body, status=status, headers=_JSON)
 
 
 def error_object(error: RequestError) -> Error:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from aiohttp import web
 from msgspec import Struct
@@ -18,8 +19,17 @@ from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.sampler import RANDOM_SEED
-from logitless.engine.stream import Stream
-from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response
+from logitless.engine.stream import Stream, event_weight
+from logitless.server.api.context import (
+    CONTEXT,
+    PIECE,
+    Context,
+    client_key,
+    client_of,
+    json_pieces,
+    json_response,
+    raw_json_response,
+)
 from logitless.server.api.llamacpp.completion import NativeReply
 from logitless.server.api.llamacpp.sessions import Session
 from logitless.server.api.llamacpp.verify import VerifyReply
@@ -41,6 +51,7 @@ from logitless.server.workers import compute
 log = logging.getLogger("logitless.http")
 CONVERSATION = "X-Conversation-Id"
 EVENTS = "text/event-stream"
+HEAVY = 1 << 10  # log-probabilities of events that are written beside the event loop
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # of streams
 
 
@@ -141,14 +152,30 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
         return await _resumable(request, context, job, reply)
     if job.options.stream:
         requests, user = await _prepared(request, context, job, reply)
-        async with await context.service.submit(requests, user) as stream:
+        async with await context.service.submit(requests, user, **_limits(reply)) as stream:
             told = _told(request, context, stream, reply)
             ping_interval = reply.options.sse_ping_interval if is_events else -1
             return await send(request, context, told, ping_interval, reply.content_type)
-    await collect(request, context, job, reply)
-    if reply.is_large:
-        return await compute(lambda: json_response(reply.whole()), client_of(request))
-    return json_response(reply.whole())
+    async with collected(request, context, job, reply):
+        if reply.is_large:
+            return await send_json(request, context, reply.whole)
+        return json_response(reply.whole())
+
+
+async def send_json(request: web.Request, context: Context, make: Callable[[], object]) -> web.StreamResponse:
+    """An answer that takes long to make: in pieces, as the client reads them, where it is large."""
+    client = client_of(request)
+    pieces = await compute(lambda: json_pieces(make()), client)
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        yield first
+        while piece := await compute(partial(next, pieces, b""), client):
+            yield piece
+
+    first = await compute(partial(next, pieces, b""), client)
+    if len(first) < PIECE:
+        return raw_json_response(first)
+    return await send(request, context, rest(), -1, "application/json; charset=utf-8")
 
 
 async def _prepared(
@@ -182,10 +209,12 @@ def _running(request: web.Request, context: Context, stream: Stream, reply: Repl
         del context.running[reply.id]
 
 
-async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
-    """Have the job done and give its results to the reply."""
+@asynccontextmanager
+async def collected(request: web.Request, context: Context, job: Job, reply: Reply) -> AsyncIterator[None]:
+    """Have the job done and give its results to the reply, whose log-probabilities have their room while
+    the block runs."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, whole=True) as stream:
+    async with context.service.begin(requests, user, whole=True, **_limits(reply)) as stream:
         with _running(request, context, stream, reply):
             try:
                 while events := await stream.batch():
@@ -194,6 +223,12 @@ async def collect(request: web.Request, context: Context, job: Job, reply: Reply
                         reply.add(index, event)
             finally:
                 request[RECORD].take(stream.latest.copy().items())  # of a request that is aborted
+        yield
+
+
+def _limits(reply: Reply) -> dict[str, Any]:
+    """Bounds of a stream's log-probabilities."""
+    return {"most_logprobs": reply.most_logprobs, "keeps_logprobs": reply.keeps_logprobs}
 
 
 async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
@@ -204,7 +239,7 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
 async def generated(request: web.Request, context: Context, job: Job, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of one generation among several of a reply; a failure is raised."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user) as stream:
+    async with context.service.begin(requests, user, **_limits(reply)) as stream:
         with _running(request, context, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)
@@ -228,7 +263,8 @@ async def begin_session(
     place = client_key(request), name
     session = context.sessions.open(place, lasting=around is not None)
     try:
-        stream = await context.service.submit(*await _prepared(request, context, job, reply))
+        requests, user = await _prepared(request, context, job, reply)
+        stream = await context.service.submit(requests, user, **_limits(reply))
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)
@@ -246,7 +282,10 @@ async def _told(request: web.Request, context: Context, stream: Stream, reply: R
         try:
             while events := await stream.batch():
                 record.take(events)
-                data = b"".join([_event_data(reply, index, event) for index, event in events])
+                if reply.options.top is not None and _is_heavy(events):
+                    data = await compute(partial(_events_data, reply, events), client_of(request))
+                else:
+                    data = _events_data(reply, events)
                 failed = next((event for _, event in events if isinstance(event, Failed)), None)
                 if failed is not None:
                     data += reply.failed(failure(failed))
@@ -316,6 +355,16 @@ async def _attend(request: web.Request, writer: _Writer, interval: int, timeout:
             with suppress(ConnectionError):
                 await writer.write(b":\n\n")
         n_writes = writer.n_writes
+
+
+def _is_heavy(events: list[tuple[int, Event]]) -> bool:
+    """True if the log-probabilities of these events take long to write."""
+    of_prompt = any(isinstance(event, Token) and event.prompt_probs for _, event in events)
+    return of_prompt or sum([event_weight(event) for _, event in events]) > HEAVY
+
+
+def _events_data(reply: Reply, events: list[tuple[int, Event]]) -> bytes:
+    return b"".join([_event_data(reply, index, event) for index, event in events])
 
 
 def _event_data(reply: Reply, index: int, event: Event) -> bytes:

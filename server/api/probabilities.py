@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from msgspec import Raw
 
 from logitless.engine.requests import CompletionRequest, Token, TokenProb
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.answers import UNSET, Opt
+from logitless.server.api.context import encode_json, lazy
 from logitless.server.protocol.answers.generation import RankedLogprob, TokenLogprob
 from logitless.server.protocol.answers.openai import TextLogprobs
 
@@ -56,17 +59,26 @@ def entries(
     chosen: bool = True,
 ) -> list[TokenLogprob]:
     """The shape of /completion and of chat: one object per token with its alternatives, with `chosen`
-    the chosen token among them."""
+    the chosen token among them. They are written as JSON when the answer is."""
 
-    def entry(id: int, value: float, tops: Opt[list[TokenLogprob]] = UNSET) -> TokenLogprob:
-        piece = tokenizer.piece(id)
-        text = f"token_id:{id}" if as_ids else valid_text(piece)
-        if post_sampling:
-            return TokenLogprob(id, text, list(piece), prob=shown(value), top_probs=tops)
-        return TokenLogprob(id, text, list(piece), shown(value), top_logprobs=tops)
+    names = (b"prob", b"top_probs") if post_sampling else (b"logprob", b"top_logprobs")
 
-    tops = [with_chosen(p, top) if chosen else p.top[:top] for p in probs]
-    return [entry(p.id, p.value, [entry(*one) for one in some]) for p, some in zip(probs, tops, strict=True)]
+    def made() -> Iterator[Raw]:
+        heads: dict[int, bytes] = {}  # of a token's object, up to its value
+
+        def head(id: int) -> bytes:
+            piece = tokenizer.piece(id)
+            text = f"token_id:{id}" if as_ids else valid_text(piece)
+            heads[id] = b'%b,"%b":' % (encode_json(TokenLogprob(id, text, list(piece)))[:-1], names[0])
+            return heads[id]
+
+        for p in probs:
+            pairs = [(p.id, p.value), *(with_chosen(p, top) if chosen else p.top[:top])]
+            values = encode_json([shown(value) for _, value in pairs])[1:-1].split(b",")
+            first, *rest = [(heads.get(id) or head(id)) + v for (id, _), v in zip(pairs, values, strict=True)]
+            yield Raw(b'%b,"%b":[%b]}' % (first, names[1], b",".join([one + b"}" for one in rest])))
+
+    return cast("list[TokenLogprob]", lazy(made))
 
 
 class Shown:
@@ -150,31 +162,28 @@ class LegacyLogprobs:
 
     def of(self, probs: Sequence[TokenProb]) -> TextLogprobs:
         """These tokens, which follow those of the call before."""
-        told = TextLogprobs([], [], [], [])
-        for prob in probs:
-            place = self._places.add(_shown_piece(self._tokenizer, self._request, prob.id))
-            self._add(told, prob.id, prob, place)
-        return told
+        places = [self._places.add(_shown_piece(self._tokenizer, self._request, prob.id)) for prob in probs]
+        return self._arrays([prob.id for prob in probs], probs, places)
 
     def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> TextLogprobs:
         """The prompt's tokens: the first has no probability. `text` may lack the blank that the tokenizer put
         in front.
         """
-        told = TextLogprobs([], [], [], [])
         places = _Places()
         starts = [places.add(self._tokenizer.piece(id)) for id in ids]
         before = places.end - len(text)  # characters of what the tokenizer put in front
-        for i, id in enumerate(ids):
-            self._add(told, id, probs[i] if i < len(probs) else None, max(0, starts[i] - before))
         self.skip(text)
-        return told
+        rest = [None] * (len(ids) - len(probs))
+        return self._arrays(ids, [*probs[: len(ids)], *rest], [max(0, start - before) for start in starts])
 
-    def _add(self, told: TextLogprobs, id: int, prob: TokenProb | None, place: int) -> None:
-        """One more token of the arrays; `prob` None: it has none."""
-        told.tokens.append(self._name(id))
-        told.token_logprobs.append(None if prob is None else self._logprob(prob.value))
-        told.top_logprobs.append(None if prob is None else self._likeliest(prob))
-        told.text_offset.append(place)
+    def _arrays(self, ids: Sequence[int], probs: Sequence[TokenProb | None], places: list[int]) -> TextLogprobs:
+        """The four arrays; a token without a probability has null."""
+        return TextLogprobs(
+            tokens=[self._name(id) for id in ids],
+            token_logprobs=[None if prob is None else self._logprob(prob.value) for prob in probs],
+            top_logprobs=lazy(lambda: (None if prob is None else self._likeliest(prob) for prob in probs)),
+            text_offset=places,
+        )
 
     def skip(self, text: str) -> None:
         """Text that comes before the tokens still to be told."""

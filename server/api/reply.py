@@ -6,13 +6,15 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token, TokenProb
 from logitless.engine.sampling.params import SamplerParams
-from logitless.server.api.context import error_object, sse
+from logitless.engine.stream import MOST_WHOLE
+from logitless.server.api.context import error_object, lazy, sse
 from logitless.server.api.probabilities import Shown, by_id
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.protocol.answers.generation import (
@@ -36,8 +38,8 @@ class Result:
     """Result of one generation so far."""
 
     __slots__ = (
-        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "prompt_probs", "request", "tokens",
-        "untold", "untold_ids", "wrapping",
+        "finished", "held", "held_weight", "index", "n_tokens", "number", "opened", "prefix", "prompt_probs", "request",
+        "tokens", "untold", "untold_ids", "wrapping",
     )  # fmt: skip
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
@@ -48,6 +50,7 @@ class Result:
         self.prompt_probs: tuple[TokenProb | None, ...] = ()  # streams: of a prefix's tokens
         self.tokens: list[Token] = []  # not kept for streams
         self.held: list[Token] = []  # streams: told with the text that they are in
+        self.held_weight = 0  # memory of their log-probabilities
         self.untold = ""  # that text, as far as it has come
         self.untold_ids: list[int] = []  # return_token_ids: told with the next chunk
         self.n_tokens = 0
@@ -66,6 +69,8 @@ class Reply:
 
     content_type = "text/event-stream"  # of a stream
     id_prefix = ""
+    most_logprobs = MOST_WHOLE  # memory of a whole answer's log-probabilities
+    keeps_logprobs = False  # a stream keeps them, too, until its end
     parse_seconds = 0.0  # of finding tool calls and reasoning in the answers
 
     def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
@@ -192,7 +197,8 @@ class Reply:
         fields: dict[str, Any] = {}
         if self.options.prompt_top is not None:
             probs, top = result.finished.prompt_probs, self.options.prompt_top
-            fields["prompt_logprobs"] = [None if p is None else by_id(p, top, self.tokenizer) for p in probs]
+            of = partial(by_id, top=top, tokenizer=self.tokenizer)
+            fields["prompt_logprobs"] = lazy(lambda: (None if p is None else of(p) for p in probs))
         if self.options.token_ids:
             fields["prompt_token_ids"] = list(result.request.prompt)
         return fields

@@ -11,12 +11,11 @@ from itertools import count
 from typing import Any
 
 from aiohttp import web
-from msgspec import to_builtins
 
 from logitless.engine.errors import Forbidden, InvalidRequest, RequestError, ServerFault, Unavailable
 from logitless.engine.requests import Finished
 from logitless.server.api.blocks import BEGIN, CALL, END, MORE, Block
-from logitless.server.api.context import Context, client_of, json_response, sse
+from logitless.server.api.context import Context, client_of, json_response, plain, sse
 from logitless.server.api.generate import CONVERSATION, generated, send
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.responses import ResponsesReply, Said, keeper, prepared
@@ -268,7 +267,7 @@ class _Loop:
         """The next generation's request: what was said, and the output so far."""
         body = dict(self._body)
         body["tools"] = [self._namespaces.get(i, tool) for i, tool in enumerate(self._response.tools or ())]
-        body["input"] = [*self._said.items, *to_builtins(self.output)]
+        body["input"] = [*self._said.items, *plain(self.output)]
         body["tool_choice"] = self._choice(first)
         body.pop("max_tool_calls", None)
         if self._response.max_output_tokens is not None:
@@ -335,7 +334,7 @@ class _Loop:
             ),
         )
         if self._keep is not None:
-            self._keep(to_builtins(self.final))
+            self._keep(plain(self.final))
         return reply.report(self.final)
 
 

@@ -10,7 +10,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import Finished, Progress, Token
 from logitless.models.chat.tool_calls import Content
 from logitless.server.api.context import CONTEXT, sse
-from logitless.server.api.generate import collect, run
+from logitless.server.api.generate import collected, run
 from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
 from logitless.server.bodies.form import form_fields, is_form
@@ -48,8 +48,8 @@ async def _answer(request: web.Request, task: str) -> web.StreamResponse:
     reply = SpokenReply(spoken, context.served, context.config)
     if spoken.response_format != "text":
         return await run(request, context, spoken.job, reply)
-    await collect(request, context, spoken.job, reply)
-    return web.Response(text=reply.text())
+    async with collected(request, context, spoken.job, reply):
+        return web.Response(text=reply.text())
 
 
 class SpokenReply(Reply):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -11,8 +12,8 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, RequestError
 from logitless.engine.sampling.params import Param
-from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.api.generate import collect
+from logitless.server.api.context import CONTEXT
+from logitless.server.api.generate import collected, send_json
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.protocol.answers.openai import Predictions
 from logitless.server.protocol.chat.chat import parse_chat
@@ -33,7 +34,7 @@ def wanted() -> bool:
     return os.environ.get("AIP_MODE") == "PREDICTION"
 
 
-async def predict(request: web.Request) -> web.Response:
+async def predict(request: web.Request) -> web.StreamResponse:
     """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions":
     [completions]}.
     """
@@ -54,8 +55,9 @@ async def predict(request: web.Request) -> web.Response:
             raise InvalidRequest(f"instances[{i}]: {error.message}") from None
 
     predictions: list[Any] = []
-    for job in await context.parsed(request, parse):
-        reply = ChatReply(job, context.served, context.config)
-        await collect(request, context, job, reply)
-        predictions.append(reply.whole())
-    return json_response(Predictions(predictions))
+    async with AsyncExitStack() as stack:
+        for job in await context.parsed(request, parse):
+            reply = ChatReply(job, context.served, context.config)
+            await stack.enter_async_context(collected(request, context, job, reply))
+            predictions.append(reply.whole())
+        return await send_json(request, context, lambda: Predictions(predictions))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec import to_builtins
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from logitless.engine.requests import Finished, Progress, Token
-from logitless.server.api.context import sse
+from logitless.server.api.context import plain, sse
 from logitless.server.api.probabilities import entries
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
+from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.generation import NativeChunk, NativeCompletion, Selected, TokenLogprob
 
 
@@ -59,10 +57,15 @@ class NativeReply(Reply):
         """
         if not self.options.response_fields:
             return data
-        selected, fields = {}, to_builtins(data)
+        selected, fields = {}, dict(zip(data.__struct_encode_fields__, astuple(data), strict=True))
         for path in self.options.response_fields:
-            value: Any = fields
-            for name in path.split("/"):
+            first, *names = path.split("/")
+            value = fields.get(first, UNSET)
+            if value is UNSET:
+                continue
+            if names:
+                value = plain(value)
+            for name in names:
                 if not isinstance(value, dict) or name not in value:
                     break
                 value = value[name]

@@ -10,6 +10,7 @@ from msgspec.structs import astuple
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
+from logitless.engine.stream import event_weight
 from logitless.server.api.context import encode_json, sse
 from logitless.server.api.probabilities import LegacyLogprobs, Shown
 from logitless.server.api.reply import Reply, Result, progress_fields, timings
@@ -28,6 +29,7 @@ from logitless.server.protocol.answers.openai import (
 from logitless.server.protocol.completions import Job
 
 ChunkChoice = TextDelta | ChatDelta
+HELD = 1 << 14  # memory of the log-probabilities of a stream's tokens that wait for their text
 _MARK = "\0"  # stands for the text of a chunk
 
 
@@ -96,9 +98,13 @@ class OpenAIReply(Reply):
         opening = self._open(result)
         if self.options.top is not None:
             result.held.append(token)
+            result.held_weight += event_weight(token)
             result.untold += token.text
         if self.options.token_ids:
             result.untold_ids.append(token.id)
+        if result.held_weight > HELD and not token.text:  # none of these tokens shows a text
+            tokens, result.held, result.held_weight = result.held, [], 0
+            return opening + self._told(result, [self.delta(result, "", None)], tokens)
         if not token.text:
             return opening
         extra = {}
@@ -160,6 +166,7 @@ class OpenAIReply(Reply):
             return []
         tokens = self._shown[result.number].take(result.held, result.untold)
         del result.held[: len(tokens)]
+        result.held_weight = sum(map(event_weight, result.held))
         result.untold = ""
         return tokens
 

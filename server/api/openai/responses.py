@@ -9,14 +9,13 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from aiohttp import web
-from msgspec import to_builtins
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import NotFound, RequestError
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, Context, error_object, json_response, sse
+from logitless.server.api.context import CONTEXT, Context, error_object, json_response, plain, sse
 from logitless.server.api.generate import run
 from logitless.server.api.openai.background import end, resume, run_behind
 from logitless.server.api.openai.chat import Answers
@@ -29,7 +28,7 @@ from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.answers import UNSET, Opt
 from logitless.server.protocol.answers.fine_tuning import Deleted
-from logitless.server.protocol.answers.generation import TimingsObject
+from logitless.server.protocol.answers.generation import TimingsObject, TokenLogprob
 from logitless.server.protocol.answers.llamacpp import InputTokens
 from logitless.server.protocol.answers.responses import (
     REPEATED,
@@ -203,6 +202,7 @@ class ResponsesReply(Reply):
     """An answer as output items."""
 
     id_prefix = "resp_"
+    most_logprobs, keeps_logprobs = 1 << 18, True  # its last events have all of them
     n_before = 0  # output items of earlier generations of the response
 
     def __init__(
@@ -267,8 +267,7 @@ class ResponsesReply(Reply):
             block = next(block for step, block, _ in steps if step == MORE and block.kind == TEXT)
             begins = any(step == BEGIN and of is block for step, of, _ in steps)
             probs, self._untold = _within(shown.encode(), self._untold, self.tokenizer, last=begins)
-            post = result.request.sampling.post_sampling_probs
-            block.logprobs += entries(probs, self.tokenizer, self.options.top or 0, post)
+            block.logprobs += probs
         elif not shown:
             self._untold = []
         return steps
@@ -297,7 +296,7 @@ class ResponsesReply(Reply):
 
     def _followed(self, response: Response) -> Response:
         if self._follow is not None:
-            self._follow(to_builtins(response))
+            self._follow(plain(response))
         return response
 
     def _response(self, status: ResponseStatus, **more: Any) -> Response:
@@ -320,7 +319,7 @@ class ResponsesReply(Reply):
             timings=timings(result.finished.timings),
         )
         if self._keep is not None:
-            self._keep(to_builtins(response))
+            self._keep(plain(response))
         return response
 
     def _event(self, event: type[ResponseEvent], kind: str, **fields: Any) -> bytes:
@@ -341,7 +340,7 @@ class ResponsesReply(Reply):
             if block.custom:
                 return OutputItem(id="ctc_" + id, type="custom_tool_call", input=text, **head)
             return OutputItem(id="fc_" + id, type="function_call", arguments=text, **head)
-        content = [] if begun else [_part(block, block.text)]
+        content = [] if begun else [self._part(block, block.text)]
         if block.kind == REASONING:
             return OutputItem(id="rs_" + id, status=status, type="reasoning", summary=[], content=content)
         return OutputItem(id="msg_" + id, status=status, type="message", role="assistant", content=content)
@@ -359,13 +358,13 @@ class ResponsesReply(Reply):
         if step == BEGIN:
             begun = self._event(ItemEvent, "response.output_item.added", **at, item=item)
             if block.kind == TEXT:
-                begun += self._event(PartEvent, "response.content_part.added", **inner, part=_part(block, ""))
+                begun += self._event(PartEvent, "response.content_part.added", **inner, part=self._part(block, ""))
             return begun
         kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
         kind = "custom_tool_call_input" if block.custom else kind
         since, block.n_told = block.n_told, len(block.logprobs)
-        told = block.logprobs[since:] if step == MORE else block.logprobs
-        logprobs = told if block.kind == TEXT else UNSET
+        probs = block.logprobs[since:] if step == MORE else block.logprobs
+        logprobs = self._logprobs(probs) if block.kind == TEXT else UNSET
         if step == MORE:
             more = {"delta": text, "logprobs": logprobs, "timings": self._timings}
             return self._event(DeltaEvent, f"response.{kind}.delta", **inner, **more)
@@ -376,8 +375,18 @@ class ResponsesReply(Reply):
             whole = {"arguments": block.text, "name": self._called(block)["name"]}
         ended = self._event(WholeEvent, f"response.{kind}.done", **inner, **whole, logprobs=logprobs)
         if block.kind == TEXT:
-            ended += self._event(PartEvent, "response.content_part.done", **inner, part=_part(block, block.text))
+            ended += self._event(PartEvent, "response.content_part.done", **inner, part=self._part(block, block.text))
         return ended + self._event(ItemEvent, "response.output_item.done", **at, item=item)
+
+    def _part(self, block: Block, text: str) -> ContentPart:
+        if block.kind == REASONING:
+            return ContentPart(type="reasoning_text", text=text)
+        logprobs = self._logprobs(block.logprobs if text else [])
+        return ContentPart(type="output_text", text=text, annotations=[], logprobs=logprobs)
+
+    def _logprobs(self, probs: list[TokenProb]) -> list[TokenLogprob]:
+        post = self.results[0].request.sampling.post_sampling_probs
+        return entries(probs, self.tokenizer, self.options.top or 0, post) if probs else []
 
 
 def _within(
@@ -400,9 +409,3 @@ def _within(
 def _status(block: Block) -> Status:
     """The status of an item that has ended."""
     return "incomplete" if block.cut else "completed"
-
-
-def _part(block: Block, text: str) -> ContentPart:
-    if block.kind == REASONING:
-        return ContentPart(type="reasoning_text", text=text)
-    return ContentPart(type="output_text", text=text, annotations=[], logprobs=block.logprobs if text else [])
