@@ -337,9 +337,14 @@ class Trainer:
         return f"{s.n_epochs:g} epochs are done"
 
     def _control(self) -> Control:
-        epoch = self.counters.samples // len(self.order)
+        epoch = self._epoch
         rate = self.settings.schedule.rate(self.counters.iterations, epoch, self.settings.n_epochs or 1)
         return Control(self.counters.iterations, epoch, rate)
+
+    @property
+    def _epoch(self) -> int:
+        """Epochs that are over before the next step."""
+        return self.counters.samples // len(self.order)
 
     def _step(self, control: Control) -> Generator[Event, None, Step]:
         s, c, n_samples = self.settings, self.counters, len(self.order)

@@ -289,6 +289,33 @@ def test_gradients_are_those_of_the_trainers_own_graph(model: Path) -> None:
     run.close()
 
 
+@pytest.mark.parametrize("n_updates", [1, 2, 3])
+def test_an_epoch_ends_with_the_last_step_on_its_last_answers(run: Run, n_updates: int) -> None:
+    """Three prompts, two a batch: an epoch has two batches. The same, if the run is left behind any batch's sampling
+    and goes on from there."""
+
+    def rewards(tokens: Any, _: Any) -> float:
+        return float(np.mean(tokens % 2))
+
+    trainer = run.trainer([[1, 70], [1, 71], [1, 72]], rewards, n_updates=n_updates)
+    ends, n_epochs = [], 0
+    events = trainer.work()
+    while (event := next(events, None)) is not None:
+        if isinstance(event, Step):
+            assert trainer.counters.epochs - event.epoch in (0, 1)
+            assert event.epoch == n_epochs
+            if trainer.counters.epochs > event.epoch:
+                ends.append(event.iteration)
+            n_epochs = trainer.counters.epochs
+        elif isinstance(event, Settled) and event.keep:  # a kill
+            state = trainer.state()
+            events.close()
+            assert trainer.restore(state)
+            events = trainer.work()
+    assert ends == [2 * n_updates * (i + 1) for i in range(4)]
+    assert trainer.counters.iterations == trainer.n_steps == 8 * n_updates
+
+
 def test_first_steps_are_on_policy_and_later_ones_are_not(run: Run) -> None:
     def rewards(tokens: Any, _: Any) -> float:
         return float(np.mean(tokens % 2))

@@ -180,6 +180,11 @@ class ReinforcementTrainer(Trainer):
         return n_steps_of(self.order, self.settings, self.grpo)
 
     @property
+    def _epoch(self) -> int:
+        # `samples` has those of a batch that is sampled, also before its steps
+        return self.counters.epochs
+
+    @property
     def _prompts(self) -> Prompts:
         dataset: Any = self.order.dataset
         return dataset  # type: ignore[no-any-return]
@@ -198,7 +203,8 @@ class ReinforcementTrainer(Trainer):
         c.tokens += sum(len(a.tokens) for a in batch.answers)
         self.just_initialized = False
         metrics = {**rewards_told(batch.rewards), **found.metrics}
-        c.epochs = c.samples // len(self.order)
+        if self.batch.n_done == self.grpo.n_updates:
+            c.epochs = c.samples // len(self.order)
         self.epoch_result.add(found.loss, len(batch.answers), 0, metrics)
         told = means(metrics)
         return Step(
