@@ -173,7 +173,8 @@ class Guard:
                 headers[SKIPPED_TOOLS] = ", ".join(dict.fromkeys(record.skipped_tools))
             if is_anthropics(request):
                 headers["request-id"] = record.id  # the name that its clients read
-        headers["Vary"] = "Origin"
+        varies = [name.strip() for value in headers.popall("Vary", ()) for name in value.split(",")]
+        headers["Vary"] = ", ".join(dict.fromkeys([*varies, "Origin"]))
         origin = self._origins.allowed(request)
         if origin:
             headers["Access-Control-Allow-Origin"] = origin

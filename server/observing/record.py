@@ -20,6 +20,12 @@ CLIENT_LEFT: Final = 499  # nginx's status of a request whose client closed the 
 _ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_PATH = 200  # characters of a path in the log
 PROBES = frozenset(("/health", "/v1/health", "/metrics"))  # logged with -v only, while they succeed, and never traced
+_JOBS = "/v1/fine_tuning/jobs"
+_POLLED = PROBES | {  # state that pages and monitors read again and again: logged with -v only, while it succeeds
+    *("/props", "/slots", "/models", "/v1/models", "/lora-adapters", "/tools", "/api/tags", "/api/ps", "/api/version"),
+    *("/v1/batches", "/v1/batches/{id}", _JOBS, f"{_JOBS}/{{id}}", f"{_JOBS}/{{id}}/events"),
+    f"{_JOBS}/{{id}}/checkpoints",
+}
 _REASONS: dict[StopType, str] = {"eos": "stop", "word": "stop", "limit": "length"}  # vLLM's words
 _PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
 
@@ -121,7 +127,8 @@ class Record:
     @property
     def level(self) -> int:
         """Level of the access line."""
-        return logging.DEBUG if self.route in PROBES and self.status < 400 else logging.INFO
+        polls = self.route in _POLLED and self.method in ("GET", "HEAD") and self.status < 400
+        return logging.DEBUG if polls else logging.INFO
 
     @property
     def is_logged(self) -> bool:

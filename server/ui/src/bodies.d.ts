@@ -468,6 +468,8 @@ export interface Props {
   endpoint_tools?: boolean; // the server runs tools: GET /tools
   ui: boolean;
   webui: boolean;
+  ui_settings?: Record<string, unknown>; // defaults of pages: --ui-config
+  webui_settings?: Record<string, unknown>;
   chat_template: string;
   chat_template_caps: Record<string, unknown>;
   bos_token: string;

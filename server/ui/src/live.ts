@@ -3,7 +3,7 @@
 import {json, text} from "./api.js";
 import type {Props, SlotState} from "./bodies.js";
 import {received} from "./generate.js";
-import {absent, chosen, connect, lookAtModels, of, refusalOf} from "./models.js";
+import {absent, chosen, connect, lookAtModels, needsKey, of, refusalOf} from "./models.js";
 import {Chart, count, IconButton, rate} from "./parts.js";
 import {get, set, useStore} from "./store.js";
 import {html, useEffect, useState} from "./vendor/preact.js";
@@ -55,6 +55,7 @@ export function watchServer() {
   let router = false;
   every(async () => {
     try {
+      if (needsKey(get().refusal) && document.getElementById("key")) return 30_000; // its form connects
       if (get().refusal) await connect();
       else {
         router = router || (await json<{role?: string}>("props")).role === "router";

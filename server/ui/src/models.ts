@@ -2,6 +2,7 @@
 
 import {apiKey, json, post, reason, statusOf, streamsOf} from "./api.js";
 import type {Adapter, FileProgress, ModelEntry, Models, Props} from "./bodies.js";
+import type {State} from "./store.js";
 import {get, set} from "./store.js";
 import {lookAtTools} from "./tools.js";
 
@@ -74,6 +75,10 @@ export async function connect() {
 }
 
 export const caps = (props: Props | null) => props?.chat_template_caps ?? {};
-export const sees = (props: Props | null) => Boolean(props?.modalities?.vision);
-export const hears = (props: Props | null) => Boolean(props?.modalities?.audio);
+
+/** True if the chosen model reads such inputs. One that is not loaded, which a message loads, says so in the list. */
+const reads = (kind: "image" | "audio", {props, ...state}: State) =>
+  (props ? Boolean(kind === "image" ? props.modalities?.vision : props.modalities?.audio) : Boolean(chosen({props, ...state})?.architecture.input_modalities.includes(kind)));
+export const sees = (state = get()) => reads("image", state);
+export const hears = (state = get()) => reads("audio", state);
 export const chats = (props: Props | null) => !props || Boolean(props.chat_template);

@@ -43,6 +43,7 @@ export function Composer() {
     const conversation = useStore(current), id = conversation?.id ?? null;
     const running = useStore(state => id !== null && Object.hasOwn(state.running, id)), props = useStore(state => state.props);
     const settings = useStore(settingsOf), enterSends = useStore(state => state.enterSends);
+    const images = useStore(sees), sounds = useStore(hears);
     const mode = conversation?.mode ?? (chats(props) ? draft.mode : "text");
     const empty = !text.trim() && !files.images.length && !files.sounds.length && !files.files.length;
     useEffect(() => box.current?.focus({ preventScroll: true }), [id]);
@@ -52,7 +53,7 @@ export function Composer() {
         text.style.height = `${Math.min(text.scrollHeight + 2, innerHeight * 0.4)}px`;
     }, [text]);
     const take = async (list) => {
-        const { props } = get(), found = await attached([...(list ?? [])], sees(props), hears(props));
+        const found = await attached([...(list ?? [])], sees(), hears());
         setFiles(old => joined(old, found));
     };
     useEffect(() => {
@@ -86,10 +87,9 @@ export function Composer() {
         event.preventDefault();
         if (running || empty)
             return;
-        const { images, sounds, files: texts } = files;
         setText("");
         setFiles(NOTHING);
-        send({ text, images, sounds, files: texts, mode });
+        send({ ...files, text, mode });
     };
     const key = (event) => {
         if (event.key !== "Enter" || event.isComposing || event.shiftKey)
@@ -111,9 +111,9 @@ export function Composer() {
             update(conversation.id, one => ({ ...one, mode: draft.mode }));
         redraw(n => n + 1);
     };
-    const begun = conversation?.leaf, media = [...(sees(props) ? IMAGE_TYPES : []), ...(hears(props) ? ["audio/*"] : [])];
+    const begun = conversation?.leaf, media = [...(images ? IMAGE_TYPES : []), ...(sounds ? ["audio/*"] : [])];
     const accept = media.length ? [...media, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
-    const takes = `Attach ${sees(props) ? "images" : ""}${sees(props) && hears(props) ? ", " : ""}${hears(props) ? "sounds" : ""}${media.length ? " or " : ""}text files`;
+    const takes = `Attach ${images ? "images" : ""}${images && sounds ? ", " : ""}${sounds ? "sounds" : ""}${media.length ? " or " : ""}text files`;
     return html `<form id="form" class=${dropping ? "dropping" : ""} onSubmit=${submit} onPaste=${paste}>
     <${Files} value=${files} change=${setFiles} />
     <label class="unseen" for="text">Message</label>

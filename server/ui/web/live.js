@@ -1,7 +1,7 @@
 // Live view of the server: throughput, KV cache blocks and slots, polled once a second while it is visible.
 import { json, text } from "./api.js";
 import { received } from "./generate.js";
-import { absent, chosen, connect, lookAtModels, of, refusalOf } from "./models.js";
+import { absent, chosen, connect, lookAtModels, needsKey, of, refusalOf } from "./models.js";
 import { Chart, count, IconButton, rate } from "./parts.js";
 import { get, set, useStore } from "./store.js";
 import { html, useEffect, useState } from "./vendor/preact.js";
@@ -50,6 +50,8 @@ export function watchServer() {
     let router = false;
     every(async () => {
         try {
+            if (needsKey(get().refusal) && document.getElementById("key"))
+                return 30_000; // its form connects
             if (get().refusal)
                 await connect();
             else {

@@ -62,6 +62,8 @@ export async function connect() {
     }
 }
 export const caps = (props) => props?.chat_template_caps ?? {};
-export const sees = (props) => Boolean(props?.modalities?.vision);
-export const hears = (props) => Boolean(props?.modalities?.audio);
+/** True if the chosen model reads such inputs. One that is not loaded, which a message loads, says so in the list. */
+const reads = (kind, { props, ...state }) => (props ? Boolean(kind === "image" ? props.modalities?.vision : props.modalities?.audio) : Boolean(chosen({ props, ...state })?.architecture.input_modalities.includes(kind)));
+export const sees = (state = get()) => reads("image", state);
+export const hears = (state = get()) => reads("audio", state);
 export const chats = (props) => !props || Boolean(props.chat_template);

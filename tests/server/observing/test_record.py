@@ -85,6 +85,20 @@ async def test_a_line_for_each_request(host: str, caplog: pytest.LogCaptureFixtu
     assert "hidden" not in caplog.text
 
 
+@pytest.mark.parametrize("path", ["/props", "/slots", "/v1/models", "/api/tags", "/v1/fine_tuning/jobs"])
+async def test_polling_is_logged_with_v_only_while_it_succeeds(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "logitless.access")
+    async with running(api_keys=("k",)) as server:
+        headers = {"Authorization": "Bearer k"}
+        async with server.http.get(server.url + path, headers=headers) as reply:
+            status = reply.status
+        async with server.http.get(server.url + "/slots") as reply:
+            assert reply.status == 401
+        await server.post("/tokenize", {"content": "x"}, headers=headers)
+    levels = [record.levelname for record in caplog.records if record.name == "logitless.access"]
+    assert levels == ["DEBUG" if status < 400 else "INFO", "INFO", "INFO"]
+
+
 @pytest.mark.parametrize(
     ("given", "taken"),
     [("a", True), ("Root=1-67891233-abc;x/y+z==", True), ("x" * 128, True), ("x" * 129, False), ("", False),

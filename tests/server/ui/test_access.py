@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,26 @@ from tests.helpers.chat_fakes import says
 
 AXE = gzip.decompress((Path(__file__).parent / "axe.min.js.gz").read_bytes()).decode()
 ANSWER = "<think>\nwell\n</think>\n\n# Title\n\n```python\nx = 1  # y\n```\n\n| a |\n|---|\n| $x^2$ |\n\n- [x] done"
-LOOK = """axe.run(document, {rules: {'region': {enabled: false}}}).then(found =>
+LOOK = """axe.run(document).then(found =>
     found.violations.map(v => [v.id, v.nodes.map(n => n.html + ' ' + n.failureSummary).slice(0, 3)]))"""
+
+TRAINS = """(jobs => { const old = fetch; globalThis.fetch = (url, options) => {
+    const path = String(url).replace(/[?].*/, ''), data = jobs[path];
+    return data ? Promise.resolve(new Response(JSON.stringify({data}))) : old(url, options); }; })(%s)"""
+JOBS = {
+    "v1/fine_tuning/jobs": [
+        {"id": "ftjob-1", "model": "fake", "fine_tuned_model": "ft:fake", "status": "succeeded", "created_at": 1,
+         "method": {"type": "supervised"}, "error": None, "trained_tokens": 9}
+    ],
+    "v1/fine_tuning/jobs/ftjob-1/events": [
+        {"id": f"e{i}", "created_at": i, "level": "info", "message": f"Step {i}", "type": "metrics",
+         "data": {"step": i, "total_steps": 2, "train_loss": 2 / i}}
+        for i in (1, 2)
+    ] + [{"id": "e", "created_at": 3, "level": "info", "message": "The job is done", "type": "message", "data": None}],
+    "v1/fine_tuning/jobs/ftjob-1/checkpoints": [
+        {"id": "c", "step_number": 2, "fine_tuned_model_checkpoint": "ft:fake@2"}
+    ],
+}  # fmt: skip
 
 
 async def violations(page: Any) -> Any:
@@ -52,6 +71,13 @@ async def test_nothing_is_violated(page: Any, width: int, scheme: str) -> None:
     assert await violations(page) == []
     await page.run("all('.views button')[2].click()")
     await page.until("one('.view [role=alert]')")
+    assert await violations(page) == []
+    await page.run(TRAINS % json.dumps(JOBS) + "; 0")
+    await page.run("all('.views button')[0].click()")
+    await page.run("all('.views button')[2].click()")
+    await page.click("#example")
+    await page.until("one('.job .curve') && one('#checks .good')")
+    await page.run("all('details').forEach(d => (d.open = true))")
     assert await violations(page) == []
     if width == 390:
         await page.press("Conversations")

@@ -231,6 +231,67 @@ async def test_refusals_are_told(page: Any) -> None:
     page.tab.said.clear()  # the browser's own line about the 400
 
 
+TABLE = "| architecture | tokens | what it is good for |\n|---|---|---|\n" + 3 * (
+    "| Qwen3NextForCausalLM | 1048576.25 | long conversations about incomprehensibilities and other matters |\n"
+)
+BROKEN = """all('.markdown td, .markdown th').flatMap(cell => {
+    const text = cell.firstChild, range = document.createRange();
+    const isBroken = ({index, 0: word}) => { range.setStart(text, index); range.setEnd(text, index + word.length);
+        return range.getClientRects().length > 1; };
+    return [...text.data.matchAll(/[^ ]+/g)].filter(isBroken).map(found => found[0]); })"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+async def test_tables_break_no_word_or_number(page: Any, width: int) -> None:
+    await page.tab.look(width, 740)
+    await page.ask("Compare", TABLE + "\n" + "y" * 400)
+    assert await page.run(BROKEN) == []
+    assert await page.run("document.documentElement.scrollWidth <= innerWidth")  # the table scrolls in its own box
+
+
+async def test_code_is_downloaded_with_its_languages_ending(page: Any) -> None:
+    await page.ask("Code", "```python\nx = 1\n```\n\n```../../x\ny\n```")
+    await page.run("URL.createObjectURL = blob => (globalThis.kept = blob, 'blob:x'); 0")
+    await page.run("HTMLAnchorElement.prototype.click = function () { globalThis.name_ = this.download; }; 0")
+    for at, text, name in ((0, "x = 1", "code.py"), (1, "y", "code.txt")):
+        await page.press("Download code", at)
+        assert await page.run("Promise.all([name_, kept.text()])") == [name, text]
+
+
+async def test_new_conversation_says_what_it_inherits(page: Any) -> None:
+    assert not await page.run("one('#inherited')")
+    await page.click("#settings")
+    await page.fill("#system", "Rhyme.")
+    await page.press("Add a tool")
+    await page.click("#structured")
+    await page.until("one('#inherited')?.textContent.includes('a system prompt; the tool tool1; a JSON schema')")
+    await page.ask("Hello", "hi")
+    await page.press("New conversation")
+    await page.press("Begin without them")
+    await page.until("!one('#inherited') && one('#system').value === ''")
+    await page.run("all('.list .title')[0].click()")
+    await page.until("one('#system').value === 'Rhyme.'")  # the old one has its own
+
+
+async def test_answer_is_made_again_by_another_model(page: Any) -> None:
+    await page.ask("A", "one")
+    assert not await page.run("one('[aria-label^=\"Regenerate with\"]')")  # there is one model
+    await page.run(
+        """(() => { const old = fetch; globalThis.fetch = async (url, options) => {
+        if (options?.body) globalThis.sent = JSON.parse(options.body);
+        const reply = await old(url, options);
+        if (!String(url).startsWith('v1/models')) return reply;
+        const list = await reply.json(); list.data.push({...list.data[0], id: 'other'});
+        return new Response(JSON.stringify(list)); }; })()"""
+    )
+    await page.run("one('#model').dispatchEvent(new Event('change', {bubbles: true}))")
+    says(page.server, "two")
+    await page.fill('[aria-label^="Regenerate with"]', "other")
+    await page.until("one('.answer').textContent === 'two' && !one('#stop')")
+    assert await page.run("[sent.model, one('.assistant .who').textContent]") == ["other", "other"]
+    assert await page.texts(".branches span") == ["2 / 2"]
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 async def test_nothing_overflows(page: Any, width: int) -> None:
     await page.tab.look(width, 740, "dark")

@@ -110,7 +110,7 @@ SAFE = [  # Markdown, the elements' HTML
 async def modules(browser: Browser):
     async with running() as server, browser.tab() as tab:
         await tab.open(server.url + "/")
-        names = ("tree", "request", "schema", "markdown", "exchange", "merge")
+        names = ("tree", "request", "schema", "markdown", "exchange", "merge", "models")
         base = f"{server.url}/ui/{version()}"
         loads = ", ".join(f"import('{base}/{name}.js').then(m => globalThis.{name} = m)" for name in names)
         await tab.run(f"Promise.all([{loads}]).then(() => 0)")
@@ -134,6 +134,15 @@ def export(**changes: object) -> str:
 
 
 TOP = ("title", "at", "mode", "leaf", "nodes", "settings")
+
+
+async def test_model_that_is_not_loaded_reads_what_its_list_promises(modules) -> None:
+    told = await modules.run("""(() => { const one = (id, kinds) => ({id, architecture: {input_modalities: kinds}});
+        const list = [one('a', ['text', 'image']), one('b', ['text', 'audio'])];
+        const at = (model, props) => [models.sees, models.hears].map(reads => reads({props, model, models: list}));
+        const loaded = {modalities: {vision: false, audio: true}};
+        return [at('a', null), at('b', null), at('a', loaded), at('c', null)]; })()""")
+    assert told == [[True, False], [False, True], [False, True], [False, False]]
 
 
 async def test_malformed_fields_of_an_export_are_named(modules) -> None:

@@ -54,6 +54,10 @@ async def test_files_and_headers() -> None:
                 assert policy["frame-ancestors"] == policy["trusted-types"] == "'none'"
                 assert policy["img-src"] == policy["media-src"] == "data:"
                 assert reply.headers["X-Content-Type-Options"] == "nosniff"
+                assert reply.headers.getall("Vary") == ["Accept-Encoding, Origin"]
+            again = {"If-None-Match": reply.headers["ETag"]}
+            async with server.http.get(server.url + path, headers=again) as reply:
+                assert (reply.status, reply.headers.getall("Vary")) == (304, ["Accept-Encoding, Origin"])
         for path in ("page.py", f"ui/{version()}/none.js", f"ui/{version()}/../page.py", "ui/x/vendor/manifest.json"):
             assert (await server.get(f"/deep/{path}"))[0] in (401, 404), path
 
