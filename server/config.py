@@ -49,6 +49,7 @@ class ServerConfig:
     admin_api_key: str = ""  # required for changes of the server, where it is set
     api_prefix: str = ""
     tls: SSLContext | None = None  # the key and certificate of HTTPS
+    tls_files: tuple[str, str] = ("", "")  # certificate and key of `tls`, which SIGHUP reads again
     reuse_port: bool = False
     behind_router: bool = False  # a router is the only client, and names the client of each request
     cors_origins: str = (

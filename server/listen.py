@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -29,6 +31,7 @@ HEAD_BYTES = 100  # of a request, whose path tells the shape of errors
 LONGEST_URL = 8192  # bytes; not aiohttp's limit of headers, which raises the same error
 IDLE_SECONDS = 75.0  # a connection may wait for a request, or for the rest of its head
 QUIET_SECONDS = 1.0  # between two lines that tell that no connection can be accepted
+END_SECONDS = 12.0  # of an orderly end after a signal; a router waits for its children
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # bounds of draining a body after the answer
 
 
@@ -203,26 +206,88 @@ async def listen(
 
     `stop`: see `accepting`.
     """
-    loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        with suppress(NotImplementedError):  # no signals on this platform's loop: Ctrl+C raises KeyboardInterrupt
-            loop.add_signal_handler(number, signalled.set)
     stopping = asyncio.create_task(signalled.wait())
     ending: asyncio.Task[None] | None = None
     try:
-        async with accepting(app, config, stop) as sockets:
-            where = ", ".join(address(sock, tls=config.tls is not None) for sock in sockets)
-            log.info("listening on %s", where, extra={"fields": {"address": where}})
-            ending = asyncio.create_task(running(where))
-            await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                ending.result()
-            log.info("shutting down")
+        with _signals(signalled.set, partial(reload, config)):
+            async with accepting(app, config, stop) as sockets:
+                where = ", ".join(address(sock, tls=config.tls is not None) for sock in sockets)
+                log.info("listening on %s", where, extra={"fields": {"address": where}})
+                ending = asyncio.create_task(running(where))
+                await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    ending.result()
+                log.info("shutting down")
     finally:
         for task in filter(None, (stopping, ending)):
             task.cancel()
-        for number in signals:
-            with suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _signals(stop: Callable[[], object], hang_up: Callable[[], object]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `stop` on the event loop, SIGHUP calls `hang_up`, while the block runs.
+
+    A thread reads them from a socket of its own: asyncio's is full while its loop is behind, and then
+    loses signals. A second signal ends the process at once, and so does the thread when the block
+    has not ended END_SECONDS after the first. In a thread other than the main one there are none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    ours, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+
+    def read() -> None:
+        with ours:
+            while arrived := ours.recv(64):
+                for number in arrived:
+                    if number not in numbers:
+                        continue  # a signal of somebody else
+                    if number not in numbers[:2]:
+                        loop.call_soon_threadsafe(hang_up)
+                    elif ours.gettimeout() is not None:
+                        log.warning("ended by a second signal")
+                        os._exit(128 + number)
+                    else:
+                        ours.settimeout(END_SECONDS)
+                        loop.call_soon_threadsafe(stop)
+
+    def watch() -> None:
+        try:
+            with suppress(RuntimeError):  # the loop is closed
+                read()
+        except TimeoutError:
+            log.error("the server did not end within %g seconds: ended by force", END_SECONDS)
+            os._exit(1)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    other = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        current = signal.set_wakeup_fd(-1)
+        with suppress(OSError, ValueError):  # of another server, which has ended
+            signal.set_wakeup_fd(other if current == wakeup.fileno() else current)
+        wakeup.close()
+
+
+def reload(config: ServerConfig) -> None:
+    """Read the certificate and its key again, for new connections. The old ones stay where they are no pair."""
+    if config.tls is None or not all(config.tls_files):
+        log.info("SIGHUP: no certificate to read again; a key file is read whenever it changes")
+        return
+    certificate, key = config.tls_files
+    try:
+        type(config.tls)(config.tls.protocol).load_cert_chain(certificate, key, password="")
+        config.tls.load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        log.warning("SIGHUP: the certificate stays as it was: %s: %s", certificate, reason)
+    else:
+        log.info("SIGHUP: the certificate was read again")

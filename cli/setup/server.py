@@ -121,6 +121,7 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
         "cache_shared": tuple(options.cache_shared),
         "api_prefix": api_prefix(options.api_prefix),
         "tls": tls.context(options),
+        "tls_files": (str(options.ssl_cert_file or ""), str(options.ssl_key_file or "")),
         "reuse_port": reuse_port(options),
         "max_body": options.max_request_size << 20,
         "cors_origins": cors_origins(options.cors_origins),

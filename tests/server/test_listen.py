@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
+import signal
 import socket
 import ssl
+import subprocess
+import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +28,7 @@ from logitless.cli.flags.options import SERVING
 from logitless.cli.setup import server as setup
 from logitless.server import listen, sockets
 from logitless.server.config import ServerConfig
+from tests.helpers.http_fakes import FakeScheduler
 from tests.server.test_service import serving
 
 
@@ -282,3 +288,86 @@ async def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture
     assert await answers(f"{url}/health") == 200
     await ended(task)
     assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+ENDLESS = """
+import asyncio, logging, sys
+from aiohttp import web
+from logitless.server import listen
+from logitless.server.config import ServerConfig
+
+listen.END_SECONDS = float(sys.argv[1])
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+
+async def never(*_):
+    await asyncio.get_running_loop().create_future()
+
+asyncio.run(listen.listen(web.Application(), ServerConfig(port=0), never, never))
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_signals", "status", "line"),
+    [(60, 2, 128 + signal.SIGTERM, "ended by a second signal"), (0.01, 1, 1, "ended by force")],
+)
+def test_a_server_that_does_not_end_is_ended_by_force(seconds: float, n_signals: int, status: int, line: str):
+    command = [sys.executable, "-c", ENDLESS, str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for wanted in ("listening", "shutting down")[:n_signals]:
+            assert wanted in process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+        assert line in process.stdout.read()
+        assert process.wait(20) == status
+
+
+async def test_a_signal_while_the_loop_is_far_behind_ends_the_server(caplog: pytest.LogCaptureFixture):
+    task, _ = await serving(ServerConfig(port=0), caplog)
+    loop = asyncio.get_running_loop()
+    for _ in range(5000):  # asyncio's socket, by which threads and signals wake the loop, is full
+        loop.call_soon_threadsafe(lambda: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(5):
+        await task
+
+
+async def test_sighup_reads_the_certificate_again_and_cuts_no_stream(
+    authority: trustme.CA, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    key, certificate = (tmp_path / path.name for path in files)
+    key.write_bytes(files[0].read_bytes())
+    certificate.write_bytes(files[1].read_bytes())
+    flags = options("--ssl-key-file", str(key), "--ssl-cert-file", str(certificate))
+    config = ServerConfig(port=0, tls=tls.context(flags), tls_files=(str(certificate), str(key)))
+    gate = threading.Semaphore(0)
+    task, url = await serving(config, caplog, FakeScheduler(gate=gate))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    async def serial() -> str:
+        _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port, ssl=trusting)
+        number: str = writer.get_extra_info("peercert")["serialNumber"]
+        writer.close()
+        await writer.wait_closed()
+        return number
+
+    async def hung_up(line: str) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(5):
+            while line not in caplog.text:
+                await asyncio.sleep(0)
+
+    body = {"prompt": "x", "n_predict": 2, "stream": True}
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/completion", json=body, ssl=trusting) as stream:
+        old = await serial()
+        certificate.write_text("garbage")
+        await hung_up("the certificate stays as it was")
+        assert await serial() == old
+        issued = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+        issued.private_key_pem.write_to_path(key)
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        await hung_up("the certificate was read again")
+        assert await serial() != old
+        gate.release(9)
+        assert b'"stop":true' in await stream.read()
+    await ended(task)
