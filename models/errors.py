@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from os import PathLike, fspath
 
 _ONE_LINE = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85, 0x2028, 0x2029)}
@@ -22,6 +23,11 @@ class ModelFileError(ValueError):
 
     def __str__(self) -> str:
         return f"{fspath(self.path)}: {self.problem}".translate(_ONE_LINE)
+
+
+def unsupported(kind: str, name: object, known: Sized) -> str:
+    """The text about a name that is none of the known ones, which are too many for a line."""
+    return f"{kind} {str(name)[:40]!r} is not supported; docs/models.md lists the {len(known)} that are"
 
 
 def shown(name: str | bytes) -> str:

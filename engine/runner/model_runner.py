@@ -51,6 +51,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
+from logitless.models.media.encoders import Encoders
 from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
@@ -212,6 +213,8 @@ class ModelRunner:
     def load(self) -> None:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
+        if self._projector is not None:  # the first request with media loads its weights
+            Encoders.check_numbers(*self._projector, self.hparams.n_embd)
         self.rerouted = {}
         if self.options.embeddings or not self.hparams.causal:
             self.session.prepare_kernels(self.embedder.everything())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from logitless.models.errors import ModelFileError, shown
+from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
 
@@ -99,8 +99,7 @@ def read_audio_params(gguf: GGUFFile) -> AudioParams:
     metadata, path = gguf.metadata, str(gguf.path)
     kind = audio_kind(metadata)
     if kind not in AUDIO_PROJECTORS:
-        known = ", ".join(AUDIO_PROJECTORS)
-        raise ModelFileError(path, f"audio projector type {shown(str(kind))} is not supported: {known}")
+        raise ModelFileError(path, unsupported("audio projector type", kind, AUDIO_PROJECTORS))
     keys = Keys(metadata, "clip.audio", path)
     params = AudioParams(
         kind=kind,

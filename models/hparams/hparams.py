@@ -10,7 +10,7 @@ import numpy as np
 
 from logitless.models.architectures.architecture import REQUIRED_KEY, Activation, Architecture, QKNorm, Temperature
 from logitless.models.architectures.registry import ARCHITECTURES
-from logitless.models.errors import ModelFileError
+from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
 from logitless.models.hparams.mla import MLAParams, read_mla
@@ -157,7 +157,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     fault."""
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+        raise ModelFileError(file, unsupported("architecture", arch, ARCHITECTURES))
     architecture, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
     n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)

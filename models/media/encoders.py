@@ -14,6 +14,7 @@ from logitless.models.audio.conformer import ConformerEncoder, conformer_tensors
 from logitless.models.audio.encoder import WhisperEncoder, whisper_tensors
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
+from logitless.models.media.projector_weights import DeclaredTensors
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.weights import vision_tensors
 
@@ -55,11 +56,14 @@ class Encoders:
     @staticmethod
     def check(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
         """Check that `define` finds its tensors. ModelFileError names the tensor at fault."""
-        if p.vision is not None:
-            vision_tensors(gguf, p.vision, n_embd_text).check(gguf)
-        if p.audio is not None:
-            tensors = conformer_tensors if p.audio.projector.conformer else whisper_tensors
-            tensors(gguf, p.audio, n_embd_text).check(gguf)
+        for tensors in _declared(gguf, p, n_embd_text):
+            tensors.check(gguf)
+
+    @staticmethod
+    def check_numbers(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
+        """Read all weights and check that they are finite. ModelFileError names the tensor at fault."""
+        for tensors in _declared(gguf, p, n_embd_text):
+            tensors.check_numbers(gguf)
 
     def __iter__(self) -> Iterator[tuple[bool, Encoder]]:
         """(is_audio, encoder) of each encoder."""
@@ -76,3 +80,12 @@ class Encoders:
         """Rows (n, n_embd_text) that images have beside their patches, such as line ends, by kind (n,) i32."""
         assert self.vision is not None  # sounds have none
         return self.vision.extra_rows(kinds)
+
+
+def _declared(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Iterator[DeclaredTensors]:
+    """The tensors of each encoder."""
+    if p.vision is not None:
+        yield vision_tensors(gguf, p.vision, n_embd_text)
+    if p.audio is not None:
+        of_audio = conformer_tensors if p.audio.projector.conformer else whisper_tensors
+        yield of_audio(gguf, p.audio, n_embd_text)

@@ -15,8 +15,10 @@ from logitless.graph.ops.pointwise import clamp
 from logitless.graph.tensor import Tensor
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.quantization.requantize import REQUANTIZED
+from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weight, vector
+from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weight, not_finite, vector
 
 Bytes = npt.NDArray[np.uint8]
 Declared = Iterator[tuple[str, TensorSlice]]
@@ -82,6 +84,14 @@ class DeclaredTensors:
                 raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
             parts[name] = part
         return parts, bounds
+
+    def check_numbers(self, gguf: GGUFFile) -> None:
+        """Check that the numbers of all tensors are finite, as far as their types in the file tell.
+        ModelFileError names the tensor at fault."""
+        for name in {part.source for part in self.parts.values()}:
+            info = gguf.tensors.get(name)
+            if info is not None and info.dtype not in REQUANTIZED and not is_finite(gguf.bytes_of(name), info.dtype):
+                raise ModelFileError(gguf.path, not_finite(name))
 
     def load(self, session: Session, gguf: GGUFFile) -> ProjectorWeights:
         """Define the tensors as constants of the session. ModelFileError as of `check`."""

@@ -87,4 +87,6 @@ def dequantized(info: TensorInfo, raw: NDArray[np.uint8]) -> F32:
     if info.dtype == "f32":
         return raw.view(np.float32).reshape(info.shape)
     rows = raw.reshape(*info.shape[:-1], -1)
-    return np.array(quants.dequantize(rows, GGMLQuantizationType[info.dtype.upper()]), np.float32).reshape(info.shape)
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity stay what they are
+        values = quants.dequantize(rows, GGMLQuantizationType[info.dtype.upper()])
+    return np.array(values, np.float32).reshape(info.shape)

@@ -149,4 +149,6 @@ def of_iq1_m(blocks: Bytes) -> Bytes:
     packed = np.ascontiguousarray(blocks[:, 48:]).view(np.uint16)  # (n, 4)
     scales = (packed[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).astype(np.uint8).reshape(n, 16) * 2 + 1
     d = np.bitwise_or.reduce(packed >> 12 << np.arange(0, 16, 4, dtype=np.uint16), axis=1).astype(np.uint16)
-    return q6_k(floats(d[:, None].view(np.uint8)) / np.float32(8), scales, words.view(np.uint8))
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
+        eighths = floats(d[:, None].view(np.uint8)) / np.float32(8)
+    return q6_k(eighths, scales, words.view(np.uint8))

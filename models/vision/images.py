@@ -16,12 +16,13 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM", "TGA")  # PPM: PNM of all kinds; TGA, without a mark, last
 MAX_PIXELS = 64 << 20  # a larger image is refused before it is decoded
 MAX_SCANS = 64  # of a JPEG file; the usual progressive ones have about ten
-MAX_ASPECT = 200  # longer side over the shorter one
+MAX_DIGITS = 2 << 20  # bytes of a PNM file whose numbers are text: they take a second
 MAX_BYTES: Final = 20 << 20  # of one image that is only named
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w=.+-]+)*),", re.ASCII)
+_PLAIN = (b"P1", b"P2", b"P3")  # begin PNM files whose numbers are text
 _SCAN = b"\xff\xda"  # before each scan of a JPEG file, and nowhere in one
 
 
@@ -41,10 +42,12 @@ def decode_image(data: bytes) -> Image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageError(f"has {width} x {height} pixels, at most {MAX_PIXELS} are possible")
-            if max(width, height) > MAX_ASPECT * min(width, height):
-                raise ImageError(f"has {width} x {height} pixels, of which one side is {MAX_ASPECT} times the other")
             if image.format == "JPEG" and data.count(_SCAN) > MAX_SCANS:  # each may take as long as an image
                 raise ImageError(f"has more than {MAX_SCANS} scans")
+            if data[:2] in _PLAIN and len(data) > MAX_DIGITS:
+                raise ImageError(f"has {len(data)} bytes of numbers in text, at most {MAX_DIGITS} are possible")
+            if image.mode == "F":  # floats of any range
+                raise UnidentifiedImageError
             image.load()
             return _rgb(ImageOps.exif_transpose(image) or image)
     except ImageError:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from logitless.models.architectures.architecture import Activation
-from logitless.models.errors import ModelFileError, shown
+from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
-from logitless.models.vision.images import MAX_ASPECT
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, read_blocks
 from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Projector, Sizing
 
+MAX_ASPECT = 200  # longer side over the shorter one up to which a tile may exceed its tokens by rounding
 WINDOW = 112  # pixels of the side of an attention window
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
@@ -105,7 +105,7 @@ def read_params(
         raise ModelFileError(path, "is no projector file (mmproj): its general.architecture is not 'clip'")
     kind = metadata.get("clip.projector_type") or metadata.get("clip.vision.projector_type")
     if not isinstance(kind, str) or kind not in PROJECTORS:
-        raise ModelFileError(path, f"projector type {shown(str(kind))} is not supported: {', '.join(PROJECTORS)}")
+        raise ModelFileError(path, unsupported("projector type", kind, PROJECTORS))
     projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
     n_embd, patch = keys.count("embedding_length"), keys.count("patch_size")
     is_mobilenet = projector.head is Head.MOBILENET

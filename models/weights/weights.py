@@ -212,7 +212,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
     def source() -> Bytes:
         numbers = loaded()
         if not is_finite(numbers, dtype):
-            raise ModelFileError(gguf.path, f"tensor {shown(info.name)} has a number that is NaN or infinite")
+            raise ModelFileError(gguf.path, not_finite(info.name))
         if not missing:
             return numbers
         return np.pad(numbers.reshape(n, rows // n, -1), ((0, 0), (0, missing), (0, 0))).reshape(-1)
@@ -230,6 +230,11 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
 
     shape = (rows + n * missing, *columns)
     return session.define(state or name, shape, dtype, source, constant=True, on_loaded=gguf.release)
+
+
+def not_finite(name: str) -> str:
+    """The text about a tensor of a file with NaN or infinity."""
+    return f"tensor {shown(name)} has a number that is NaN or infinite"
 
 
 def _transposed(info: TensorInfo, raw: Bytes, part: TensorSlice, dtype: str) -> Bytes:

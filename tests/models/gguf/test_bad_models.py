@@ -20,6 +20,7 @@ from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import read_hparams
 from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
@@ -304,3 +305,11 @@ def test_each_command_refuses_in_one_line(rewrite: Rewrite, command: str) -> Non
     assert got.returncode == 1
     assert got.stdout == b""
     assert re.fullmatch(r"logitless: \S+: tensor 'blk\.1\.ffn_down\.weight' is missing\n", got.stderr.decode())
+
+
+@pytest.mark.parametrize("arch", ["nemesis", "x" * 500, "two\nlines", None])
+def test_refusal_of_an_architecture_is_a_short_line(arch: str | None) -> None:
+    with pytest.raises(ModelFileError, match="is not supported; docs") as refused:
+        read_hparams({"general.architecture": arch}, 8, "/models/some-model-of-a-long-name-Q4_K_M.gguf")
+    assert len(str(refused.value)) <= 200
+    assert "\n" not in str(refused.value)

@@ -6,7 +6,9 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from logitless import LLM, SamplingParams
 from logitless.errors import ModelError
@@ -120,3 +122,19 @@ def test_a_model_beside_a_projector_that_does_not_fit_answers_texts(
     assert media_of(tmp_path / "m.gguf") == (False, False)
     with pytest.raises(ModelError, match=str(beside)):  # one that is named must fit
         LLM(tmp_path / "m.gguf", ctx_size=64, mmproj=str(beside))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("internvl", "v.class_embd"), ("gemma3", "mm.input_projection.weight")])
+@pytest.mark.parametrize("wrong", [np.nan, -np.inf])
+def test_a_projector_with_a_number_that_is_not_finite_is_one_line_at_the_start(
+    kind: str, name: str, wrong: float, tmp_path: Path
+) -> None:
+    """Through the Python API; a bound of infinity is none (tests/models/vision)."""
+    shutil.copyfile(TEXT, tmp_path / "m.gguf")
+    projector = write_projector(tmp_path / "mmproj-m.gguf", SPECS[kind])
+    reader = GGUFReader(projector, "r+")
+    next(t for t in reader.tensors if t.name == name).data.reshape(-1)[-1] = wrong
+    reader.data.flush()
+    with pytest.raises(ModelError) as refused:
+        LLM(tmp_path / "m.gguf", ctx_size=64, mmproj=str(projector))
+    assert str(refused.value) == f"{projector}: tensor '{name}' has a number that is NaN or infinite"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from gguf.quants import dequantize
 
 from logitless.models.adapters.lora import Adapter, Pair
 from logitless.models.adapters.merge import merge
-from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.model import hparams_of
 from logitless.models.quantization.quantize import dequantized
 from logitless.models.quantization.requantize import NUMBERS, REQUANTIZED, requantize, requantized_type
@@ -116,3 +117,14 @@ def test_other_types_are_held_as_they_are() -> None:
     raw = np.arange(34, dtype=np.uint8)
     assert requantize(raw, "q8_0") is raw
     assert [requantized_type(t) for t in ("q4_k", "iq4_nl", "mxfp4")] == ["q4_k", "iq4_nl", "mxfp4"]
+
+
+@pytest.mark.parametrize("dtype", REQUANTIZED)
+def test_any_bytes_become_numbers_without_a_warning(dtype: str) -> None:
+    """Scales that are NaN or infinite, too; warnings are errors here."""
+    blocks = np.random.default_rng(5).integers(0, 256, (2000, REQUANTIZED[dtype][2]), np.uint8)
+    blocks[-1] = 255
+    with suppress(OverflowError):  # a scale beyond f16
+        requantize(blocks.reshape(-1), dtype)
+    info = TensorInfo("m", (2000, REQUANTIZED[dtype][1]), dtype, 0, blocks.nbytes)
+    assert dequantized(info, blocks.reshape(-1)).shape == info.shape

@@ -26,11 +26,21 @@ from tests.helpers.vision_requests import Runs
 
 def test_formats_and_modes_become_rgb() -> None:
     plain = picture(20, 12)
-    for form in ("PNG", "BMP", "GIF", "WEBP", "JPEG"):
+    for form in ("PNG", "BMP", "GIF", "WEBP", "JPEG", "PPM", "TGA"):
         image = decode_image(png(plain, form))
         assert image.mode == "RGB"
         assert image.size == (20, 12)
     assert np.array_equal(np.asarray(decode_image(png(plain))), np.asarray(plain))
+    for mode in ("L", "1"):
+        for form in ("PPM", "TGA"):
+            assert np.array_equal(
+                np.asarray(decode_image(png(plain.convert(mode), form))),
+                np.asarray(decode_image(png(plain.convert(mode)))),
+            )
+    rows = np.asarray(plain).reshape(-1).tolist()
+    text = b"P3 # a comment\n20 12\n255\n" + " ".join(map(str, rows)).encode()
+    assert np.array_equal(np.asarray(decode_image(text)), np.asarray(plain))
+    assert np.asarray(decode_image(b"P5 1 1 65535 \x80\xff"))[0, 0].tolist() == [128, 128, 128]
     for mode in ("L", "P", "1", "CMYK"):
         data = png(plain.convert(mode), "JPEG" if mode == "CMYK" else "PNG")
         assert decode_image(data).mode == "RGB"
@@ -61,8 +71,10 @@ def test_faults_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ImageError) as refused:
             decode_image(data)
         assert "\n" not in str(refused.value)
-    with pytest.raises(ImageError, match="one side"):
-        decode_image(png(Image.new("RGB", (500, 2))))
+    with pytest.raises(ImageError, match="known format"):  # floats
+        decode_image(b"Pf\n2 2\n-1\n" + bytes(16))
+    with pytest.raises(ImageError, match="has 2097164 bytes of numbers in text"):
+        decode_image(b"P2\n9 9 255 \n".ljust((2 << 20) + 12))
     header, scan = png(picture(16, 16), "JPEG").split(b"\xff\xda")
     with pytest.raises(ImageError, match="more than 64 scans"):
         decode_image(b"\xff\xda".join([header, *[scan] * 65]))
@@ -71,7 +83,7 @@ def test_faults_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         decode_image(png(picture(10, 10)))
 
 
-@pytest.mark.parametrize("form", ["PNG", "GIF", "BMP", "WEBP", "JPEG"])
+@pytest.mark.parametrize("form", ["PNG", "GIF", "BMP", "WEBP", "JPEG", "PPM", "TGA"])
 def test_a_bomb_is_refused_by_its_header(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is decoded."""
     bomb = png(Image.new("L", (101, 100)), form)
@@ -84,7 +96,7 @@ def test_a_bomb_is_refused_by_its_header(form: str, monkeypatch: pytest.MonkeyPa
 def test_mutated_images_are_decoded_or_refused() -> None:
     """200 mutations of each format."""
     r = random.Random(0)
-    for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP"):
+    for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "PPM", "TGA"):
         whole = png(picture(24, 24), form)
         for _ in range(200):
             data = bytearray(whole)
@@ -128,6 +140,17 @@ def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]
     assert best_grid(47, 48, 16, (1, 6)) == (2, 2)  # in f32 (2, 3) shows as much
     for size, expected in (((46, 31), (48, 32)), ((30, 88), (16, 48)), ((110, 104), (48, 46)), ((200, 1), (48, 1))):
         assert enlarged_size(*size, 48) == expected
+
+
+def test_very_narrow_images_become_tiles_within_the_limits(params: dict[str, VisionParams]) -> None:
+    for name, p in params.items():
+        for size in ((1, 300), (3, 5000), (9000, 1), (1, 70_000)):
+            tiles = [piece for piece in pieces_of(Image.new("RGB", size), p) if not isinstance(piece, str)]
+            assert tiles, name
+            for tile in tiles:
+                height, width, _ = tile.shape
+                assert (height % p.unit, width % p.unit) == (0, 0)
+                assert height * width <= max(p.tokens[1] * p.unit**2, p.image_size**2, 512**2), name
 
 
 def test_a_position_table_that_no_tile_fits_is_refused_by_name(tmp_path: Path, shared_data: Path) -> None:
