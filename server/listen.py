@@ -159,6 +159,10 @@ def _telling_of_full_tables(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         loop.set_exception_handler(before)
 
 
+# what is ended together with the model's work: running calls of tools
+ENDINGS: web.AppKey[list[Callable[[], Awaitable[None]]]] = web.AppKey("endings")
+
+
 @asynccontextmanager
 async def accepting(
     app: web.Application, config: ServerConfig, stop: Callable[[], Awaitable[None]] | None = None
@@ -190,8 +194,7 @@ async def accepting(
         for listening in servers:
             listening.close()
         close(bound)
-        if stop is not None:
-            await stop()
+        await asyncio.gather(*(end() for end in (*([] if stop is None else [stop]), *app.get(ENDINGS, ()))))
         await runner.cleanup()
         telling.close()
 

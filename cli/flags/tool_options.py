@@ -29,11 +29,12 @@ TOOLS = Group(
         Flag(
             "--tools-runtime",
             "container of exec_shell_command: docker:IMAGE or podman:IMAGE (a new one for each command), "
-            "docker-container:ID or podman-container:ID",
-            text,
-            "",
+            "docker-container:ID or podman-container:ID; of several, separated by commas, a request may choose",
+            words,
+            None,
             "RUNTIME",
             env="LLAMA_ARG_TOOLS_RUNTIME",
+            many=True,
         ),
         Flag(
             "--mcp-servers-config",

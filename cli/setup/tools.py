@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("logitless.tools")
+_MCP = ("mcp", "mcp_types", "httpx2", "anyio")  # packages; mcp of version 1 has not all of them
 
 
 def tool_settings(options: SimpleNamespace) -> ToolSettings:
@@ -41,7 +42,7 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
     return settings.ToolSettings(
         built_in=built_in,
         folder=_folder(options) if built_in else ".",
-        runtime=_runtime(options, built_in),
+        runtimes=_runtimes(options, built_in),
         servers=servers,
         proxy=options.ui_mcp_proxy,
         web_search=search,
@@ -71,8 +72,8 @@ def _servers(options: SimpleNamespace) -> tuple[McpSettings, ...]:
             if server.name in found:
                 raise CliError(f"{where}: there are two servers {server.name!r}")
             found[server.name] = server
-    if found and find_spec("mcp") is None:
-        raise CliError("MCP servers need the package mcp: pip install 'logitless[mcp]'")
+    if found and (missing := [name for name in _MCP if find_spec(name) is None]):
+        raise CliError(f"MCP servers need the package {missing[0]}: pip install 'mcp>=2.0' 'httpx2>=2.0'")
     return tuple(found.values())
 
 
@@ -111,16 +112,17 @@ def _folder(options: SimpleNamespace) -> str:
     return str(folder)
 
 
-def _runtime(options: SimpleNamespace, built_in: tuple[str, ...]) -> str:
-    runtime: str = options.tools_runtime
-    if not runtime:
-        return ""
+def _runtimes(options: SimpleNamespace, built_in: tuple[str, ...]) -> tuple[str, ...]:
+    runtimes = tuple(options.tools_runtime)
+    if not runtimes:
+        return ()
     from logitless.server.tools.shell import Runtime
 
     if "exec_shell_command" not in built_in:
         raise UsageError("--tools-runtime is of exec_shell_command, which --tools does not name")
     try:
-        Runtime.parse(runtime)
+        for runtime in runtimes:
+            Runtime.parse(runtime)
     except ValueError as error:
         raise CliError(f"--tools-runtime: {error}") from None
-    return runtime
+    return runtimes

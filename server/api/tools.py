@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,22 +13,24 @@ from msgspec import Struct
 
 from logitless.engine.errors import Forbidden, NotFound
 from logitless.engine.sampling.params import Param
-from logitless.server.api.context import client_of, json_response
+from logitless.server.api.context import client_of, json_response, sse
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
+from logitless.server.listen import ENDINGS
 from logitless.server.origins import is_local
 from logitless.server.outgoing.mcp_proxy import pass_through
 from logitless.server.protocol.answers.llamacpp import ToolEntry, ToolPermissions
 from logitless.server.protocol.fields import bad_request, read
-from logitless.server.tools.tool import Tool
+from logitless.server.tools.tool import Answer, Say, Tool, ToolError, told
 from logitless.server.tools.toolbox import Toolbox
 
 TOOLBOX: web.AppKey[Toolbox] = web.AppKey("toolbox", Toolbox)
 _KEYS: web.AppKey[Keys] = web.AppKey("keys of tools", Keys)
 _PROXY: web.AppKey[ServerConfig] = web.AppKey("settings of the proxy", ServerConfig)
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _FLAGS = "--tools, --mcp-servers-config"
 
 
@@ -35,7 +39,9 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
     tool: Annotated[str, Param("name of the tool")]
     params: Annotated[Mapping[str, Any], Param("its arguments")] = {}
-    stream: Annotated[bool, Param("must be false: a result comes as a whole")] = False
+    stream: Annotated[
+        bool, Param("the output of a command as it comes: events of chunks, then one that it is done")
+    ] = False
 
 
 def add_tools(app: web.Application, config: ServerConfig, keys: Keys) -> None:
@@ -44,6 +50,8 @@ def add_tools(app: web.Application, config: ServerConfig, keys: Keys) -> None:
     app[_KEYS], app[_PROXY] = keys, config
     if config.tools:
         app[TOOLBOX] = Toolbox(config.tools)
+        endings: list[Callable[[], Awaitable[None]]] = [app[TOOLBOX].stop]
+        app[ENDINGS] = endings
         app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=not config.behind_router))
 
 
@@ -53,20 +61,48 @@ async def tools(request: web.Request) -> web.Response:
     return json_response([_entry(tool) for tool in listed.values()])
 
 
-async def call(request: web.Request) -> web.Response:
-    """POST /tools: the result of one call."""
-    toolbox = toolbox_of(request)
-    for name in ("X-Tool-Cwd", "X-Tool-Runtime"):
-        if request.headers.get(name):
-            bad_request(name, "is the server's to choose: --tools-folder, --tools-runtime")
-    async with request.app[BODIES].read(request, client_of(request)) as body:
+async def call(request: web.Request) -> web.StreamResponse:
+    """POST /tools: the result of one call. X-Tool-Cwd and X-Tool-Runtime choose the folder and the container of a
+    built-in tool, among those of --tools-folder and --tools-runtime."""
+    toolbox, client = toolbox_of(request), client_of(request)
+    async with request.app[BODIES].read(request, client) as body:
         asked = read(ToolCall, json_object(body))
-    if asked.stream:
-        bad_request("stream", "a result comes as a whole")
-    tool = await toolbox.find(asked.tool)
+    place = request.headers.get("X-Tool-Cwd", ""), request.headers.get("X-Tool-Runtime", "")
+    try:
+        tool = toolbox.elsewhere(asked.tool, *place) if any(place) else None
+    except ToolError as error:
+        bad_request("X-Tool-Cwd" if place[0] else "X-Tool-Runtime", f"{error} (--tools-folder, --tools-runtime)")
+    tool = tool or await toolbox.find(asked.tool)
     if tool is None:
         raise NotFound(f"there is no tool {asked.tool[:64]!r}")
-    return json_response(await toolbox.call(tool, asked.params, client_of(request)))
+    if not asked.stream:
+        return json_response(await toolbox.call(tool, asked.params, client))
+    return await _streamed(request, tool, partial(toolbox.call, tool, asked.params, client))
+
+
+async def _streamed(
+    request: web.Request, tool: Tool, work: Callable[[Say], Coroutine[Any, Any, Answer]]
+) -> web.StreamResponse:
+    """The events of a call: {chunk} of its output, and {done}, with `error` where it failed."""
+    response = web.StreamResponse(headers=_STREAM)
+    pieces: asyncio.Queue[str | None] = asyncio.Queue()
+    task = asyncio.create_task(work(pieces.put_nowait))
+    task.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        await response.prepare(request)
+        while (piece := await pieces.get()) is not None:
+            await response.write(sse({"chunk": piece}))
+        answer = await task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    error = answer.get("error")
+    if error is None and tool.live is None:
+        await response.write(sse({"chunk": told(answer)}))
+    await response.write(sse({"done": True} if error is None else {"done": True, "error": error}))
+    await response.write_eof()
+    return response
 
 
 async def proxy(request: web.Request) -> web.StreamResponse:
@@ -106,5 +142,6 @@ def _entry(tool: Tool) -> ToolEntry:
         tool=tool.name,
         type=tool.kind,
         permissions=ToolPermissions(tool.writes),
+        uses_cwd=tool.kind == "server",
         definition={"type": "function", "function": function},
     )

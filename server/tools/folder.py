@@ -39,13 +39,18 @@ class Listing:
 class Folder:
     """The working folder. Every method raises ToolError."""
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).resolve()
+    def __init__(self, root: str | Path, within: str = "") -> None:
+        """`within`: the folder below `root` from which relative paths begin. ToolError: there is none."""
+        self.cwd = self.root = Path(root).resolve()
+        if within:
+            self.cwd = self.path(within)
+            if not self.cwd.is_dir():
+                raise ToolError(f"{within[:200]!r} is no folder")
 
     def path(self, name: str) -> Path:
         """The file or folder of this name, relative or absolute, with links resolved."""
         try:
-            path = (self.root / name).resolve()
+            path = (self.cwd / name).resolve()
             if path.is_symlink():  # a loop of links, from Python 3.13 on
                 raise ValueError
         except (OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links

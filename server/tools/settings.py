@@ -40,7 +40,7 @@ class ToolSettings:
 
     built_in: tuple[str, ...] = ()
     folder: str = "."  # of file tools and commands
-    runtime: str = ""  # the container of commands; "": none
+    runtimes: tuple[str, ...] = ()  # containers of commands, the first unless a request names another; (): none
     servers: tuple[McpSettings, ...] = ()
     proxy: bool = False  # whether pages may reach the servers' addresses through /cors-proxy
     web_search: str = ""  # the MCP tool that OpenAI's web_search is; "": none

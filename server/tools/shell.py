@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from logitless.engine.sampling.params import Param
 from logitless.server.tools.declared import described, parsed, schema
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.processes import MARK, end, environment, limit, start
-from logitless.server.tools.tool import Answer, Tool, ToolError, plain
+from logitless.server.tools.tool import Answer, Say, Tool, ToolError, plain
 
 MAX_SECONDS, MAX_OUTPUT = 60, 16 << 10  # llama-server's
 ENGINES = ("docker", "podman")
@@ -54,36 +55,48 @@ class Runtime:
             raise ValueError(f"there is no {engine} on this machine")
         return cls(engine, target, bool(attach))
 
-    def command(self, folder: str, name: str, seconds: int, command: str) -> list[str]:
-        """The command line that runs a shell command in the container."""
+    def command(self, folder: str, cwd: str, name: str, seconds: int, command: str) -> list[str]:
+        """The command line that runs a shell command in the container, which has `folder`, in `cwd`."""
         if self.attach:
             inner = ["timeout", "-s", "KILL", str(seconds), "sh", "-c", command]
-            return [self.engine, "exec", "--workdir", folder, self.target, *inner]
+            return [self.engine, "exec", "--workdir", cwd, self.target, *inner]
         bounds = ["--network", "none", "--pids-limit", "256", "--memory", "2g", "--cap-drop", "ALL"]
         user = ["--user", f"{os.getuid()}:{os.getgid()}"] if self.engine == "docker" else []
         return [
             *(self.engine, "run", "--rm", "--name", name, *bounds, *user, "--security-opt", "no-new-privileges"),
-            *("--volume", f"{folder}:{folder}", "--workdir", folder, self.target, "sh", "-c", command),
+            *("--volume", f"{folder}:{folder}", "--workdir", cwd, self.target, "sh", "-c", command),
         ]
 
 
 def shell_tool(folder: Folder, runtime: Runtime | None) -> Tool:
     """exec_shell_command in a working folder."""
 
+    async def live(arguments: Mapping[str, Any], say: Say) -> Answer:
+        pieces: list[str] = []
+
+        def told(piece: str) -> None:
+            if piece:
+                pieces.append(piece)
+                say(piece)
+
+        await _run(folder, runtime, parsed(ExecShellCommand, arguments), told)
+        return plain("".join(pieces))
+
     async def call(arguments: Mapping[str, Any], client: str) -> Answer:
-        return await _run(folder, runtime, parsed(ExecShellCommand, arguments))
+        return await live(arguments, lambda _: None)
 
-    kind = ExecShellCommand
-    return Tool("exec_shell_command", "Execute shell command", described(kind), schema(kind), call, writes=True)
+    kind, title = ExecShellCommand, "Execute shell command"
+    return Tool("exec_shell_command", title, described(kind), schema(kind), call, writes=True, live=live)
 
 
-async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand) -> Answer:
-    environ, cwd = environment(), str(folder.root)
+async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand, say: Say) -> None:
+    """Run a command; `say` gets its output, and its exit code as the last."""
+    environ, cwd = environment(), str(folder.cwd)
     name = f"logitless-{environ[MARK]}"
     if runtime is None:
         words: Sequence[str] = ["sh", "-c", _BEGIN, "sh", asked.command]
     else:
-        words = runtime.command(cwd, name, asked.timeout, asked.command)
+        words = runtime.command(str(folder.root), cwd, name, asked.timeout, asked.command)
     pipes: dict[str, Any] = {
         "stdin": asyncio.subprocess.PIPE,
         "stdout": asyncio.subprocess.PIPE,
@@ -93,7 +106,7 @@ async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand)
         process = await start(words, environ, cwd, **pipes)
     except (OSError, ValueError) as error:
         raise ToolError(f"the command cannot be started: {error}") from None
-    output, late = bytearray(), False
+    output, late = _Output(asked.max_output_size, say), False
     try:
         if runtime is None:
             limit(process)
@@ -102,25 +115,39 @@ async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand)
             process.stdin.write(b"\n")
             process.stdin.close()
         async with asyncio.timeout(asked.timeout):
-            await _read(process, output, asked.max_output_size)
+            await _read(process, output)
             await process.wait()
     except TimeoutError:
         late = True
     finally:
         await asyncio.shield(_end(process, environ[MARK], runtime, name, late))
-    text = output[: asked.max_output_size].decode("utf-8", "replace")
-    if len(output) > asked.max_output_size:
-        text += "\n[output truncated]"
+    output.end()
     code = process.returncode if process.returncode is not None and not late else -9
-    return plain(f"{text}\n[exit code: {code}]{' [exit due to timed out]' if late else ''}")
+    say(f"\n[exit code: {code}]{' [exit due to timed out]' if late else ''}")
 
 
-async def _read(process: asyncio.subprocess.Process, output: bytearray, most: int) -> None:
-    """Take the output in until it ends; what is beyond `most` is dropped."""
+class _Output:
+    """The text of a command's output, told as it comes; what is beyond `room` bytes is dropped."""
+
+    def __init__(self, room: int, say: Say) -> None:
+        self._room, self._say, self._cut = room, say, False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, piece: bytes) -> None:
+        self._cut = self._cut or len(piece) > self._room
+        kept = piece[: self._room]
+        self._room -= len(kept)
+        self._say(self._decoder.decode(kept))
+
+    def end(self) -> None:
+        self._say(self._decoder.decode(b"", final=True) + ("\n[output truncated]" if self._cut else ""))
+
+
+async def _read(process: asyncio.subprocess.Process, output: _Output) -> None:
+    """Take the output in until it ends."""
     assert process.stdout is not None
     while piece := await process.stdout.read(1 << 16):
-        if len(output) <= most:
-            output += piece
+        output.take(piece)
 
 
 async def _end(process: asyncio.subprocess.Process, mark: str, runtime: Runtime | None, name: str, late: bool) -> None:

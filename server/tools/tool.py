@@ -14,6 +14,10 @@ Answer = dict[str, Any]
 """A result: {plain_text_response} or other members; `error` where the call failed."""
 
 
+Say = Callable[[str], None]
+"""Receiver of a running call's output, piece by piece."""
+
+
 class ToolError(Exception):
     """A call that failed; the text is one line, for the model that called."""
 
@@ -35,6 +39,7 @@ class Tool:
     server: str = ""  # the MCP server that has it
     bare: str = ""  # its name there
     hints: Mapping[str, Any] | None = None  # an MCP tool's annotations
+    live: Callable[[Mapping[str, Any], Say], Awaitable[Answer]] | None = None  # the same, told as it runs, too
 
 
 def plain(text: str) -> Answer:

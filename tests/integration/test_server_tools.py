@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,20 @@ def test_flags_of_a_server(serve: ServerFactory, tmp_path: Path) -> None:
     assert is_alive(pid)
     assert server.stop() == 0
     assert not is_alive(pid)
+
+
+def test_a_stop_ends_running_calls(serve: ServerFactory, tmp_path: Path) -> None:
+    server = serve(None, "--demo", "--tools", "exec_shell_command", "--tools-folder", str(tmp_path))
+    script = "trap '' TERM HUP; echo $$ > pid; sleep 300; sleep 300"
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(call, server, "exec_shell_command", command=script, timeout=60)
+        while not (tmp_path / "pid").exists():
+            assert not answer.done()
+        begun = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begun < 20  # 3 s where the machine is idle, not the 60 s of the command
+        assert answer.result() == {"error": "the server is shutting down"}
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_router_runs_them_without_a_model(serve: ServerFactory, tmp_path: Path) -> None:

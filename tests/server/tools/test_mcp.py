@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from logitless.server.tools import mcp_server as mcp_server_module
 from logitless.server.tools.settings import McpSettings, ToolSettings, mcp_servers
+from logitless.server.tools.tool import Answer, Tool, plain
 from logitless.server.tools.toolbox import AT_ONCE, Toolbox
 from tests.helpers.bad_mcp_server import HERE as BAD_HERE
 from tests.helpers.mcp_server import HERE
@@ -83,18 +84,52 @@ async def test_calls_over_both_transports(url: str, monkeypatch: pytest.MonkeyPa
         assert "LLAMA_API_KEY" not in names
 
 
-async def test_more_calls_than_a_server_may_have() -> None:
+async def test_more_calls_than_a_server_may_have_wait() -> None:
     async with boxed(replace(HASTY, seconds=1.0), BAD) as toolbox:
         hanging = [asyncio.create_task(call(toolbox, "hasty_hang")) for _ in range(AT_ONCE)]
         tool = await toolbox.find("hasty_add")
-        while toolbox._running["hasty"] < AT_ONCE:
+        while not toolbox._room["hasty"].locked():
             await asyncio.sleep(0)
         assert tool is not None
-        assert "run already" in (await toolbox.call(tool, {"a": 1, "b": 2}, "me"))["error"]
+        later = asyncio.create_task(toolbox.call(tool, {"a": 1, "b": 2}, "me"))
         assert await call(toolbox, "bad_add", a=1, b=2) == "3"  # the others notice nothing
+        assert not later.done()
         errors = [answer["error"] for answer in await asyncio.gather(*hanging)]
         assert "did not answer within 1 s" in errors[0]
         assert all("did not answer" in error or "is down: it answers no more" in error for error in errors)
+        assert await later  # also where the server was started anew meanwhile
+
+
+async def test_calls_beyond_eight_wait_in_their_order() -> None:
+    begun, go = list[int](), asyncio.Event()
+
+    async def work(arguments: Mapping[str, Any], client: str) -> Answer:
+        begun.append(arguments["i"])
+        await go.wait()
+        return plain(str(arguments["i"]))
+
+    tool = Tool("t", "t", "", {}, work)
+    toolbox = Toolbox(ToolSettings())
+    calls = [asyncio.create_task(toolbox.call(tool, {"i": i}, "me")) for i in range(AT_ONCE * 2)]
+    while len(begun) < AT_ONCE:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert begun == list(range(AT_ONCE))
+    calls[AT_ONCE].cancel()  # its client leaves
+    go.set()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(answers.pop(AT_ONCE), asyncio.CancelledError)
+    assert answers == [plain(str(i)) for i in range(AT_ONCE * 2) if i != AT_ONCE]
+    assert begun == [i for i in range(AT_ONCE * 2) if i != AT_ONCE]
+
+
+async def test_a_stop_ends_running_and_waiting_calls() -> None:
+    async with boxed(BAD) as toolbox:
+        hanging = [asyncio.create_task(call(toolbox, "bad_hang")) for _ in range(AT_ONCE + 2)]
+        while not toolbox._room["bad"].locked():
+            await asyncio.sleep(0)
+        await asyncio.wait_for(toolbox.stop(), 10)
+        assert await asyncio.gather(*hanging) == [{"error": "the server is shutting down"}] * (AT_ONCE + 2)
 
 
 async def test_a_server_that_dies_is_started_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

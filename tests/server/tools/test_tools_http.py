@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from logitless.cli.setup.tools import tool_settings
 from logitless.server.api import tools as tools_module
 from logitless.server.tools.settings import BUILT_IN, McpSettings, ToolSettings
 from tests.helpers.bad_mcp_server import HERE
-from tests.helpers.http_fakes import running
+from tests.helpers.http_fakes import Running, running
 
 EVIL = {"Origin": "https://evil.example"}
 
@@ -36,7 +38,7 @@ async def test_list_and_calls(settings: ToolSettings) -> None:
             "tool": "read_file",
             "type": "server",
             "permissions": {"write": False},
-            "uses_cwd": False,
+            "uses_cwd": True,
             "definition": by_name["read_file"]["definition"],
         }
         function = by_name["read_file"]["definition"]["function"]
@@ -52,11 +54,78 @@ async def test_list_and_calls(settings: ToolSettings) -> None:
         status, failed = await call("read_file", path="../x")
         assert (status, list(failed)) == (200, ["error"])
         assert (await call("nothing"))[0] == 404
-        for body in ({}, {"tool": 1}, {"tool": "read_file", "params": 1}, {"tool": "read_file", "stream": True}):
+        for body in ({}, {"tool": 1}, {"tool": "read_file", "params": 1}, {"tool": "read_file", "stream": 1}):
             assert (await server.post("/tools", body))[0] == 400
         for header in ("x-tool-cwd", "x-tool-runtime"):
             status, refused = await server.post("/tools", {"tool": "get_info"}, headers={header: "/"})
             assert (status, "--tools-" in refused["error"]["message"]) == (400, True)
+
+
+async def streamed(server: Running, **body: Any) -> list[dict[str, Any]]:
+    async with server.http.post(f"{server.url}/tools", json={**body, "stream": True}) as reply:
+        assert (reply.status, reply.content_type) == (200, "text/event-stream")
+        return [json.loads(line.removeprefix(b"data: ")) async for line in reply.content if line.strip()]
+
+
+async def test_a_stream_has_chunks_and_says_that_it_is_done(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    async with running(tools=ToolSettings(built_in=BUILT_IN, folder=str(tmp_path))) as server:
+        command = "printf 'one\\303'; sleep 0.2; printf '\\251two'"
+        *chunks, done = await streamed(server, tool="exec_shell_command", params={"command": command})
+        assert done == {"done": True}
+        assert len(chunks) >= 3
+        assert "".join(chunk["chunk"] for chunk in chunks) == "oneétwo\n[exit code: 0]"
+        whole = await streamed(server, tool="read_file", params={"path": "a.txt"})
+        assert whole == [{"chunk": "hello\n"}, {"done": True}]
+        (failed,) = await streamed(server, tool="read_file", params={"path": "../b"})
+        assert (failed["done"], "outside" in failed["error"]) == (True, True)
+        (failed,) = await streamed(server, tool="exec_shell_command", params={"command": 1})
+        assert "'command'" in failed["error"]
+
+
+async def test_a_request_chooses_a_folder_below_the_servers(tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "a.txt").write_text("above")
+    (tmp_path / "in" / "b.txt").write_text("inside")
+    async with running(tools=ToolSettings(built_in=BUILT_IN, folder=str(tmp_path))) as server:
+
+        async def call(cwd: str, tool: str, **params: Any) -> tuple[int, Any]:
+            return await server.post("/tools", {"tool": tool, "params": params}, headers={"X-Tool-Cwd": cwd})
+
+        for cwd in ("in", str(tmp_path / "in"), "in/deep/.."):
+            assert (await call(cwd, "read_file", path="b.txt"))[1] == {"plain_text_response": "inside\n"}
+            assert (await call(cwd, "read_file", path="../a.txt"))[1] == {"plain_text_response": "above\n"}
+            told = (await call(cwd, "exec_shell_command", command="pwd"))[1]
+            assert told["plain_text_response"].startswith(f"{tmp_path / 'in'}\n")
+            assert (await call(cwd, "get_info"))[1]["cwd"] == str(tmp_path / "in")
+        await call("in", "write_file", path="c.txt", content="x")
+        assert (tmp_path / "in" / "c.txt").exists()
+        for cwd in ("..", "/", "/etc", "in/b.txt", "nowhere", "x" * 5000):
+            status, refused = await call(cwd, "get_info")
+            assert (status, refused["error"]["message"][:18]) == (400, "field 'X-Tool-Cwd'")
+        assert all(entry["uses_cwd"] for entry in (await server.get("/tools"))[1])
+
+
+async def test_a_request_chooses_among_the_servers_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "podman"
+    engine.write_text('#!/bin/sh\necho "$@"\n')
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    settings = ToolSettings(built_in=BUILT_IN, folder=str(tmp_path), runtimes=("podman:a", "podman-container:b"))
+    async with running(tools=settings) as server:
+
+        async def call(runtime: str) -> tuple[int, Any]:
+            headers = {"X-Tool-Runtime": runtime} if runtime else {}
+            return await server.post(
+                "/tools", {"tool": "exec_shell_command", "params": {"command": "x"}}, headers=headers
+            )
+
+        for runtime, word in (("", " a sh "), ("podman:a", " a sh "), ("podman-container:b", "exec")):
+            status, told = await call(runtime)
+            assert (status, word in told["plain_text_response"]) == (200, True)
+        for runtime in ("podman:other", "none", "docker:a"):
+            status, refused = await call(runtime)
+            assert (status, "none of --tools-runtime" in refused["error"]["message"]) == (400, True)
 
 
 async def test_pages_of_others_run_no_tools(settings: ToolSettings) -> None:
@@ -135,5 +204,5 @@ def test_what_is_taken_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read("--tools", "all")
     assert read("--tools", "all", "--tools-folder", ".").folder == str(tmp_path)
     monkeypatch.setattr("logitless.cli.setup.tools.find_spec", lambda name: None)
-    with pytest.raises(CliError, match=r"pip install 'logitless\[mcp\]'"):
+    with pytest.raises(CliError, match=r"MCP servers need the package mcp: pip install 'mcp>=2\.0' 'httpx2"):
         read("--mcp-servers-json", CONFIG)
