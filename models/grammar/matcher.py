@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.grammar.errors import GrammarError, reason
+from logitless.models.grammar.json_text import JsonText, Limits, limits_of
 from logitless.models.grammar.sources import KINDS, explained, to_lark
 from logitless.models.grammar.vocabulary import LIMITS, byte_token, vocabulary_of
 from logitless.models.tokenizer import Tokenizer
@@ -29,11 +30,14 @@ class Grammar:
     """A grammar, compiled. Immutable: any number of generations and threads may take matchers of
     it."""
 
-    def __init__(self, kind: str, source: str, tokenizer: Tokenizer, start: LLMatcher) -> None:
+    def __init__(
+        self, kind: str, source: str, tokenizer: Tokenizer, start: LLMatcher, limits: Limits | None = None
+    ) -> None:
         self.kind = kind
         self.source = source
         self.tokenizer = tokenizer
         self._start = start
+        self._limits = limits
 
     @classmethod
     def compile(cls, kind: str, source: str, tokenizer: Tokenizer) -> Grammar:
@@ -49,28 +53,32 @@ class Grammar:
             raise ValueError(f"unknown kind of grammar {kind!r}; known are {', '.join(KINDS)}")
         if len(source) > MAX_CHARS:
             raise GrammarError(f"has {len(source)} characters, more than {MAX_CHARS}")
-        vocabulary = vocabulary_of(tokenizer)
+        vocabulary, _ = vocabulary_of(tokenizer)
         lark = _NO_FORCING + to_lark(kind, source, tokenizer)
         start = _start(vocabulary, lark)
         if start.is_error():
             raise explained(kind, source, start.get_error())
-        grammar = cls(kind, source, tokenizer, start)
+        grammar = cls(kind, source, tokenizer, start, limits_of(lark))
         if not grammar.matcher().mask().any():
             raise GrammarError("allows no text")
         return grammar
 
     def matcher(self) -> Matcher:
         """A new generation's state."""
-        return Matcher(self.tokenizer, self._start.deep_copy())
+        engine = self._start.deep_copy()
+        if self._limits is None:
+            return Matcher(self.tokenizer, engine)
+        return Matcher(self.tokenizer, engine, JsonText(engine, vocabulary_of(self.tokenizer)[1], self._limits))
 
 
 class Matcher:
     """Grammar state of one generation. For one thread at a time; long calls release the GIL."""
 
-    def __init__(self, tokenizer: Tokenizer, matcher: LLMatcher) -> None:
+    def __init__(self, tokenizer: Tokenizer, matcher: LLMatcher, json: JsonText | None = None) -> None:
         self.tokenizer = tokenizer
         self.ended = False  # by an end token
         self._matcher = matcher
+        self._json = json  # between the text and the engine, where a grammar has JSON
         self._history: list[int] = []  # llguidance tokens of each accepted token
 
     def mask(self) -> Bits:
@@ -81,13 +89,15 @@ class Matcher:
         """
         n_vocab = self.tokenizer.n_vocab
         bits = np.zeros(-(-(n_vocab + 256) // 32), np.uint32)
-        if not self.ended and not self._matcher.is_stopped():
+        if not self.ended and self._json is not None:
+            self._json.mask(bits)
+        elif not self.ended and not self._matcher.is_stopped():
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._check()
         words = bits[: -(-n_vocab // 32)]
         if n_vocab % 32:
             words[-1] &= np.uint32((1 << (n_vocab % 32)) - 1)
-        if self.ended or self._matcher.is_accepting():
+        if self.can_end:
             for id in self.tokenizer.eog_ids:
                 words[id // 32] |= np.uint32(1 << (id % 32))
         return words
@@ -100,7 +110,7 @@ class Matcher:
             self.ended = True
             self._history.append(0)
             return True
-        if self.ended or self._matcher.is_stopped() or self._matcher.try_consume_tokens([id]) != 1:
+        if self.ended or not self._consume(id):
             self._check()
             return False
         self._history.append(1)
@@ -109,6 +119,12 @@ class Matcher:
     def accept_bytes(self, text: bytes) -> bool:
         """Advance by the bytes of a token, or of its last part; `rollback` counts them as one
         token."""
+        if self._json is not None:
+            if self.ended or not self._json.accept(text):
+                self._check()
+                return False
+            self._history.append(1)
+            return True
         ids = [byte_token(self.tokenizer, byte) for byte in text if byte != 0xFF]
         n_accepted = 0 if self.ended or len(ids) != len(text) else self._matcher.try_consume_tokens(ids)
         if n_accepted != len(text):
@@ -127,19 +143,27 @@ class Matcher:
         del self._history[len(self._history) - n :]
         if n:
             self.ended = False
-        if sum(lengths):
+        if self._json is not None:
+            self._json.rollback(sum(lengths))
+        elif sum(lengths):
             self._matcher.rollback(sum(lengths))
 
     @property
     def can_end(self) -> bool:
         """True if the accepted text is complete."""
-        return self.ended or bool(self._matcher.is_accepting())
+        return self.ended or bool((self._json or self._matcher).is_accepting())
 
     def copy(self) -> Matcher:
         """An independent copy of the state."""
-        other = Matcher(self.tokenizer, self._matcher.deep_copy())
+        json = None if self._json is None else self._json.copy()
+        other = Matcher(self.tokenizer, self._matcher.deep_copy() if json is None else json.engine, json)
         other.ended, other._history = self.ended, self._history.copy()
         return other
+
+    def _consume(self, id: int) -> bool:
+        if self._json is not None:
+            return self._json.accept(self.tokenizer.piece(id), id)
+        return not self._matcher.is_stopped() and bool(self._matcher.try_consume_tokens([id]) == 1)
 
     def _check(self) -> None:
         if self._matcher.is_error():

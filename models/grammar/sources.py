@@ -59,7 +59,12 @@ def json_rule(schema: Any, *, strict: bool = False) -> str:
     """
     schema = prepared(schema, strict=strict)
     if isinstance(schema, dict):
-        options = {"whitespace_pattern": _SPACE, "lenient": not strict, "coerce_one_of": not strict}
+        options = {
+            "whitespace_pattern": _SPACE,
+            "lenient": not strict,
+            "coerce_one_of": not strict,
+            "json_allow_general_unicode_escapes": True,
+        }
         schema = {**schema, "x-guidance": options}
     return f"%json {json.dumps(schema)}"
 

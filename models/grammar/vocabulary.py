@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from logitless.models.grammar.json_text import Pieces
 from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 
-_tries: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
+_tries: weakref.WeakKeyDictionary[Tokenizer, tuple[LLTokenizer, Pieces]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-class _Pieces:
+class _Wrapper:
     """Tokenizer interface that llguidance reads.
 
     As in llama.cpp a special token counts as its text, so that a grammar may spell it, and a token
@@ -68,16 +69,18 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
     return True
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:
-    """The trie of a tokenizer, made by the first call."""
+def vocabulary_of(tokenizer: Tokenizer) -> tuple[LLTokenizer, Pieces]:
+    """The trie of a tokenizer, and the tables for JSON; made by the first call."""
     with _lock:
-        trie = _tries.get(tokenizer)
-        if trie is None:
+        made = _tries.get(tokenizer)
+        if made is None:
             import llguidance
 
-            wrapper: Any = _Pieces(tokenizer)
-            _tries[tokenizer] = trie = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens))
-        return trie
+            wrapper: Any = _Wrapper(tokenizer)
+            pieces = Pieces(wrapper.tokens[: tokenizer.n_vocab], tokenizer.n_vocab)
+            made = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens)), pieces
+            _tries[tokenizer] = made
+        return made
 
 
 def byte_token(tokenizer: Tokenizer, byte: int) -> int:

@@ -12,10 +12,16 @@ TOKENS = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{i:02X}>" for i in range(256)
 EOS = 2
 
 
-@functools.cache
 def tokenizer() -> Tokenizer:
-    types = [2, 3, 3, 3, *[6] * 256, *[1] * len(PIECES)]
-    vocab = {"model": "llama", "tokens": TOKENS, "scores": [0.0] * len(TOKENS), "token_type": types}
+    return tokenizer_of()
+
+
+@functools.cache
+def tokenizer_of(*more: str) -> Tokenizer:
+    """The small vocabulary, with more pieces."""
+    tokens = [*TOKENS, *more]
+    types = [2, 3, 3, 3, *[6] * 256, *[1] * (len(tokens) - 260)]
+    vocab = {"model": "llama", "tokens": tokens, "scores": [0.0] * len(tokens), "token_type": types}
     return from_metadata(
         {f"tokenizer.ggml.{key}": value for key, value in vocab.items()} | {"tokenizer.ggml.eos_token_id": EOS}
     )

@@ -9,21 +9,12 @@ from urllib.parse import quote, unquote
 from logitless.models.grammar.errors import GrammarError
 
 # Keywords whose value is a schema, a list of schemas, a map of names to schemas.
-_SUBSCHEMAS = (
-    "items",
-    "additionalProperties",
-    "additionalItems",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "not",
-    "if",
-    "then",
-    "else",
-    "contains",
-    "propertyNames",
-)
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SUBSCHEMAS = {
+    *("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems"),
+    *("not", "if", "then", "else", "contains", "propertyNames"),
+}
+_LISTS = {"anyOf", "oneOf", "allOf", "prefixItems", "items"}
+_MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 
 BRANCHES = ("anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas")
 _MAX_DEPTH = 200
@@ -45,15 +36,14 @@ def subschemas(root: Any) -> Iterator[tuple[str, Any]]:
 
 def parts(schema: Schema) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """(keys, schema) of the schemas directly in a schema."""
-    for key in _SUBSCHEMAS:
-        if isinstance(schema.get(key), dict):
-            yield (key,), schema[key]
-    for key in _LISTS:
-        if isinstance(schema.get(key), list):
-            yield from (((key, i), part) for i, part in enumerate(schema[key]))
-    for key in _MAPS:
-        if isinstance(schema.get(key), dict):
-            yield from (((key, name), part) for name, part in schema[key].items())
+    for key, value in schema.items():
+        if isinstance(value, dict):
+            if key in _SUBSCHEMAS:
+                yield (key,), value
+            elif key in _MAPS:
+                yield from (((key, name), part) for name, part in value.items())
+        elif isinstance(value, list) and key in _LISTS:
+            yield from (((key, i), part) for i, part in enumerate(value))
 
 
 def pointer(keys: tuple[Any, ...]) -> str:

@@ -1,0 +1,503 @@
+"""JSON text between tokens and the grammar engine: escapes that the engine does not read, bounds that it does not set.
+
+The engine reads `\\uXXXX` in strings without a pattern only, and `\\/` nowhere: such an escape is held back until it is
+whole, and then given to the engine as the character that it stands for. Numbers have at most 15 digits before and 15
+behind the point and two of the exponent, unless the schema asks for more; brackets nest at most 100 deep."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Bits = npt.NDArray[np.uint32]
+
+MAX_DEPTH = 100
+_DIGITS, _EXPONENT = 15, 2
+_WIDE = 2**63  # bounds beyond are not enforced, so that no number needs their digits
+
+_NUMBER = re.compile(rb"-?(\d+)(?:(\.)(\d*))?(?:([eE])[+-]?(\d*))?")
+_IN_NUMBER = b"0123456789+-.eE"
+_HEX = re.compile(rb"[0-9a-fA-F]*")
+_PURE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,4})?|u[0-9a-fA-F]{0,4}|[0-9a-fA-F]{1,2}")  # parts of an escape
+_NOTABLE = re.compile(rb"[0-9\[{/\\]").search
+_ESCAPED = {c: bytes([92, letter]) for c, letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True)}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_PATTERNS = ("pattern", "patternProperties", "format")
+
+
+class Limits(NamedTuple):
+    """Digits of a number: before the point, behind it, of the exponent. `patterns`: strings may have one."""
+
+    before: int = _DIGITS
+    behind: int = _DIGITS
+    exponent: int = _EXPONENT
+    patterns: bool = False
+
+
+def limits_of(lark: str) -> Limits | None:
+    """The limits that the JSON schemas in a Lark grammar ask for; None without a schema."""
+    schemas = []
+    for match in re.finditer(r"%json\s*(?=[{tf])", lark):
+        with suppress(ValueError):  # a client's Lark may have comments within
+            schemas.append(json.JSONDecoder().raw_decode(lark, match.end())[0])
+    if not schemas:
+        return None
+    before, behind, exponent, patterns = _DIGITS, _DIGITS, _EXPONENT, False
+    for key, value in _keywords(schemas):
+        patterns |= key in _PATTERNS
+        for number in _numbers(value) if key in (*_BOUNDS, "const", "enum", "multipleOf") else ():
+            digits = Decimal(repr(number)).as_tuple()
+            size = digits.exponent if isinstance(digits.exponent, int) else 0
+            behind = max(behind, -size)
+            if abs(number) < _WIDE or key not in _BOUNDS:
+                before = max(before, len(digits.digits) + size)
+            exponent = 3 if abs(number) >= 1e99 else exponent
+    return Limits(before, behind, exponent, patterns)
+
+
+def _keywords(schemas: Any) -> Iterator[tuple[str, Any]]:
+    work = [schemas]
+    while work:
+        part = work.pop()
+        if isinstance(part, dict):
+            yield from part.items()
+            work += part.values()
+        elif isinstance(part, list):
+            work += part
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list | dict):
+        for part in value if isinstance(value, list) else value.values():
+            yield from _numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+class Pieces:
+    """Tables of a vocabulary: digits, brackets and escapes of its tokens."""
+
+    def __init__(self, pieces: Sequence[bytes], first_byte: int) -> None:
+        self._n = len(pieces)
+        self.first_byte = first_byte  # the id of byte 0
+        self._leading, self._longest = (np.zeros(self._n, np.uint8) for _ in range(2))
+        opening, slashed, exponents = [], [], []
+        self.parts: list[tuple[int, bytes]] = []  # tokens that are parts of an escape
+        self.digits: dict[int, list[int]] = {}  # tokens of a single digit, by their byte
+        self.slashes: list[tuple[int, int]] = []  # (a token with `\/`, the same with `/`)
+        ids = {piece: id for id, piece in enumerate(pieces) if b"/" in piece}
+        for id, piece in enumerate(pieces):
+            if not _NOTABLE(piece):
+                if (len(piece) <= 2 or piece[0] == 0x75) and _PURE.fullmatch(piece):
+                    self.parts.append((id, piece))
+                continue
+            if runs := re.findall(rb"\d+", piece):
+                self._longest[id] = min(255, max(map(len, runs)))
+                self._leading[id] = min(255, len(runs[0])) if piece.startswith(runs[0]) else 0
+                if re.search(rb"[eE][+-]?\d{3}", piece):
+                    exponents.append(id)
+                if len(piece) == 1:
+                    self.digits.setdefault(piece[0], []).append(id)
+            if b"[" in piece or b"{" in piece:
+                opening.append(id)
+            if piece.startswith(b"/"):
+                slashed.append(id)
+            if _PURE.fullmatch(piece):
+                self.parts.append((id, piece))
+            if b"\\/" in piece and b"\\" not in (plain := piece.replace(b"\\/", b"/")) and plain in ids:
+                self.slashes.append((id, ids[plain]))
+        self.opening, self.slashed, self._exponents = (self.packed(ids) for ids in (opening, slashed, exponents))
+        self.beginnings = [(id, piece) for id, piece in self.parts if piece.startswith(b"\\")]
+        self.blocked = lru_cache(64)(self._blocked)
+
+    def packed(self, ids: Sequence[int]) -> Bits:
+        """The bitmask of some tokens."""
+        flags = np.zeros(-(-self._n // 32) * 32, bool)
+        flags[list(ids)] = True
+        return np.packbits(flags, bitorder="little").view(np.uint32)
+
+    def _blocked(self, left: int, most: int, exponent: int) -> Bits:
+        """Tokens with more leading digits than `left`, more in a row than `most`, or too many of an exponent."""
+        bits = self.packed(np.flatnonzero((self._leading > left) | (self._longest > most)).tolist())
+        return bits | self._exponents if exponent < 3 else bits
+
+
+class _State(NamedTuple):
+    """Where the text is: `held` is the part of an escape that the engine has not got yet."""
+
+    quoted: bool = False
+    escaped: bool = False
+    number: bytes = b""
+    depth: int = 0
+    held: bytes = b""
+
+
+class JsonText:
+    """The engine's state of one generation, behind the text of JSON. For one thread at a time."""
+
+    def __init__(self, engine: LLMatcher, pieces: Pieces, limits: Limits) -> None:
+        self._engine, self._pieces, self._limits = engine, pieces, limits
+        self._state = _State()
+        self._bytes = bytes(256)  # 1: the engine takes the byte next, at the last mask
+        self._history: list[tuple[int, _State]] = []  # engine tokens, and the state before, of each text
+
+    def copy(self) -> JsonText:
+        """An independent copy."""
+        other = JsonText(self._engine.deep_copy(), self._pieces, self._limits)
+        other._state, other._history = self._state, self._history.copy()
+        return other
+
+    @property
+    def engine(self) -> LLMatcher:
+        """The engine, at the end of the text but for an escape that is held back."""
+        return self._engine
+
+    def is_accepting(self) -> bool:
+        """True if the text is complete."""
+        if not self._state.held:
+            return bool(self._engine.is_accepting())
+        if not self._feed(self._state.held):
+            return False
+        result = bool(self._engine.is_accepting())
+        self._engine.rollback(len(self._state.held))
+        return result
+
+    def accept(self, text: bytes, id: int | None = None) -> bool:
+        """Advance by a text, which is that of a token; False, and no change, if it is not allowed."""
+        state = self._state
+        if id is not None and not state.held and b"\\" not in text:
+            if self._engine.is_stopped() or self._engine.try_consume_tokens([id]) != 1:
+                return False
+            count, held = 1, b""
+        else:
+            result = self._escapes(state.held + text)
+            if result is None:
+                return False
+            count, held = result
+        self._state = _advanced(state, text)._replace(held=held)
+        if held and not self._goes_on(held):
+            if count:
+                self._engine.rollback(count)
+            self._state = state
+            return False
+        self._history.append((count, state))
+        return True
+
+    def _goes_on(self, held: bytes) -> bool:
+        """True if the beginning of an escape has an end that the engine takes."""
+        if self._probe(held):
+            return True
+        if not self._state.quoted:
+            return False
+        bits = np.zeros(self._pieces.first_byte // 32 + 9, np.uint32)
+        self._compute(bits)
+        self._read_bytes(bits)
+        return bool((held == b"\\" and self._bytes[0x2F]) or (self._limits.patterns and self._completes(held)))
+
+    def rollback(self, n: int) -> None:
+        """Undo the last n texts."""
+        count = 0
+        for _ in range(n):
+            consumed, self._state = self._history.pop()
+            count += consumed
+        if count:
+            self._engine.rollback(count)
+
+    # -- escapes
+
+    def _feed(self, text: bytes) -> bool:
+        """Give the engine the bytes of a text, all or none."""
+        if self._engine.is_stopped():
+            return not text
+        ids = [self._pieces.first_byte + byte for byte in text if byte != 0xFF]
+        count = int(self._engine.try_consume_tokens(ids))
+        if count == len(text):
+            return True
+        if count:
+            self._engine.rollback(count)
+        return False
+
+    def _escapes(self, text: bytes) -> tuple[int, bytes] | None:
+        """Give the engine a text whose first character is no escaped one. (Engine tokens, rest to hold back)."""
+        count, at = 0, 0
+        quoted = self._state.quoted
+        while at < len(text):
+            start = text.find(b"\\", at)
+            plain = text[at:] if start < 0 else text[at:start]
+            part, meant, at = (b"", b"", len(text)) if start < 0 else self._escape(text, start)
+            if plain and not self._feed(plain):
+                break
+            count += len(plain)
+            quoted ^= plain.count(b'"') % 2 == 1
+            if start >= 0 and not part:
+                return count, text[start:]
+            if not part:
+                return count, b""
+            fed = part if self._feed(part) else meant if quoted and meant and self._feed(meant) else b""
+            if not fed:
+                break
+            count += len(fed)
+        else:
+            return count, b""
+        if count:
+            self._engine.rollback(count)
+        return None
+
+    def _escape(self, text: bytes, start: int) -> tuple[bytes, bytes, int]:
+        """(An escape, how the engine reads its character, its end); an escape without text is not whole yet."""
+        kind = text[start + 1 : start + 2]
+        if not kind:
+            return b"", b"", start
+        if kind == b"/":
+            return text[start : start + 2], b"/", start + 2
+        if kind != b"u" or not self._limits.patterns:
+            return text[start : start + 2], b"", start + 2
+        match = _HEX.match(text, start + 2, start + 6)
+        digits = match[0] if match else b""
+        end = start + 2 + len(digits)
+        if len(digits) < 4:
+            return (b"", b"", start) if end == len(text) else (text[start:end], b"", end)
+        code = int(digits, 16)
+        if 0xD800 <= code < 0xDC00:
+            pair = re.compile(rb"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(text, end)
+            if pair:
+                code = 0x10000 + ((code & 0x3FF) << 10) + (int(pair[1], 16) & 0x3FF)
+                return text[start : pair.end()], chr(code).encode(), pair.end()
+            rest = text[end:]
+            return (b"", b"", start) if _begins_low(rest) else (text[start:end], b"", end)
+        return text[start:end], b"" if 0xDC00 <= code < 0xE000 else _meant(code), end
+
+    def _completes(self, part: bytes) -> bool:
+        """True if the engine takes a character whose escape begins with this part."""
+        digits = part[2:6]
+        if len(part) > 6:  # after a high surrogate
+            tail = part[8:12]
+            if not _begins_low(part[6:12]):
+                return False
+            high, low = 0x10000 + ((int(digits, 16) & 0x3FF) << 10), int(tail or b"0", 16) << 4 * (4 - len(tail))
+            first = max(low, 0xDC00) & 0x3FF
+            last = min(low + (1 << 4 * (4 - len(tail))) - 1, 0xDFFF) & 0x3FF
+            return self._takes(high + first, high + last)
+        span = 4 * (4 - len(digits))
+        first = int(digits or b"0", 16) << span
+        last = first + (1 << span) - 1
+        if self._takes(first, min(last, 0xD7FF)) or self._takes(max(first, 0xE000), last):
+            return True
+        low, high = max(first, 0xD800), min(last, 0xDBFF)
+        return low <= high and self._takes(0x10000 + ((low & 0x3FF) << 10), 0x10000 + ((high & 0x3FF) << 10) + 0x3FF)
+
+    def _takes(self, first: int, last: int) -> bool:
+        """True if the engine takes one of these characters next."""
+        if first > last:
+            return False
+        escapes = self._bytes[0x5C]
+        for code in range(first, min(last, 0x7F) + 1):
+            if code in _ESCAPED or code < 0x20 or code == 0x7F:
+                if escapes and self._probe(_meant(code)):
+                    return True
+            elif self._bytes[code]:
+                return True
+        return any(self._takes_of(low, high, b"") for low, high in _same_length(max(first, 0x80), last))
+
+    def _takes_of(self, first: int, last: int, prefix: bytes) -> bool:
+        """The same of characters whose UTF-8 has one length and begins with a prefix, which the engine has."""
+        low, high = chr(first).encode(), chr(last).encode()
+        for byte in range(low[len(prefix)], high[len(prefix)] + 1):
+            if (not prefix and not self._bytes[byte]) or not self._feed(bytes([byte])):
+                continue
+            text = prefix + bytes([byte])
+            result = len(text) == len(low)
+            if not result:
+                start = first if low.startswith(text) else _smallest(text, len(low))
+                end = last if high.startswith(text) else _largest(text, len(low))
+                result = start is not None and end is not None and self._takes_of(start, end, text)
+            self._engine.rollback(1)
+            if result:
+                return True
+        return False
+
+    def _probe(self, text: bytes) -> bool:
+        result = self._feed(text)
+        if result:
+            self._engine.rollback(len(text))
+        return result
+
+    # -- masks
+
+    def mask(self, bits: Bits) -> None:
+        """Set the bits of the tokens that may come next (the engine's buffer: a bit a token of its vocabulary)."""
+        held, pieces = self._state.held, self._pieces
+        if not held:
+            self._compute(bits)
+            self._read_bytes(bits)
+            self._bound(bits)
+            if self._state.quoted:
+                for id, plain in pieces.slashes:
+                    if bits[plain // 32] >> np.uint32(plain % 32) & 1:
+                        bits[id // 32] |= np.uint32(1 << (id % 32))
+                self._parts(bits, pieces.beginnings)
+            return
+        if self._feed(held):
+            self._compute(bits)
+            self._engine.rollback(len(held))
+        if self._state.quoted:
+            before = np.zeros_like(bits)
+            self._compute(before)
+            self._read_bytes(before)
+            if held == b"\\":
+                n_words = len(pieces.slashed)
+                bits[:n_words] |= before[:n_words] & pieces.slashed
+            self._parts(bits, pieces.parts)
+
+    def _compute(self, bits: Bits) -> None:
+        if not self._engine.is_stopped():
+            self._engine.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+    def _read_bytes(self, bits: Bits) -> None:
+        """Remember which bytes the engine takes next."""
+        first, offset = divmod(self._pieces.first_byte, 32)
+        near = np.unpackbits(bits[first : first + 9].view(np.uint8), bitorder="little")
+        self._bytes = near[offset : offset + 255].tobytes() + b"\0"
+
+    def _parts(self, bits: Bits, candidates: Sequence[tuple[int, bytes]]) -> None:
+        """Add the tokens that begin or continue an escape of a character that the engine takes."""
+        held = self._state.held
+        if not self._limits.patterns or (not held and self._bytes.count(1) == 1 == self._bytes[:128].count(1)):
+            return  # a name or an enumeration's rest, which needs no escape
+        if self._probe(b"\\u0041\\u0041"):
+            return  # the engine reads escapes itself
+        known: dict[bytes, bool] = {}
+        for id, piece in candidates:
+            part = held + piece
+            if _is_part(part):
+                if part not in known:
+                    known[part] = self._completes(part)
+                if known[part]:
+                    bits[id // 32] |= np.uint32(1 << (id % 32))
+
+    def _bound(self, bits: Bits) -> None:
+        """Take out the tokens that go on with a number or nesting beyond the limits."""
+        limits, state, takes = self._limits, self._state, self._bytes
+        if takes[ord("x")] and takes[ord("\n")]:  # free text of a Lark grammar, not JSON
+            self._state = _State()
+            return
+        if state.quoted or takes[ord("x")]:
+            return
+        pieces = self._pieces
+        words = bits[: len(pieces.opening)]
+        left = _left(state.number, limits)
+        within = words & ~pieces.blocked(min(max(left, 0), 255), max(limits.before, limits.behind), limits.exponent)
+        if state.depth >= MAX_DEPTH:
+            within &= ~pieces.opening
+        if within.any() or self._engine.is_accepting():
+            words[:] = within
+        elif left <= 0 and state.number:  # which cannot end yet: the digits that bring its end nearest
+            nearest = next((near for n in range(3) if (near := [d for d in pieces.digits if self._ends(d, n)])), [])
+            if nearest:
+                words[:] = pieces.packed([id for digit in nearest for id in pieces.digits[digit]])
+
+    def _ends(self, digit: int, n: int) -> bool:
+        """True if a number can end after this digit and n others."""
+        if not self._feed(bytes([digit])):
+            return False
+        if n:
+            result = any(self._ends(other, n - 1) for other in range(0x30, 0x3A))
+        else:
+            result = bool(self._engine.is_accepting()) or any(self._probe(end) for end in (b",", b"]", b"}", b" "))
+        self._engine.rollback(1)
+        return result
+
+
+def _left(number: bytes, limits: Limits) -> int:
+    """Digits that may follow a number's beginning."""
+    match = _NUMBER.fullmatch(number)
+    if match is None:
+        return limits.before
+    before, point, behind, exponent, of_exponent = match.groups()
+    if exponent:
+        return limits.exponent - len(of_exponent)
+    return limits.behind - len(behind) if point else limits.before - len(before)
+
+
+def _advanced(state: _State, text: bytes) -> _State:
+    """The state after a text."""
+    quoted, escaped, number, depth, _ = state
+    if quoted and b'"' not in text and b"\\" not in text and not escaped:
+        return state
+    for byte in text:
+        if quoted:
+            quoted, escaped = escaped or byte != 0x22, not escaped and byte == 0x5C
+            continue
+        number = number + bytes([byte]) if byte in _IN_NUMBER else b""
+        if byte == 0x22:
+            quoted = True
+        elif byte in b"[{":
+            depth += 1
+        elif byte in b"]}":
+            depth = max(0, depth - 1)
+    return _State(quoted, escaped, number, depth)
+
+
+def _meant(code: int) -> bytes:
+    """A character as the engine reads it in a string."""
+    if code in _ESCAPED:
+        return _ESCAPED[code]
+    return f"\\u{code:04x}".encode() if code < 0x20 or code == 0x7F else chr(code).encode()
+
+
+def _is_part(text: bytes) -> bool:
+    """True if a text is an escape of digits or its beginning."""
+    match = re.fullmatch(rb"\\(?:u([0-9a-fA-F]{0,4})(\\.{0,5})?)?", text, re.DOTALL)
+    if match is None or match[2] is None:
+        return match is not None
+    return len(match[1]) == 4 and 0xD800 <= int(match[1], 16) < 0xDC00 and _begins_low(match[2])
+
+
+def _begins_low(text: bytes) -> bool:
+    """True if a text is an escape of a low surrogate or its beginning."""
+    return re.fullmatch(rb"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]{0,2})?)?)?)?", text) is not None
+
+
+def _same_length(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The range of characters, split by the length of their UTF-8; without surrogates."""
+    for low, high in ((0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)):
+        if max(first, low) <= min(last, high):
+            yield max(first, low), min(last, high)
+
+
+def _smallest(prefix: bytes, length: int) -> int | None:
+    """The smallest character whose UTF-8 begins so."""
+    for second in (b"", b"\x90", b"\xa0"):
+        text = prefix + second
+        text += b"\x80" * (length - len(text))
+        if len(text) == length and (code := _decoded(text)) is not None:
+            return code
+    return None
+
+
+def _largest(prefix: bytes, length: int) -> int | None:
+    """The largest character whose UTF-8 begins so."""
+    for second in (b"", b"\x9f", b"\x8f"):
+        text = prefix + second
+        text += b"\xbf" * (length - len(text))
+        if len(text) == length and (code := _decoded(text)) is not None:
+            return code
+    return None
+
+
+def _decoded(text: bytes) -> int | None:
+    try:
+        return ord(text.decode())
+    except (UnicodeDecodeError, TypeError):
+        return None
