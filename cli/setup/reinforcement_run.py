@@ -116,7 +116,7 @@ def grader_of(o: SimpleNamespace) -> Grader:
     if not o.grader:
         raise UsageError("--grader FILE is required: the JSON of the grader that gives the rewards")
     try:
-        spec = json.loads(Path(o.grader).read_text(encoding="utf-8"))
+        spec = json.loads(Path(o.grader).read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise CliError(f"--grader {o.grader}: is no JSON: {' '.join(str(error).split())}") from None
     complete = server_at(o.grader_url, o.grader_api_key or "") if o.grader_url else None

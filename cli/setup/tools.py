@@ -61,7 +61,7 @@ def _servers(options: SimpleNamespace) -> tuple[McpSettings, ...]:
             continue
         where = f"{flag} {source}" if flag.endswith("config") else flag
         try:
-            listed = mcp_servers(Path(source).read_text("utf-8") if flag.endswith("config") else source)
+            listed = mcp_servers(Path(source).read_text("utf-8-sig") if flag.endswith("config") else source)
         except UnicodeDecodeError:
             raise CliError(f"{where}: is not UTF-8") from None
         except OSError as error:

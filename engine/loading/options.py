@@ -700,8 +700,8 @@ OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Model
 
 
 def text_file(path: str) -> str:
-    """The text of a UTF-8 file."""
+    """The text of a UTF-8 file, without a byte order mark."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise OptionConflict(f"{path}: byte {error.start} is not UTF-8") from None

@@ -69,12 +69,15 @@ def _allowed(ids: Sequence[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]
 
 
 def _bad_words(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each text, as it is written at a text's start and after a blank."""
+    """The tokens of each text without blanks at its ends, as it is written at a text's start and after a blank.
+
+    A blank belongs to the token of the word behind it, so that one at an end would match nothing.
+    """
     words: dict[tuple[int, ...], None] = {}
     for i, text in enumerate(texts):
         if not text.strip():
             bad_request(f"bad_words[{i}]", "must not be empty")
-        for spelled in (text, " " + text.lstrip()):
+        for spelled in (text.strip(" "), " " + text.strip(" ")):
             words[tuple(tokenizer.encode(spelled, add_special=False, parse_special=False))] = None
     return tuple(words)
 

@@ -213,7 +213,8 @@ def test_bad_words_and_allowed_tokens(server: Any) -> None:
     word = plain["text"].split()[2]
     for more in ({}, {"speculative.type": "ngram-mod"}, {"temperature": 1.2, "seed": 3, "presence_penalty": 0.1}):
         assert word in complete(server, max_tokens=40, **more)["text"].split() or more
-        assert word not in complete(server, max_tokens=40, bad_words=[word], **more)["text"].split()
+        for spelled in (word, f" {word}", f"{word} ", f"  {word} "):
+            assert word not in complete(server, max_tokens=40, bad_words=[spelled], **more)["text"].split()
     allowed = sorted({*plain["token_ids"][::2], 300, 301})
     others = {str(id): False for id in range(512) if id not in allowed}
     for more in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 5, "repeat_penalty": 1.5}):

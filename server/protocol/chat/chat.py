@@ -91,7 +91,9 @@ def _parse(
     assert template is not None  # render_chat refuses
     first = job.requests[0]
     given, begun = first.sampling.grammar, prompt.style.primer
-    constraint = chat_constraint(given, prompt.tools, template, begun, prompt.thinks, parser.grammars)
+    # reasoning that the client wants as text would be a part of the JSON
+    thinks = prompt.thinks and (bool(prompt.tools.tools) or prompt.reasoning_format != "none")
+    constraint = chat_constraint(given, prompt.tools, template, begun, thinks, parser.grammars)
     preserved = first.preserved | prompt.preserved
     turn_end = "" if asked.ignore_eos else template.turn_end(parser.tokenizer)
     requests = [

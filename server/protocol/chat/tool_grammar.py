@@ -30,11 +30,12 @@ def chat_constraint(
     has; `thinks`: whether the model may reason first."""
     tags = template.reasoning
     thinking = tags is not None and tags[0] in begun and tags[1] not in begun
+    reasoning = tags if thinking or (thinks and tags is not None and tags[1] not in begun) else None
     if not tools.tools:
         said = _said(given)
-        if not said or not (thinking or template.calls.around):
+        if not said or not (reasoning or template.calls.around):
             return given
-        made = answer_grammar(template.calls, said, tags if thinks or thinking else None, thinking)
+        made = answer_grammar(template.calls, said, reasoning, thinking)
         return _compiled("response_format", made, grammars)
     said = _said(given)
     if given is not None and not said:
@@ -51,7 +52,7 @@ def chat_constraint(
             functions,
             required=tools.choice == "required",
             parallel=tools.parallel,
-            reasoning=tags if thinks or thinking else None,
+            reasoning=reasoning,
             thinking=thinking,
             answer=said,
         )

@@ -12,7 +12,7 @@ from logitless.cli.flags.flags import parse
 from logitless.cli.flags.options import SERVE
 from logitless.cli.setup.model import model_options
 from logitless.engine.loading.open_model import open_model
-from logitless.engine.loading.options import OPTIONS, ModelOptions, OptionConflict, OptionError
+from logitless.engine.loading.options import OPTIONS, ModelOptions, OptionConflict, OptionError, text_file
 
 FLAGS = [flag for group in SERVE for flag in group.flags]
 
@@ -88,3 +88,11 @@ def test_yarn_options_stand_in_for_the_files_keys(shared_data: Path) -> None:
     scaling = open_model(model).hparams.rope_scaling
     changed = open_model(model, ModelOptions(yarn_beta_fast=16, yarn_beta_slow=2)).hparams.rope_scaling
     assert (changed.beta_fast, changed.beta_slow) == (16, 2) != (scaling.beta_fast, scaling.beta_slow)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_text_file_with_a_byte_order_mark_is_its_text(tmp_path: Path, mark: bytes) -> None:
+    """--json-schema-file, --grammar-file, --chat-template-file, --file."""
+    path = tmp_path / "schema.json"
+    path.write_bytes(mark + '{"ö": "\ufeff"}'.encode())
+    assert text_file(str(path)) == '{"ö": "\ufeff"}'

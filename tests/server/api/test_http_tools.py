@@ -305,6 +305,40 @@ async def test_a_required_call_behind_reasoning_that_the_prompt_began_unasked(se
     assert constraint.grammar.matcher().accept_bytes(b"I should add.\n</think>\n\n<tool_call>")
 
 
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+    ("/v1/chat/completions", {"json_schema": SCHEMA}),
+    ("/v1/chat/completions", {"guided_regex": r"\{\"x\": [0-9]\}"}),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "max_tokens": 99}),
+    ("/api/chat", {"format": SCHEMA, "stream": False, "model": "fake"}),
+]
+
+
+@pytest.mark.parametrize(("path", "form"), FORMS)
+async def test_an_answer_of_a_form_may_follow_reasoning(server: Running, path: str, form: dict[str, Any]):
+    """Qwen 3's template does not open the tag: the model does, or answers at once."""
+
+    async def grammar(**more: Any) -> Any:
+        ask = {"input": "x"} if path == "/v1/responses" else {"messages": ASK}
+        status, reply = await server.post(path, {"model": "m", **ask, **form, **more})
+        assert status == 200, reply
+        return server.scheduler.requests[-1].sampling.grammar.grammar
+
+    made = await grammar()
+    assert accepts(made, '<think>\nOne, {"x": "?"}.\n</think>\n\n{"x": 1}')
+    assert accepts(made, '{"x": 1}')
+    assert not accepts(made, '<think>\nOne.\n</think>\n\n{"x": "1"}')
+    if path == "/v1/chat/completions":
+        kwargs = {"enable_thinking": False}
+        for more in ({"chat_template_kwargs": kwargs}, {"reasoning_budget_tokens": 0}, {"reasoning_format": "none"}):
+            made = await grammar(**more)
+            assert accepts(made, '{"x": 1}')
+            if "reasoning_budget_tokens" not in more:
+                assert not made.matcher().accept_bytes(b"<think>")
+
+
 async def test_continuing_a_thought(server: Running):
     says(server, " add.\n</think>Two.")
     messages = [*ASK, {"role": "assistant", "content": "", "reasoning_content": "I should"}]

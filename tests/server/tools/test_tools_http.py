@@ -197,6 +197,8 @@ def test_what_is_taken_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read("--tools", "get_info,read_file").built_in == ("read_file", "get_info")
     assert read("--tools", "all").folder == str(tmp_path)
     assert read("--tools", "all", "--host", "0.0.0.0", "--api-key", "k").built_in == BUILT_IN
+    (tmp_path / "bom.json").write_text(CONFIG, encoding="utf-8-sig")
+    assert read("--mcp-servers-config", "bom.json").servers[0].command == ("x",)
     for host in ("localhost", "::1", "127.0.0.2", "/tmp/x.sock"):
         assert read("--mcp-servers-json", CONFIG, "--host", host).servers[0].command == ("x",)
     monkeypatch.setenv("HOME", str(tmp_path))
