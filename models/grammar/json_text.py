@@ -134,7 +134,7 @@ class Pieces:
 
 
 class _State(NamedTuple):
-    """Where the text is: `held` is the part of an escape that the engine has not got yet."""
+    """Lexical state of the text; `held`: the part of an escape that the engine has not got yet."""
 
     quoted: bool = False
     escaped: bool = False
