@@ -18,6 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from logitless.backends import disk_cache
+from logitless.backends.errors import DeviceError
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_dot", "plain")
 CACHE_INFO = Path("/sys/devices/system/cpu/cpu0/cache")  # of processor 0
@@ -104,11 +105,11 @@ def available_isas() -> list[str]:
 def isa() -> str:
     """The kernel variant in use: `LOGITLESS_ISA` if set, otherwise the best that the processor has.
 
-    ValueError when the machine does not have the requested one.
+    DeviceError when the machine does not have the requested one.
     """
     available, requested = available_isas(), os.environ.get("LOGITLESS_ISA")
     if requested and requested not in available:
-        raise ValueError(f"LOGITLESS_ISA={requested}: this machine has {', '.join(available)}")
+        raise DeviceError(f"LOGITLESS_ISA={requested}: must be one of those of this machine: {', '.join(available)}")
     return requested or available[0]
 
 
@@ -121,13 +122,13 @@ def has_bf16_dots() -> bool:
 def casts_to_bf16() -> bool:
     """True with `LOGITLESS_CPU_BF16=1`: activations are cast to bf16 before they meet bf16 weights.
 
-    Such products are twice as fast as with f32 activations. ValueError when the processor has none.
+    Such products are twice as fast as with f32 activations. DeviceError when the processor has none.
     """
     flag = os.environ.get(BF16, "0")
     if flag not in ("0", "1"):
-        raise ValueError(f"{BF16}={flag}: must be 0 or 1")
+        raise DeviceError(f"{BF16}={flag}: must be 0 or 1")
     if flag == "1" and not has_bf16_dots():
-        raise ValueError(f"{BF16}=1: this processor has no products of bf16 (AVX512-BF16)")
+        raise DeviceError(f"{BF16}=1: this processor has no products of bf16 (AVX512-BF16)")
     return flag == "1"
 
 

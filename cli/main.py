@@ -99,14 +99,11 @@ def overview() -> str:
     from logitless.cli.flags import help
 
     rows = help.table(((c.name, c.summary) for c in COMMANDS), left=17)
+    summary = help.wrapped("Serves a GGUF model over OpenAI's API, with sampling on the device.")
     flags = help.table((("-h, --help", "Show this and leave."), ("--version", "Show the version and leave.")), left=17)
-    return (
-        "usage: logitless COMMAND [flags]\n\n"
-        "Serves a GGUF model over OpenAI's API, with sampling on the device.\n\n"
-        f"Commands:\n{rows}\n\n"
-        f"Flags:\n{flags}\n\n"
-        "`logitless COMMAND --help` shows a command's flags, --help-all the rare ones too. Flags without a command\n"
-        "mean `serve`."
+    return f"usage: logitless COMMAND [flags]\n\n{summary}\n\nCommands:\n{rows}\n\nFlags:\n{flags}\n\n" + help.wrapped(
+        "`logitless COMMAND --help` shows a command's flags, --help-all the rare ones too. Flags without a "
+        "command mean `serve`."
     )
 
 

@@ -67,7 +67,7 @@ def run(options: SimpleNamespace) -> int:
 
 async def _serve(options: SimpleNamespace) -> None:
     from logitless.cli.hub import cached
-    from logitless.cli.setup.server import import_http, listening
+    from logitless.cli.setup.server import import_http, listening, writable_folder
     from logitless.cli.setup.tools import tool_settings
     from logitless.server.config import ServerConfig
 
@@ -126,7 +126,7 @@ async def _serve(options: SimpleNamespace) -> None:
         fleet,
         config,
         read,
-        RouterJobs(options.data_dir or ""),
+        RouterJobs(writable_folder("--data-dir", options.data_dir or "", make=True)),
         Cache(cached.name_of, fetch, cached.remove, cached.forget_parts),
         autoload=options.models_autoload,
         limit=options.models_max,

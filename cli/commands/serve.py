@@ -15,7 +15,7 @@ from logitless.cli.log import start_log
 from logitless.cli.progress import compile_progress
 from logitless.cli.setup import processor
 from logitless.cli.setup.model import find_draft_model, find_projector, model_options, named_model
-from logitless.cli.setup.server import import_http, server_config
+from logitless.cli.setup.server import import_http, server_config, writable_folder
 
 if TYPE_CHECKING:
     from logitless.engine.async_engine import LoadedModel
@@ -105,7 +105,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     if options.data_dir:
         from logitless.engine.finetuning.store import Store
 
-        store = Store(options.data_dir)
+        store = Store(writable_folder("--data-dir", options.data_dir, make=True))
     names = {config.model, *config.aliases} if config.behind_router else None
 
     service = AsyncEngine()

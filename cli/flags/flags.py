@@ -157,7 +157,9 @@ def unknown(word: str, names: Iterable[str]) -> str:
     """Error line for an unknown word, with the nearest flag."""
     if not word.startswith("-"):
         return f"unexpected argument: {word}"
-    near = difflib.get_close_matches(word.replace("_", "-"), list(names), n=1, cutoff=0.6)
+    written = word.replace("_", "-")
+    near = difflib.get_close_matches(written, list(names), n=3, cutoff=0.6)
+    near.sort(key=lambda name: sorted(name) != sorted(written))  # swapped letters are likelier than others
     return f"unknown flag: {word}" + (f" (did you mean {near[0]}?)" if near else "")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from logitless.cli.flags.flags import IGNORED, LATER, WORKS, Flag, Group
 
@@ -13,32 +15,46 @@ FEW = 60  # flags that one page may show
 
 
 def width() -> int:
-    return min(100, max(80, shutil.get_terminal_size((100, 40)).columns))
+    """Columns for a text: those of the terminal, also when the text goes through a pipe; 80 without one."""
+    with suppress(KeyError, ValueError):
+        return _bounded(int(os.environ["COLUMNS"]))
+    for stream in (sys.stdout, sys.stderr, sys.stdin):
+        with suppress(OSError, ValueError, AttributeError):  # it is no terminal, or closed
+            return _bounded(os.get_terminal_size(stream.fileno()).columns)
+    return 80
+
+
+def _bounded(columns: int) -> int:
+    return min(100, max(60, columns)) if columns > 0 else 80
+
+
+def wrapped(text: str, indent: int = 0, begin: str = "") -> str:
+    """Lines of a text within the width, behind `begin` and then blanks; words that fit stay whole."""
+    lines = textwrap.wrap(text, width() - indent, break_on_hyphens=False) or [""]
+    return f"{begin:<{indent}}" + f"\n{'':<{indent}}".join(lines)
 
 
 def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
     """Two columns; a name that is too long stands on a line of its own."""
     lines = []
     for name, explanation in rows:
-        wrapped = textwrap.wrap(explanation, width() - left - 2) or [""]
         head = f"  {name}"
         if len(head) > left - 1:
-            lines.append(head)
+            lines.append(wrapped(name, 6, "  ").replace(" " * 6, "  ", 1))
             head = ""
-        lines.append(f"{head:<{left}}{wrapped[0]}".rstrip())
-        lines += [" " * left + w for w in wrapped[1:]]
+        lines.append(wrapped(explanation, left, head).rstrip())
     return "\n".join(lines)
 
 
 def of_command(usage: str, summary: str, groups: Sequence[Group], *, everything: bool = False) -> str:
     """The text of --help, of --help-all with `everything`. A long one has a first page, of the common flags."""
-    parts = [f"usage: logitless {usage}", textwrap.fill(summary, width())]
+    parts = [wrapped(f"logitless {usage}", 7, "usage: "), wrapped(summary)]
     working = [f for group in groups for f in group.flags if f.status == WORKS]
     page = working if everything or len(working) <= FEW else [f for f in working if f.common]
     for group in groups:
         flags = [f for f in group.flags if f in page]
         if flags:
-            parts.append(f"{group.title}:\n" + table((names(f), explanation(f)) for f in flags))
+            parts.append(wrapped(f"{group.title}:") + "\n" + table((names(f), explanation(f)) for f in flags))
     if len(page) < len(working):
         return "\n\n".join([*parts, f"--help-all shows {len(working) - len(page)} more flags."])
     for status, title in (
@@ -48,7 +64,7 @@ def of_command(usage: str, summary: str, groups: Sequence[Group], *, everything:
         of_status = [n for g in groups for f in g.flags if f.status == status for n in (*f.all_names, *f.off_names)]
         if of_status:
             listing = textwrap.fill(" ".join(of_status), width() - 2, break_on_hyphens=False, break_long_words=False)
-            parts.append(f"{title}\n" + textwrap.indent(listing, "  "))
+            parts.append(f"{wrapped(title)}\n" + textwrap.indent(listing, "  "))
     return "\n\n".join(parts)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import COMPILING, show_compiling
-from logitless.cli.status_line import StatusLine
+from logitless.cli.status_line import StatusLine, columns
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -386,7 +386,7 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
     if trainer.n_steps < epochs and n > len(trainer.order):
         few = f"a step takes {n} samples, more than there are: {epochs:g} epochs are {trainer.n_steps} steps"
         print(f"logitless: warning: --batch-size: {few}", file=sys.stderr)
-    reporter = Reporter(show, terminal=terminal)
+    reporter = Reporter(show, terminal=terminal, columns=lambda: columns() - 1)
     trackers = trackers_of(o, trainer, output, lambda line: show(f"logitless: warning: {line}", True))
     last_validation = None
     reason, last_good = "", "nothing was written"
@@ -417,8 +417,9 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
     c = trainer.counters
     print(f"logitless: {reason}: {c.iterations} steps, {c.samples} samples, {c.tokens} tokens", file=sys.stderr)
     if reporter.losses:
-        first, last = reporter.losses[0][1], reporter.losses[-1][1]
-        line = f"logitless: training loss {first:.4f} → {last:.4f}"
+        rewards = reporter.curves.get("mean reward")
+        name, points = ("mean reward", rewards) if rewards else ("training loss", reporter.losses)
+        line = f"logitless: {name} {points[0][1]:.4f} → {points[-1][1]:.4f}"
         if last_validation is not None and trainer.method == "reinforcement":
             line += f", validation mean reward {last_validation.metrics.get('mean_reward', float('nan')):.4f}"
         elif last_validation is not None:

@@ -35,7 +35,8 @@ def test_the_page_teaches(tmp_path: Path, request: pytest.FixtureRequest) -> Non
     rewards = [float(x) for x in re.findall(r"iter=\d+/64 .*mean_reward=(\S+)", reward)]
     assert rewards[0] < 0.2
     assert sum(rewards[-8:]) / 8 > 0.9
-    (valid,) = re.findall(r"validation mean reward (\S+)", reward)
+    (valid,) = re.findall(r"logitless: mean reward \S+ → \S+, validation mean reward (\S+)", reward)
+    assert "training loss" not in reward
     assert float(valid) > 0.9
     for name in ("examples", "preference", "reward"):
         assert (tmp_path / f"teach-{name}.svg").read_text() == (ROOT / "docs" / f"teach-{name}.svg").read_text()

@@ -91,6 +91,17 @@ def test_settings_that_make_no_sense() -> None:
             make()
 
 
+def test_reporters_lines_fit_the_terminal_that_it_is_told() -> None:
+    lines: list[str] = []
+    reporter = Reporter(lambda text, _: lines.append(text), terminal=True, now=lambda: 1e6, columns=lambda: 59)
+    result = Result(94080, 20000, [3.5, 3.6], [1, 1])
+    reporter(Step(1, 9, 1, 355, 365, 3.5, 0.2, 12.34, 1e-4, 1.0, 512, result))
+    reporter(Validating(3, 19, result))
+    reporter(Validated(1, 1, result))
+    assert len(lines) == 3
+    assert all(len(line) <= 59 and "loss=" in line for line in lines), lines
+
+
 def test_progress_fits_eighty_columns() -> None:
     assert [bar(n, 64) for n in (0, 1, 13, 64)] == ["|        |", "|▏       |", "|█▋      |", "|████████|"]
     assert [clock(x) for x in (0, 59.6, 3723, math.nan)] == ["0:00", "1:00", "1:02:03", "-:--"]
@@ -107,6 +118,8 @@ def test_progress_fits_eighty_columns() -> None:
         assert len(narrow) <= columns
         assert "data=355/365 loss=3.55" in narrow
         assert "norm=12.3" in narrow
+    rewards = Result(9, 0, [0.1], [1], {"mean_reward": (2.5, 5)})
+    assert len(status("train", 123456, 234567, rewards, 1e6, 1e6, 1e6, 0.001234, 60)) <= 60
     assert status("val", 19, 19, Result(2432, 600, [3.5, 3.6], [1, 1]), 2.0, 0.0).endswith(
         "acc=24.7±0.9% t=0:02 ETA=0:00"
     )

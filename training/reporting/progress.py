@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from logitless.training.reporting.results import Result
 from logitless.training.trainer import Encoding, Event, Measuring, Step, Validated, Validating
@@ -99,8 +100,10 @@ class Reporter:
         *,
         terminal: bool,
         now: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] = lambda: COLUMNS,
     ) -> None:
-        self.write, self.terminal, self._now = write, terminal, now
+        """`columns`: the most that a line may have on a terminal."""
+        self.write, self.terminal, self._now, self._columns = write, terminal, now, columns
         self._began = now()
         self._last = self._began
         self._per_step = math.nan
@@ -144,7 +147,8 @@ class Reporter:
             self._n_validated = event.n_samples
             if self.terminal:
                 eta = spent / event.sample * (event.n_samples - event.sample)
-                self.write(status("val", event.sample, event.n_samples, event.result, spent, eta), False)
+                line = partial(status, "val", event.sample, event.n_samples, event.result, spent, eta, 0.0, None)
+                self._show(line, final=False)
         elif isinstance(event, Validated):
             spent = self._now() - self._validation_began
             self.outside(spent)
@@ -152,7 +156,11 @@ class Reporter:
             self.validations.append((event.iteration, event.result.loss))
             self._plot("validation ", event.iteration, event.result.metrics)
             n = self._n_validated
-            self.write(status("val", n, n, event.result, spent, 0.0), True)
+            self._show(partial(status, "val", n, n, event.result, spent, 0.0, 0.0, None))
+
+    def _show(self, line: Callable[[int], str], *, final: bool = True) -> None:
+        """Write `line(columns)`; in a file it may be as wide as on most terminals."""
+        self.write(line(min(COLUMNS, self._columns()) if self.terminal else COLUMNS), final)
 
     def outside(self, seconds: float) -> None:
         """Exclude seconds of saving or validating from the time of a step."""
@@ -173,8 +181,9 @@ class Reporter:
                 e.sample >= e.n_samples or e.sample < self._sample
             )  # within this step, the rest of which is the next's
             done = e.n_samples if ended else e.sample
-            line = status("train", done, e.n_samples, e.result, now - self._began, eta, e.n_tokens / spent, e.norm)
-            self.write(line, ended)
+            elapsed, speed = now - self._began, e.n_tokens / spent
+            line = partial(status, "train", done, e.n_samples, e.result, elapsed, eta, speed, e.norm)
+            self._show(line, final=ended)
             self._sample = 0 if e.sample >= e.n_samples else e.sample
         else:
             fallen = min(2.0, max(0.0, self.first_loss - e.loss))  # 0 where that is NaN

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
+from logitless.cli.flags.help import wrapped
+
 GIB = 1 << 30
 BUSY = 0.5  # cores that other programs may use before they slow down a server
 LOW_DISK = GIB  # bytes free in the folder of the cache
@@ -62,12 +64,12 @@ def examine(*, measure: bool = True) -> Iterator[Finding]:
 
 
 def as_text(findings: list[Finding]) -> str:
-    width = 2 + max(len(f.subject) for f in findings)
+    left = 11 + max(len(f.subject) for f in findings)
     lines = []
     for f in findings:
-        lines.append(f"{f.level:<9}{f.subject:<{width}}{f.text}")
+        lines.append(wrapped(f.text, left, f"{f.level:<9}{f.subject}"))
         if f.remedy:
-            lines.append(f"{'':<{9 + width}}→ {f.remedy}")
+            lines.append(wrapped(f"→ {f.remedy}", left))
     counts = {level: sum(f.level == level for f in findings) for level in ("note", "problem")}
     words = [f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items()]
     return "\n".join([*lines, "", ", ".join(words)])

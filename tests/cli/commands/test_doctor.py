@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_variant_that_the_processor_lacks_is_a_problem(monkeypatch: pytest.Monke
     monkeypatch.setenv("LOGITLESS_ISA", "abacus")
     (finding,) = findings("processor")
     assert finding.level == "problem"
-    assert finding.text.startswith("LOGITLESS_ISA=abacus: this machine has ")
+    assert finding.text.startswith("LOGITLESS_ISA=abacus: must be one of those of this machine: ")
 
 
 def test_quota_of_the_control_group_suggests_fewer_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,3 +92,27 @@ def test_every_variable_of_the_source_is_known() -> None:
     sources = (p.read_text() for room in rooms for p in (REPO_ROOT / room).rglob("*.py"))
     found = {word for text in sources for word in re.findall(r"\"(LOGITLESS_[A-Z0-9_]+)\"", text)}
     assert found - flags - INTERNAL == set(doctor.VARIABLES) - flags
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_report_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = doctor.Finding(
+        "packages", "problem", "installed: " + ", ".join(["sentencepiece"] * 20), "pip install x " * 9
+    )
+    text = doctor.as_text([long, doctor.Finding("a", "ok", "fine")])
+    assert max(map(len, text.splitlines())) <= columns
+    assert " ".join(text.split()).count("sentencepiece") == 20
+
+
+def test_wrong_isa_is_one_line_without_internals(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("LOGITLESS_ISA", "foo")
+    host.isa.cache_clear()
+    try:
+        monkeypatch.setattr(doctor, "run", lambda _: host.isa())
+        assert main(["doctor"]) == 1
+    finally:
+        host.isa.cache_clear()
+    line = capsys.readouterr().err
+    assert line.startswith("logitless: LOGITLESS_ISA=foo: must be one of those of this machine: ")
+    assert "internal" not in line

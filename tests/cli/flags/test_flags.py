@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags import help
-from logitless.cli.flags.flags import CliError, Flag, UsageError, parse
+from logitless.cli.flags.flags import CliError, Flag, UsageError, parse, unknown
+from logitless.cli.main import main
 from logitless.engine.loading.values import (
     address,
     choice,
@@ -226,3 +232,41 @@ def test_values_of_flags_without_effect_are_checked() -> None:
     assert parse(MEANING, ["--poll", "50"], {}).notices == ["--poll is accepted and changes nothing here"]
     with pytest.raises(UsageError, match="--poll: 'x' is not a whole number"):
         parse(MEANING, ["--poll", "x"], {})
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+def test_help_fits_the_terminal(command: str, columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for argv in ([*command.split(), "--help"], [*command.split(), "--help-all"], []):
+        main(argv)
+        assert [line for line in capsys.readouterr().out.splitlines() if len(line) > columns] == []
+
+
+def test_help_through_a_pipe_has_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdout is the pipe, stderr the terminal; without either it is 80."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    widths = {2: 92}
+
+    def size(fd: int) -> os.terminal_size:
+        if fd not in widths:
+            raise OSError(25, "no terminal")
+        return os.terminal_size((widths[fd], 24))
+
+    monkeypatch.setattr(os, "get_terminal_size", size)
+    for fd, name in ((1, "stdout"), (2, "stderr"), (0, "stdin")):
+        monkeypatch.setattr(sys, name, SimpleNamespace(fileno=lambda fd=fd: fd))
+    assert help.width() == 92
+    widths[2] = 0  # a terminal that does not know
+    assert help.width() == 80
+    widths.clear()
+    assert help.width() == 80
+
+
+@pytest.mark.parametrize(
+    ("word", "flag"), [("--prot", "--port"), ("--hots", "--host"), ("--prioo", "--prio"), ("--modle", "--model")]
+)
+def test_unknown_flag_suggests_swapped_letters_first(word: str, flag: str) -> None:
+    serve = next(c for c in COMMANDS if c.name == "serve")
+    names = [name for group in serve.groups for f in group.flags for name in (*f.all_names, *f.off_names)]
+    assert unknown(word, names) == f"unknown flag: {word} (did you mean {flag}?)"

@@ -102,3 +102,11 @@ def test_presets_are_llama_servers_settings() -> None:
     got = options("--fim-qwen-7b-spec", "--port", "9")
     assert (got.hf_file, got.port, got.cache_reuse) == ("qwen2.5-coder-7b-q8_0.gguf", 9, 256)
     assert (str(got.hf_repo_draft), got.spec_type) == ("ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF", "draft-simple")
+
+
+@pytest.mark.parametrize("made", ["file", "file/below"])
+def test_data_dir_that_is_a_file_is_named_with_its_flag(tmp_path: Path, made: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CliError, match=r"^--data-dir: .*file.* cannot be made: "):
+        writable_folder("--data-dir", str(tmp_path / made), make=True)
+    assert writable_folder("--data-dir", str(tmp_path / "a" / "b"), make=True)  # a new one is made
