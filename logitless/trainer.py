@@ -190,6 +190,8 @@ class Trainer:
             except BaseException:
                 self._session.close()
                 raise
+            for line in self._run.losses:
+                logging.getLogger("logitless.training").warning("%s: %s", self._run.name, line)
             if workers > 1:
                 try:
                     self._run.share(workers, partial(open_backends, names, n_threads), Processes)

@@ -101,7 +101,7 @@ class FineTuning:
             reader = Reader(self.tokenizer, template, objective, media)
             if not isinstance(data, str | Path):
                 data = list(data)
-            name = str(data) if isinstance(data, str | Path) else "rows"
+            self.name = name = str(data) if isinstance(data, str | Path) else "rows"
             if fit_context:
                 settings = replace(settings, n_ctx=context_for(data, name, reader, h.n_ctx_train))
             if settings.n_ctx > h.n_ctx_train:
@@ -116,7 +116,7 @@ class FineTuning:
                 validation=validation,
                 seed=seed,
             )
-            self.losses = found.losses  # lines about cut and dropped rows
+            self.losses = found.losses  # lines about rows that are not learned as they are
             settings = settings.laid_out(found, 0 if objective is None else settings.n_logical)
             self._trainable = partial(
                 trainable_of, n_ctx=settings.n_ctx, method=LoraOptions(seed=seed) if method is None else method

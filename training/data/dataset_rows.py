@@ -41,6 +41,8 @@ class DatasetRow:
     messages: Messages = ()
     tools: tuple[dict[str, Any], ...] = ()
     answers: tuple[Answer, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    unused: tuple[str, ...] = field(default=(), compare=False)  # names of fields that change nothing
     format: str = field(default="", compare=False)
     item: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the row itself, for graders
 
@@ -66,11 +68,12 @@ class DatasetRow:
 
     def answered(self, answer: Answer) -> DatasetRow:
         """The prompt with an answer, of which only the answer is learned."""
+        parts = (*self.parts, (answer.text, True)) if self.parts else ()
         if not self.messages:
-            return replace(self, parts=(*self.parts, (answer.text, True)), answers=())
+            return replace(self, parts=parts, answers=())
         prompt = tuple({**m, "weight": 0} if m["role"] == "assistant" else m for m in self.messages)
         said = answer.messages or ({"role": "assistant", "content": answer.text},)
-        return replace(self, messages=prompt + said, answers=())
+        return replace(self, parts=parts, messages=prompt + said, answers=())
 
 
 def media_of(message: dict[str, Any]) -> list[RowMedium]:

@@ -1,8 +1,10 @@
-"""Row formats, detected by their fields: OpenAI's, trl's, Alpaca's, ShareGPT's."""
+"""Row formats, detected by their fields: OpenAI's, trl's, Alpaca's, ShareGPT's, LLaMA-Factory's."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -22,7 +24,26 @@ _SPEAKERS = {  # ShareGPT's `from` → a role
     "model": "assistant",
     "tool": "tool",
     "observation": "tool",
+    "function_call": "assistant",  # LLaMA-Factory's: the value is the JSON of calls
 }
+_OF_TEMPLATE = ("tools", "functions", "system", "chat_template_kwargs", "parallel_tool_calls")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
+# fields of a row that are read, by the field that tells its format
+_READ = {
+    "preferred_output": ("input", "preferred_output", "non_preferred_output"),
+    "chosen": ("prompt", "chosen", "rejected", "instruction", "input", "history", "conversations", *_OF_TEMPLATE),
+    "output": ("instruction", "input", "output", "history", "text", *_OF_TEMPLATE),  # "text": all of it again
+    "messages": ("messages", *_OF_TEMPLATE),
+    "conversations": ("conversations", *_OF_TEMPLATE),
+    "prompt": ("prompt", "completion", "label", *_OF_TEMPLATE),
+    "text": ("text",),
+}
+_READ_OF_MESSAGE = (
+    *("role", "content", "weight", "name", "from", "value"),
+    *("tool_calls", "tool_call_id", "function_call", "reasoning_content"),
+)
+# names and numbers of rows, which no text is made of
+_LABELS = ("id", "idx", "index", "uuid", "row_id", "url", "source", "split", "license", "metadata")
 _FIELDS = (
     "'text', 'prompt' with 'completion', 'messages', 'conversations' (ShareGPT), 'instruction' with 'output' "
     "(Alpaca), 'prompt' with 'chosen' and 'rejected', 'input' with 'preferred_output' and 'non_preferred_output'"
@@ -34,34 +55,64 @@ _ALPACA = (
 
 
 def parse_row(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
-    """A row from a JSON object; TrainingError begins with `where`."""
+    """A row from a JSON object, with the names of the fields that nothing is made of; TrainingError
+    begins with `where`."""
+    kind = _kind(row, where)
+    record = _parsed(row, kind, number, where)
+    if record.is_prompt:
+        return record  # other fields are the grader's
+    read = {*_READ[kind], *_LABELS}
+    if not record.messages:
+        read -= {*_OF_TEMPLATE}
+    elif isinstance(row.get("chosen"), list):
+        read.add("messages")  # UltraFeedback's: the conversation again
+    unused = [name for name, value in row.items() if value is not None and name not in read]
+    if kind == "preferred_output":
+        unused += [f"input.{name}" for name in row["input"] if name not in ("messages", *_OF_TEMPLATE)]
+    answers = (message for answer in record.answers for message in answer.messages)
+    names = {key for m in (*record.messages, *answers) for key, value in m.items() if value is not None}
+    unused += [f"messages[].{key}" for key in sorted(names - {*_READ_OF_MESSAGE, *_LABELS})]
+    return replace(record, unused=tuple(unused)) if unused else record
+
+
+def _kind(row: Mapping[str, Any], where: str) -> str:
+    """The field that tells a row's format, one of _READ."""
     given = {key for key, value in row.items() if value is not None}
     if given & {"preferred_output", "non_preferred_output"}:
-        return _openai_pair(row, number, where)
+        return "preferred_output"
     if given & {"chosen", "rejected"}:
-        return _pair(row, number, where)
+        return "chosen"
     if {"instruction", "output"} <= given:
-        return _alpaca(row, number, where)
-    if isinstance(row.get("messages"), list) and given & {"messages"} and _awaits(row["messages"]):
-        given = {"messages"}  # other fields are the grader's
+        return "output"
+    if "messages" in given and isinstance(row["messages"], list) and _awaits(row["messages"]):
+        return "messages"  # other fields are the grader's
     kinds = [key for key in ("messages", "conversations", "instruction", "prompt", "text") if key in given]
     if len(kinds) != 1:
         raise TrainingError(f"{where}: must have one of {_FIELDS}")
-    match kinds[0]:
+    if kinds[0] == "instruction":
+        raise TrainingError(f"{where}: field 'output' must be a string")
+    return kinds[0]
+
+
+def _parsed(row: Mapping[str, Any], kind: str, number: int, where: str) -> DatasetRow:
+    match kind:
+        case "preferred_output":
+            return _openai_pair(row, number, where)
+        case "chosen":
+            return _pair(row, number, where)
+        case "output":
+            return _alpaca(row, number, where)
         case "messages":
             messages = _messages(row["messages"], where, "messages")
             if messages[-1]["role"] == "assistant":
                 messages = _messages(row["messages"], where, "messages", learns=True)
-            tools = _tools(row.get("tools"), where)
-            return DatasetRow(number, (), messages, tools, format="a conversation ('messages')", item=row)
+            return _conversation(row, number, where, messages, "a conversation ('messages')", item=row)
         case "conversations":
             return _sharegpt(row, number, where)
-        case "instruction":
-            raise TrainingError(f"{where}: field 'output' must be a string")
         case "prompt" if not row.keys() & {"completion", "label"}:
             return _prompt(row, number, where)
         case "prompt":
-            return _judged(row, number, where) if "label" in given else _completion(row, number, where)
+            return _judged(row, number, where) if row.get("label") is not None else _completion(row, number, where)
         case _:
             text = _text(row, "text", where)
             if not text:
@@ -91,7 +142,7 @@ def _prompt(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     format = "a prompt ('prompt')"
     if isinstance(row["prompt"], list):
         messages = _given(_messages(row["prompt"], where, "prompt"))
-        return DatasetRow(number, (), messages, _tools(row.get("tools"), where), format=format, item=row)
+        return _conversation(row, number, where, messages, format, item=row)
     return DatasetRow(number, ((_text(row, "prompt", where), False),), format=format, item=row)
 
 
@@ -100,7 +151,7 @@ def _completion(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     if isinstance(row["prompt"], list):
         prompt = _messages(row["prompt"], where, "prompt")
         answer = _messages(row.get("completion"), where, "completion", learns=True)
-        return DatasetRow(number, (), _given(prompt) + answer, _tools(row.get("tools"), where), format=format)
+        return _conversation(row, number, where, _given(prompt) + answer, format)
     parts = ((_text(row, "prompt", where), False), (_text(row, "completion", where), True))
     if not parts[1][0]:
         raise TrainingError(f"{where}: field 'completion' is empty")
@@ -108,36 +159,73 @@ def _completion(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
 
 
 def _alpaca(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
-    instruction, output = _text(row, "instruction", where), _text(row, "output", where)
+    format = "an instruction with its output (Alpaca)"
+    messages, plain = _instruction(row, where)
+    output = _filled(row, "output", where)
+    answered = (*messages, {"role": "assistant", "content": output})
+    return _conversation(row, number, where, answered, format, parts=(*plain, (output, True)))
+
+
+def _instruction(row: Mapping[str, Any], where: str) -> tuple[Messages, tuple[tuple[str, bool], ...]]:
+    """(the turns of `history` and the instruction, the same as text in parts for models without a
+    chat template). As in LLaMA-Factory the answers of `history` are learned, too."""
+    turns = row.get("history")
+    turns = [] if turns is None else turns
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(text, str) and text for text in turn)
+        for turn in turns
+    ):
+        raise TrainingError(f"{where}: field 'history' must be an array of pairs of an instruction and its answer")
+    instruction = _filled(row, "instruction", where)
     more = _text(row, "input", where) if row.get("input") is not None else ""
-    for name, text in (("instruction", instruction), ("output", output)):
-        if not text:
-            raise TrainingError(f"{where}: field '{name}' is empty")
-    asked = {"role": "user", "content": f"{instruction}\n\n{more}" if more else instruction}
     head = _ALPACA.format(input=", paired with an input that provides further context" if more else "")
+    if row.get("system") is not None:
+        head = _text(row, "system", where) or head
+    messages: list[dict[str, Any]] = []
+    parts: list[tuple[str, bool]] = []
+    for asked, answer in turns:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        parts += [(f"{head}\n\n### Instruction:\n{asked}\n\n### Response:\n", False), (answer, True)]
+        head = ""
     paired = f"\n\n### Input:\n{more}" if more else ""
-    plain = ((f"{head}\n\n### Instruction:\n{instruction}{paired}\n\n### Response:\n", False), (output, True))
-    messages = (asked, {"role": "assistant", "content": output})
-    return DatasetRow(number, plain, messages, format="an instruction with its output (Alpaca)")
+    messages.append({"role": "user", "content": f"{instruction}\n\n{more}" if more else instruction})
+    parts.append((f"{head}\n\n### Instruction:\n{instruction}{paired}\n\n### Response:\n", False))
+    return tuple(messages), tuple(parts)
 
 
 def _sharegpt(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
-    turns = row["conversations"]
+    messages = _turns(row["conversations"], where)
+    if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
+        raise TrainingError(f"{where}: no message of the assistant is there to learn from")
+    return _conversation(row, number, where, messages, "a conversation (ShareGPT)")
+
+
+def _turns(turns: Any, where: str) -> Messages:
+    """The messages of `conversations`, whose turns have `from` and `value`, or `role` and `content`."""
     if not isinstance(turns, list) or not turns:
         raise TrainingError(f"{where}: field 'conversations' must be a non-empty array")
-    messages = []
-    if row.get("system"):
-        messages.append({"role": "system", "content": _text(row, "system", where)})
-    for i, turn in enumerate(turns):
-        at = f"{where}: conversations[{i}]"
-        if not isinstance(turn, dict):
-            raise TrainingError(f"{at} must be an object")
-        if turn.get("from") not in _SPEAKERS:
-            raise TrainingError(f"{at}: field 'from' must be one of {', '.join(_SPEAKERS)}")
-        messages.append({"role": _SPEAKERS[turn["from"]], "content": _text(turn, "value", at)})
-    if not any(m["role"] == "assistant" for m in messages):
-        raise TrainingError(f"{where}: no message of the assistant is there to learn from")
-    return DatasetRow(number, (), tuple(messages), _tools(row.get("tools"), where), format="a conversation (ShareGPT)")
+    return _messages(
+        [_turn(turn, f"{where}: conversations[{i}]") for i, turn in enumerate(turns)], where, "conversations"
+    )
+
+
+def _turn(turn: Any, at: str) -> dict[str, Any]:
+    if not isinstance(turn, dict):
+        raise TrainingError(f"{at} must be an object")
+    name, of_text = ("role", "content") if "from" not in turn and "role" in turn else ("from", "value")
+    speaker = turn.get(name)
+    if name == "from" and speaker not in _SPEAKERS:
+        raise TrainingError(f"{at}: field 'from' must be one of {', '.join(_SPEAKERS)}")
+    rest = {key: value for key, value in turn.items() if key not in (name, of_text)}
+    role = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    if name == "role":
+        return {**rest, "role": role, "content": turn.get("content")}
+    text = _text(turn, "value", at)
+    if speaker != "function_call":
+        return {**rest, "role": role, "content": text}
+    calls = _json_of(text, f"{at}: field 'value'")
+    calls = calls if isinstance(calls, list) else [calls]
+    return {**rest, "role": role, "content": "", "tool_calls": [_call(call, f"{at}: field 'value'") for call in calls]}
 
 
 # -- judged answers
@@ -153,12 +241,15 @@ def _openai_pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
         for name, value in (("preferred_output", 1.0), ("non_preferred_output", -1.0))
     ]
     format = "a pair of answers ('preferred_output', 'non_preferred_output')"
-    return DatasetRow(number, (), prompt, _tools(asked.get("tools"), where), tuple(answers), format)
+    record = _conversation(asked, number, where, prompt, format)
+    return replace(record, answers=tuple(answers))
 
 
 def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     format = "a pair of answers ('chosen', 'rejected')"
     prompt = row.get("prompt")
+    if row.get("instruction") is not None or row.get("conversations") is not None:
+        return _factory_pair(row, number, where, format)
     if isinstance(row.get("chosen"), list):
         chosen = _messages(row["chosen"], where, "chosen", learns=True)
         rejected = _messages(row.get("rejected"), where, "rejected", learns=True)
@@ -173,7 +264,7 @@ def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
                     f"{where}: field 'prompt' is missing, and 'chosen' and 'rejected' begin differently"
                 )
         answers = (Answer("", chosen, 1.0), Answer("", rejected, -1.0))
-        return DatasetRow(number, (), asked, _tools(row.get("tools"), where), answers, format)
+        return replace(_conversation(row, number, where, asked, format), answers=answers)
     good, bad = (_text(row, name, where) for name in ("chosen", "rejected"))
     if prompt is None:
         same_text = takewhile(lambda pair: pair[0] == pair[1], zip(good, bad, strict=False))
@@ -188,6 +279,26 @@ def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     return DatasetRow(number, ((prompt, False),), answers=(Answer(good, (), 1.0), Answer(bad, (), -1.0)), format=format)
 
 
+def _factory_pair(row: Mapping[str, Any], number: int, where: str, format: str) -> DatasetRow:
+    """LLaMA-Factory's pairs: the prompt is an instruction or a conversation, an answer a text or a turn."""
+    plain: tuple[tuple[str, bool], ...] = ()
+    if row.get("instruction") is not None:
+        messages, plain = _instruction(row, where)
+        plain = tuple((text, False) for text, _ in plain)
+    else:
+        messages = _turns(row["conversations"], where)
+    answers = []
+    for name, value in (("chosen", 1.0), ("rejected", -1.0)):
+        given = row.get(name)
+        turn = _turn(given, f"{where}: field '{name}'") if isinstance(given, dict) else None
+        if turn is None:
+            turn = {"role": "assistant", "content": _filled(row, name, where)}
+        (answer,) = _messages([turn], where, name, learns=True)
+        text = answer["content"] if isinstance(answer["content"], str) else ""
+        answers.append(Answer(text if plain else "", () if plain else (answer,), value))
+    return replace(_conversation(row, number, where, messages, format, parts=plain), answers=tuple(answers))
+
+
 def _judged(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     format = "a judged answer ('prompt', 'completion', 'label')"
     label = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}.get(
@@ -199,7 +310,8 @@ def _judged(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     if isinstance(row["prompt"], list):
         answer = _messages(row.get("completion"), where, "completion", learns=True)
         prompt = _messages(row["prompt"], where, "prompt")
-        return DatasetRow(number, (), prompt, _tools(row.get("tools"), where), (Answer("", answer, value),), format)
+        record = _conversation(row, number, where, prompt, format)
+        return replace(record, answers=(Answer("", answer, value),))
     text = _text(row, "completion", where)
     if not text:
         raise TrainingError(f"{where}: field 'completion' is empty")
@@ -227,12 +339,93 @@ def _text(row: Mapping[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
+def _filled(row: Mapping[str, Any], key: str, where: str) -> str:
+    text = _text(row, key, where)
+    if not text:
+        raise TrainingError(f"{where}: field '{key}' is empty")
+    return text
+
+
+def _conversation(
+    row: Mapping[str, Any],
+    number: int,
+    where: str,
+    messages: Messages,
+    format: str,
+    *,
+    parts: tuple[tuple[str, bool], ...] = (),
+    item: Mapping[str, Any] | None = None,
+) -> DatasetRow:
+    """A conversation with its row's fields for the chat template."""
+    is_prompt = item is not None and messages[-1]["role"] != "assistant"  # then `system` is the grader's
+    if row.get("system") and not is_prompt:
+        system = {"role": "system", "content": _text(row, "system", where)}
+        if messages[0]["role"] not in ("system", "developer"):
+            messages = (system, *messages)
+        elif messages[0]["content"] != system["content"]:
+            raise TrainingError(f"{where}: field 'system': the conversation has another system message")
+    variables = row.get("chat_template_kwargs")
+    if not isinstance(variables, dict | None):
+        raise TrainingError(f"{where}: field 'chat_template_kwargs' must be an object")
+    variables = {name: value for name, value in (variables or {}).items() if value is not None}
+    if name := next((name for name in _RESERVED if name in variables), ""):
+        raise TrainingError(f"{where}: field 'chat_template_kwargs' must not contain '{name}'")
+    for name, value in (
+        ("chat_template_kwargs.enable_thinking", variables.get("enable_thinking")),
+        ("parallel_tool_calls", row.get("parallel_tool_calls")),
+    ):
+        if not isinstance(value, bool | None):
+            raise TrainingError(f"{where}: field '{name}' must be true or false")
+    if row.get("parallel_tool_calls") is not None:
+        variables["parallel_tool_calls"] = row["parallel_tool_calls"]
+    return DatasetRow(number, parts, messages, _tools(row, where), variables=variables, format=format, item=item or {})
+
+
+def _tools(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
+    """The tools of a row: `tools`, also as their JSON, or OpenAI's older `functions`."""
+    name = "functions" if row.get("functions") is not None else "tools"
+    value = row.get(name)
     if value is None:
         return ()
+    if name == "functions" and row.get("tools") is not None:
+        raise TrainingError(f"{where}: field 'functions': there are 'tools', too")
+    if isinstance(value, str):
+        value = _json_of(value, f"{where}: field '{name}'") if value.strip() else []
     if not isinstance(value, list) or any(not isinstance(tool, dict) for tool in value):
-        raise TrainingError(f"{where}: field 'tools' must be an array of objects")
-    return tuple(value)
+        raise TrainingError(f"{where}: field '{name}' must be an array of objects")
+    return tuple(value if name == "tools" else ({"type": "function", "function": tool} for tool in value))
+
+
+def _json_of(text: str, at: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TrainingError(f"{at}: is not valid JSON: {error}") from None
+
+
+def _call(function: Any, at: str) -> dict[str, Any]:
+    """A tool call of OpenAI's older form, whose function's name stands for its id."""
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise TrainingError(f"{at} must be an object with the name of a function and its arguments")
+    if not isinstance(arguments, str | dict | None):
+        raise TrainingError(f"{at}.arguments must be an object or its JSON")
+    called = {"name": function["name"], "arguments": {} if arguments is None else arguments}
+    return {"id": function["name"], "type": "function", "function": called}
+
+
+def _with_tool_calls(message: dict[str, Any], at: str) -> dict[str, Any]:
+    """A message whose `function_call` or role `function`, OpenAI's older forms, are a tool's."""
+    if message.get("role") == "function":
+        message = {**message, "role": "tool", "tool_call_id": message.get("tool_call_id") or message.get("name")}
+    if "function_call" not in message:
+        return message
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    if not message["function_call"]:
+        return rest
+    if message.get("tool_calls"):
+        raise TrainingError(f"{at}: field 'function_call': there are 'tool_calls', too")
+    return {**rest, "tool_calls": [_call(message["function_call"], f"{at}: field 'function_call'")]}
 
 
 def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Messages:
@@ -246,6 +439,7 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
             raise TrainingError(f"{at} must be an object")
         if message.get("role") not in ROLES:
             raise TrainingError(f"{at}: field 'role' must be one of {', '.join(ROLES)}")
+        message = _with_tool_calls(message, at)
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
             raise TrainingError(f"{at}: field 'content' must be a string")

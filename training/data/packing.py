@@ -21,6 +21,7 @@ from logitless.training.errors import TrainingError
 
 RUN_TOKENS = 128  # tokens of a device run, at least one window: a server's requests wait for it
 SPREAD = 1.25  # tokens of a window for a whole batch, times those of an average one
+MOST_NAMES = 8  # of fields in a line
 E = TypeVar("E")  # an example: one token row, or several
 
 
@@ -123,6 +124,7 @@ class _Pieces(ABC, Generic[E]):
         self._media: dict[int, TokenMedia] = {}  # of pieces
         self.n_examples = self.n_dropped = 0
         self.beyond, self.beyond_media = Beyond(), Beyond()  # of texts alone, of examples with images
+        self.unused: dict[str, None] = {}  # names of fields, as an ordered set
         self.n_omitting, self.omitted = 0, ""  # examples without the generation prompt's end; the first one's
         for example in examples:
             self.n_examples += 1
@@ -133,6 +135,7 @@ class _Pieces(ABC, Generic[E]):
             if omitted := next((row.omitted for row in own_rows if row.omitted), ""):
                 self.n_omitting += 1
                 self.omitted = self.omitted or omitted
+            self.unused |= dict.fromkeys(name for row in own_rows for name in row.unused)
             beyond.n_cut += longest > n_tokens + 1
             beyond.n_longest = max(beyond.n_longest, longest)
             for piece in self._cut(example, beyond):
@@ -175,6 +178,10 @@ class _Pieces(ABC, Generic[E]):
             lines.append(self.beyond_media.line("examples with images", self.n_tokens, "are left out"))
         if self.n_dropped:
             lines.append(f"{self.n_dropped} of {self.n_examples} examples have no token to learn and are dropped")
+        if self.unused:
+            names = ", ".join(shown(name) for name in [*self.unused][:MOST_NAMES])
+            more = f" and {len(self.unused) - MOST_NAMES} more" if len(self.unused) > MOST_NAMES else ""
+            lines.append(f"fields of rows that nothing is made of: {names}{more}")
         if self.n_omitting:
             lines.append(
                 f"{self.n_omitting} of {self.n_examples} examples are learned without {shown(self.omitted)}, which "

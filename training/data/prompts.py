@@ -68,7 +68,9 @@ def _ids(
         if template is None:
             raise TrainingError(f"{where}: the model has no chat template")
         try:
-            text = template.render(list(record.messages), tools=list(record.tools) or None, **variables)
+            text = template.render(
+                list(record.messages), tools=list(record.tools) or None, **{**variables, **record.variables}
+            )
         except ChatTemplateError as error:
             raise TrainingError(f"{where}: {' '.join(str(error).split())}") from None
     else:

@@ -39,6 +39,7 @@ class Example:
     source: str = ""  # where it came from, for messages
     value: float = 0.0  # how an answer was judged
     media: TokenMedia | None = None
+    unused: tuple[str, ...] = ()  # names of the row's fields that change nothing
     omitted: str = ""  # the end of the chat template's generation prompt, where the row's text lacks it
 
     def cut(self, n: int) -> Example:
@@ -67,7 +68,14 @@ def examples_of(
             example = replace(example, media=media.placed(spans, len(example.tokens)))
         else:
             example, _ = _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)
-        yield replace(example, omitted=omitted) if omitted else example
+        unused = tuple(name for name in record.unused if not _is_read(name, template))
+        yield replace(example, omitted=omitted, unused=unused) if omitted or unused else example
+
+
+def _is_read(name: str, template: ChatTemplate | None) -> bool:
+    """True if the template reads this field of a message."""
+    _, of_message, key = name.partition("[].")
+    return bool(of_message) and template is not None and bool(re.search(rf"\b{re.escape(key)}\b", template.source))
 
 
 def answer_of(
@@ -213,7 +221,7 @@ def _turns(
     def written(messages: list[dict[str, Any]], prompt: bool) -> str:
         check()
         try:
-            return template.render(messages, add_generation_prompt=prompt, tools=tools)
+            return template.render(messages, add_generation_prompt=prompt, tools=tools, **record.variables)
         except ChatTemplateError as error:
             raise TrainingError(f"{where}: {' '.join(str(error).split())}") from None
 

@@ -18,6 +18,7 @@ from logitless.training.data.arrangement import arranged, context_for
 from logitless.training.data.dataset_rows import Answer, DatasetRow
 from logitless.training.data.formats import parse_row
 from logitless.training.data.load import DataOptions, Reader
+from logitless.training.data.prompts import prompts_of
 from logitless.training.data.sources import is_rows, rows_of
 from logitless.training.errors import TrainingError
 from logitless.training.methods.registry import objective
@@ -75,6 +76,166 @@ def test_fields_tell_the_format(row: dict[str, Any], found: DatasetRow) -> None:
     assert parse_row(row, 1, "x") == found
 
 
+CALL = {"name": "add", "arguments": '{"a": 1}'}
+TOOL_CALLS = [{"id": "add", "type": "function", "function": CALL}]
+SYSTEM = {"role": "system", "content": "Be."}
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        (  # OpenAI's first form of tools
+            {"messages": [USER, {"role": "assistant", "content": "", "function_call": CALL}]},
+            [USER, {"role": "assistant", "content": "", "tool_calls": TOOL_CALLS}],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": None, "function_call": CALL, "weight": 0},
+                    {"role": "function", "name": "add", "content": "2"},
+                    {**ANSWER, "function_call": None},
+                ],
+            },
+            [
+                USER,
+                {"role": "assistant", "content": None, "weight": 0, "tool_calls": TOOL_CALLS},
+                {"role": "tool", "name": "add", "content": "2", "tool_call_id": "add"},
+                ANSWER,
+            ],
+        ),
+        ({"system": "Be.", "messages": [USER, ANSWER]}, [SYSTEM, USER, ANSWER]),
+        ({"system": "Be.", "messages": [SYSTEM, USER, ANSWER]}, [SYSTEM, USER, ANSWER]),
+        ({"system": "", "messages": [USER, ANSWER]}, [USER, ANSWER]),
+        ({"conversations": [USER, ANSWER]}, [USER, ANSWER]),
+        ({"conversations": [{**USER, "role": "human"}, {**ANSWER, "role": "gpt"}]}, [USER, ANSWER]),
+        ({"conversations": [SYSTEM, USER, {**BAD, "weight": 0}, USER, ANSWER]},
+         [SYSTEM, USER, {**BAD, "weight": 0}, USER, ANSWER]),
+        ({"conversations": [USER, {"role": "assistant", "content": "", "tool_calls": TOOL_CALLS}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": TOOL_CALLS}]),
+        (  # LLaMA-Factory's
+            {"conversations": [SHAREGPT[0], {"from": "function_call", "value": json.dumps(CALL)},
+                               {"from": "observation", "value": "2"}, SHAREGPT[1]], "tools": '[{"name": "add"}]'},
+            [USER, {"role": "assistant", "content": "", "tool_calls": TOOL_CALLS}, {"role": "tool", "content": "2"},
+             ANSWER],
+        ),
+        (
+            {"instruction": "Hi?", "output": "Yes.", "system": "Be.", "history": [["a", "b"], ["c", "d"]]},
+            [SYSTEM, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+             {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}, USER, ANSWER],
+        ),
+        ({"instruction": "Hi?", "output": "Yes.", "system": None, "history": []}, [USER, ANSWER]),
+    ],
+)  # fmt: skip
+def test_older_and_foreign_fields_become_messages(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    found = parse_row(row, 1, "x")
+    assert list(found.messages) == messages
+    assert not found.unused
+
+
+def test_history_and_system_stand_in_the_prompt_of_a_model_without_template() -> None:
+    row = {"instruction": "Add.", "input": "1", "output": "2", "system": "Be.", "history": [["a", "b"]]}
+    found = parse_row(row, 1, "x").parts
+    assert found == (
+        ("Be.\n\n### Instruction:\na\n\n### Response:\n", False),
+        ("b", True),
+        ("\n\n### Instruction:\nAdd.\n\n### Input:\n1\n\n### Response:\n", False),
+        ("2", True),
+    )
+
+
+@pytest.mark.parametrize("key", ["tools", "functions"])
+def test_functions_are_tools(key: str) -> None:
+    function = {"name": "add", "parameters": {"type": "object"}}
+    value = [function] if key == "functions" else [{"type": "function", "function": function}]
+    for written in (value, json.dumps(value)):
+        found = parse_row({"messages": [USER, ANSWER], key: written}, 1, "x")
+        assert found.tools == ({"type": "function", "function": function},)
+
+
+def test_pairs_of_instructions_and_conversations_have_their_prompts() -> None:
+    row = {"instruction": "Hi?", "input": "", "chosen": "Yes.", "rejected": "No.", "history": [["a", "b"]]}
+    found = parse_row(row, 1, "x")
+    history = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    assert found.messages == (*history, USER)
+    assert found.answers == TEXTS
+    assert [learned for _, learned in found.parts] == [False] * 3
+    v = vocabulary()
+    for template, end in ((ChatTemplate("chatml", bos_token="", eos_token="</s>"), "<|im_end|>\n</s>"), (None, "</s>")):
+        ((good, bad),) = Reader(v, template, objective("dpo")).examples([found], "x")
+        assert v.decode(good.tokens[good.learn], special=True).decode().replace("</s>", "").startswith("Yes."), end
+        assert v.decode(bad.tokens[bad.learn], special=True).decode().replace("</s>", "").startswith("No.")
+    for turn in ({"from": "gpt", "value": "Yes."}, ANSWER):
+        bad_turn = {"from": "gpt", "value": "No."}
+        found = parse_row({"conversations": SHAREGPT[:1], "chosen": turn, "rejected": bad_turn}, 1, "x")
+        assert (found.messages, found.answers) == ((USER,), GOOD_BAD)
+
+
+def test_variables_of_a_row_reach_the_template() -> None:
+    source = (
+        "{{ '[' ~ mood ~ ']' if mood is defined }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}{{ '' if enable_thinking else '(no thought)' }}"
+    )
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    v = vocabulary()
+    variables = {"mood": "calm", "enable_thinking": False}
+    rows = [
+        {"messages": [USER, ANSWER], "chat_template_kwargs": variables},
+        {"prompt": [USER], "completion": [ANSWER], "chat_template_kwargs": variables},
+        {"conversations": SHAREGPT, "chat_template_kwargs": variables},
+        {"instruction": "Hi?", "output": "Yes.", "chat_template_kwargs": variables},
+    ]
+    for row in rows:
+        ((example,),) = Reader(v, template).examples([parse_row(row, 1, "x")], "x")
+        assert v.decode(example.tokens).decode().strip().startswith("[calm]user:Hi?;assistant:Yes.;(no thought)"), row
+    pair = {"prompt": [USER], "chosen": [ANSWER], "rejected": [BAD], "chat_template_kwargs": variables}
+    ((good, _),) = Reader(v, template, objective("dpo")).examples([parse_row(pair, 1, "x")], "x")
+    assert v.decode(good.tokens).decode().strip().startswith("[calm]user:Hi?")
+    prompts = prompts_of([parse_row({"messages": [USER], "chat_template_kwargs": variables}, 1, "x")], v, template, "x")
+    assert v.decode(prompts.tokens[0]).decode().strip().startswith("[calm]user:Hi?")
+    ((plain,),) = Reader(v, template).examples([parse_row({"messages": [USER, ANSWER]}, 1, "x")], "x")
+    assert v.decode(plain.tokens).decode().strip().startswith("user:Hi?;assistant:Yes.;")
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([{"text": "a", "system": "Be.", "id": 3}], ["system"]),
+        ([{"prompt": "a", "completion": "b", "tools": [{}], "chat_template_kwargs": {}}],
+         ["tools", "chat_template_kwargs"]),
+        ([{"messages": [USER, {**ANSWER, "train": False, "thinking": "Hm."}], "functions": []},
+          {"messages": [USER, ANSWER], "context": "x", "note": None}],
+         ["messages[].thinking", "messages[].train", "context"]),
+        ([{"instruction": "a", "output": "b", "kto_tag": True, "text": "all"}], ["kto_tag"]),
+        ([{"conversations": SHAREGPT, "source": "x", "images": ["a.png"]}], ["images"]),
+        ([{"input": {"messages": [USER], "notes": "x"}, "preferred_output": [ANSWER],
+           "non_preferred_output": [{**BAD, "mood": "x"}], "tools": []}], ["tools", "input.notes", "messages[].mood"]),
+        ([{"messages": [USER, ANSWER], "tools": [], "system": "a", "chat_template_kwargs": {"a": 1}, "url": "x"}], []),
+        ([{"prompt": "a", "chosen": [USER, ANSWER], "rejected": [USER, BAD], "messages": [USER]}], []),
+    ],
+)  # fmt: skip
+def test_fields_that_nothing_is_made_of_are_named_once(rows: list[dict[str, Any]], names: list[str]) -> None:
+    pairs = any("chosen" in row or "preferred_output" in row for row in rows)
+    template = ChatTemplate("chatml", bos_token="", eos_token="</s>")
+    reader = Reader(vocabulary(), template, objective("dpo") if pairs else None)
+    found = arranged(rows, "rows", reader, DataOptions(n_ctx=512), n_batch=1)
+    lines = [line for line in found.losses if "nothing is made of" in line]
+    assert lines == ([f"fields of rows that nothing is made of: {', '.join(map(repr, names))}"] if names else [])
+
+
+def test_a_message_field_that_the_template_reads_is_not_named() -> None:
+    source = "{% for m in messages %}{{ m.role }}:{{ m.thinking }}{{ m.content }}{% endfor %}"
+    rows = [{"messages": [USER, {**ANSWER, "thinking": "Hm.", "think": "x"}]}]
+    reader = Reader(vocabulary(), ChatTemplate(source, bos_token="", eos_token=""))
+    found = arranged(rows, "rows", reader, DataOptions(n_ctx=512), n_batch=1)
+    assert next(line for line in found.losses if "nothing" in line).endswith(": 'messages[].think'")
+
+
+def test_fields_beside_a_prompt_are_the_graders() -> None:
+    row = parse_row({"messages": [USER], "system": "x", "reference": "y"}, 1, "x")
+    assert (row.messages, row.unused) == ((USER,), ())
+
+
 def test_alpaca_is_a_conversation_or_its_authors_prompt() -> None:
     row = parse_row({"instruction": "Add.", "input": "1, 2", "output": "3", "text": "all of it"}, 1, "x")
     assert row.messages == ({"role": "user", "content": "Add.\n\n1, 2"}, {"role": "assistant", "content": "3"})
@@ -119,6 +280,23 @@ def test_alpaca_is_a_conversation_or_its_authors_prompt() -> None:
         ({"instruction": "a"}, "field 'output' must be a string"),
         ({"instruction": "a", "output": ""}, "field 'output' is empty"),
         ({"instruction": "a", "output": "b", "input": 3}, "field 'input' must be a string"),
+        ({"instruction": "a", "output": "b", "history": [["a"]]}, "field 'history' must be an array of pairs"),
+        ({"instruction": "a", "output": "b", "history": "x"}, "field 'history' must be an array of pairs"),
+        ({"instruction": "a", "output": "b", "system": 3}, "field 'system' must be a string"),
+        ({"messages": [SYSTEM, USER, ANSWER], "system": "c"}, "field 'system': the conversation has another"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": []}, "field 'chat_template_kwargs' must be an object"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"tools": []}}, "must not contain 'tools'"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"enable_thinking": 1}}, "must be true or false"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "", "function_call": {"a": 1}}]},
+            r"messages\[1\]: field 'function_call' must be an object with the name",
+        ),
+        ({"messages": [USER, {**ANSWER, "function_call": CALL, "tool_calls": TOOL_CALLS}]}, "there are 'tool_calls'"),
+        ({"messages": [USER, ANSWER], "functions": [{}], "tools": [{}]}, "field 'functions': there are 'tools', too"),
+        ({"messages": [USER, ANSWER], "tools": "[{"}, "field 'tools': is not valid JSON"),
+        ({"conversations": [{"role": "bard", "content": "a"}]}, r"conversations\[0\]: field 'role' must be one of"),
+        ({"conversations": [{"from": "function_call", "value": "{"}]}, r"conversations\[0\]: field 'value': is not"),
+        ({"conversations": SHAREGPT[:1], "chosen": {"from": "gpt", "value": "a"}}, "field 'rejected' must be a string"),
     ],
 )
 def test_bad_fields_are_named(row: dict[str, Any], told: str) -> None:
