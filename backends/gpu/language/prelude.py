@@ -231,7 +231,15 @@ uint MULHI(uint a, uint b) { uint high, low; umulExtended(a, b, high, low); retu
 #define LANE8 (gl_SubgroupInvocationID % 8u)
 #define FROM_LANE(x, i) subgroupBroadcast(x, i)
 float F16(uint bits) { return unpackHalf2x16(bits).x; }
-uint TO_F16(float x) { return packHalf2x16(vec2(x, 0.0)) & 0xffffu; }
+/* packHalf2x16 leaves the rounding open, and AMD's driver rounds toward zero: nearest even, in whole numbers */
+uint TO_F16(float x) {
+  uint bits = floatBitsToUint(x), sign = bits >> 16u & 0x8000u, a = bits & 0x7fffffffu, e = a >> 23u;
+  if (e == 255u) return sign | 0x7c00u | (a > 0x7f800000u ? 0x200u | (a >> 13u & 0x3ffu) : 0u);
+  if (e > 112u) return sign | min(a - 0x37fff001u + (a >> 13u & 1u) >> 13u, 0x7c00u);
+  uint m = a & 0x7fffffu | 0x800000u, shift = min(126u - e, 31u), rest = m & (1u << shift) - 1u;
+  uint h = m >> shift, middle = 1u << shift - 1u;
+  return sign | h + uint(rest > middle || rest == middle && (h & 1u) == 1u);
+}
 """
 
 COMMON = (

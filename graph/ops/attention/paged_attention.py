@@ -64,6 +64,18 @@ def _store_case(shape: Shape, dtype: str) -> object:
     return make
 
 
+def _rounding_case(shape: Shape) -> object:
+    """Values near the next number of f16: rounding toward zero exceeds the tolerance."""
+
+    def make(r: np.random.Generator) -> Case:
+        steps = r.integers(0, 16, (3, 2, 8)) + r.choice([0.1, 0.5, 0.9], (3, 2, 8))
+        return [Variable(np.zeros(shape), "f16"), 1 + steps / 1024, np.array([17, 3, 40])], {}
+
+    return make
+
+
+store_k.case(_rounding_case((3, 2, 8, PAGE)))  # type: ignore[arg-type]
+store_v.case(_rounding_case((3, 2, PAGE, 8)))  # type: ignore[arg-type]
 for _dtype in ("f32", "f16"):
     store_k.case(_store_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
     store_v.case(_store_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
