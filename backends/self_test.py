@@ -1,8 +1,10 @@
 """Self-test of devices at start: ops that a device computes wrongly run on the next device.
 
 Drivers are wrong now and then, on one device and not on another. The ops of a graph run on small
-cases from the registry and are compared with their float64 reference, for two seconds at most.
-Results are cached for as long as device, driver and kernels stay the same.
+cases from the registry and are compared with their float64 reference, for two seconds at most; the
+rest is left for idle time or the next start. Results are cached by kind of node for as long as
+device, driver and kernels stay the same: a wrong value and a kernel that the driver refuses, but
+not what a lack of memory or a busy driver prevented.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import hashlib
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from logitless.backends import disk_cache
-from logitless.backends.errors import DeviceLost
+from logitless.backends.errors import DeviceLost, KernelRefused
 from logitless.graph.backend import Backend, Kind
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
@@ -25,87 +28,164 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, Problem, proble
 
 log = logging.getLogger("logitless.devices")
 MAX_SECONDS = 2.0
+MAX_TRIES = 3  # of a case that lack of memory or a busy driver prevents
 Failures = dict[str, str]  # op → reason
+
+
+class SelfTest:
+    """Self-test of a device on kinds of nodes, in their order: one case of each, then the others.
+
+    Ops that fail are refused by the device from then on."""
+
+    def __init__(self, backend: Backend, kinds: Iterable[Kind]) -> None:
+        """Take over the cached results; their failures count at once."""
+        register_all()
+        self.backend = backend
+        self.failures: Failures = {}
+        self._path = disk_cache.cache_folder() / "trust" / _digest(backend)
+        results = self._cached()
+        self._new: dict[str, str] = {}  # results by label of a kind, "": right
+        self._tries = 0
+        self._waiting: deque[tuple[Kind, Iterator[Problem], Problem | None]] = deque()
+        for kind in dict.fromkeys(kinds):
+            reason = results.get(_label(kind))
+            if reason:
+                self.failures[kind[0]] = reason
+            elif reason is None:
+                self._waiting.append((kind, _cases(kind), None))
+        backend.refuse(self.failures)
+
+    @property
+    def untested(self) -> list[str]:
+        """The ops with cases that have not run."""
+        return sorted({kind[0] for kind, _, _ in self._waiting})
+
+    def run(self, seconds: float) -> bool:
+        """Test for so long, at least one case; True: all are done. Raises DeviceLost."""
+        end = time.perf_counter() + seconds
+        try:
+            while self._waiting:
+                self._test_one()
+                if time.perf_counter() > end:
+                    break
+        finally:
+            self._save()
+        return not self._waiting
+
+    def _test_one(self) -> None:
+        kind, cases, problem = self._waiting.popleft()
+        problem = problem or next(cases, None)
+        if kind[0] in self.failures:
+            return
+        if problem is None:
+            self._new[_label(kind)] = ""
+            return
+        try:
+            outcome = run(problem, [self.backend])
+        except DeviceLost:
+            raise
+        except KernelRefused as error:
+            self._fail(kind, f"{problem.label}: {error}", lasts=True)
+        except (MemoryError, OSError) as error:
+            self._tries += 1
+            if self._tries < MAX_TRIES:
+                self._waiting.append((kind, cases, problem))
+            else:
+                log.warning("%s: %s is not tested: %s", self.backend.name, kind[0], " ".join(str(error).split()))
+                self._tries = 0
+        except Exception as error:
+            self._fail(kind, f"{problem.label}: {type(error).__name__}: {error}", lasts=False)
+        else:
+            self._tries = 0
+            if outcome.status in (OK, UNSUPPORTED):
+                self._waiting.append((kind, cases, None))
+            else:
+                self._fail(kind, f"{outcome.case}: {outcome.detail or outcome.status}", lasts=True)
+
+    def _fail(self, kind: Kind, reason: str, *, lasts: bool) -> None:
+        """`lasts`: the next start need not try again."""
+        reason = " ".join(reason.split())
+        self.failures[kind[0]] = reason
+        self.backend.refuse([kind[0]])
+        if lasts:
+            self._new[_label(kind)] = reason
+
+    def _cached(self) -> dict[str, str]:
+        content = disk_cache.read(self._path) if self.backend.identity else b""
+        results: dict[str, str] = json.loads(content) if content else {}
+        return results
+
+    def _save(self) -> None:
+        if self._new and self.backend.identity:
+            disk_cache.write(self._path, json.dumps(self._cached() | self._new).encode())
+            self._new = {}
 
 
 def run_self_test(backend: Backend, nodes: Iterable[Tensor], seconds: float = MAX_SECONDS) -> Failures:
     """Self-test the ops of these nodes; return the failed ones, which the device refuses from now on."""
-    computed = [t for t in nodes if not t.is_leaf and t.op not in ALIASES]
-    failures = backend.self_test(sorted(set(map(_kind, computed))))
-    if failures is not None:
-        return failures
-    return self_test_kinds(backend, {_kind(t) for t in computed if backend.supports(t)}, seconds)
+    return _test_nodes(backend, nodes, seconds)[0]
 
 
 def self_test_kinds(backend: Backend, kinds: Iterable[Kind], seconds: float = MAX_SECONDS) -> Failures:
     """Self-test kinds of nodes: failed ops, refused from now on. Unsupported kinds do not fail."""
-    if not backend.self_tested:
-        return {}
-    kinds = sorted(kinds)
-    path = disk_cache.cache_folder() / "trust" / _digest(backend, kinds)
-    failures = _cached(path) if backend.identity else None
-    if failures is None:
-        failures, complete = _test(backend, kinds, time.perf_counter() + seconds)
-        if backend.identity and complete:
-            disk_cache.write(path, json.dumps(failures).encode())
-    backend.refuse(failures)
-    return failures
+    return _test_kinds(backend, kinds, seconds)[0]
 
 
-def self_test_session(session: Session, fetches: Sequence[Tensor]) -> Failures:
-    """Self-test every device but the last, which is complete, and log ops that fail.
+def self_test_session(session: Session, fetches: Sequence[Tensor]) -> tuple[Failures, list[SelfTest]]:
+    """Self-test every device but the last, which is complete, and log ops that fail: failures, and the
+    tests that had no time to end.
 
     Tested are the ops of the graph as it stands, and those that devices replace them by.
     """
     nodes = [*toposort(fetches), *session.place(fetches).order]
     failures: Failures = {}
+    unfinished = []
     for backend in session.backends[:-1]:
-        for op, reason in run_self_test(backend, nodes).items():
-            log.warning("%s failed the self-test of %s (%s): it runs on the next device", backend.name, op, reason)
-            failures[op] = reason
-    return failures
+        failed, test = _test_nodes(backend, nodes, MAX_SECONDS)
+        log_failures(backend, failed)
+        failures |= failed
+        if test is not None and test.untested:
+            unfinished.append(test)
+            log.info("%s: not tested yet: %s", backend.name, ", ".join(test.untested))
+    return failures, unfinished
+
+
+def log_failures(backend: Backend, failures: Failures) -> None:
+    """A warning for each op that failed."""
+    for op, reason in failures.items():
+        log.warning("%s failed the self-test of %s (%s): it runs on the next device", backend.name, op, reason)
+
+
+def _test_nodes(backend: Backend, nodes: Iterable[Tensor], seconds: float) -> tuple[Failures, SelfTest | None]:
+    computed = [t for t in nodes if not t.is_leaf and t.op not in ALIASES]
+    failures = backend.self_test(sorted(set(map(_kind, computed))))
+    if failures is not None:
+        return failures, None
+    return _test_kinds(backend, [_kind(t) for t in computed if backend.supports(t)], seconds)
+
+
+def _test_kinds(backend: Backend, kinds: Iterable[Kind], seconds: float) -> tuple[Failures, SelfTest | None]:
+    if not backend.self_tested:
+        return {}, None
+    test = SelfTest(backend, kinds)
+    if seconds > 0:
+        test.run(seconds)
+    return test.failures, test
 
 
 def _kind(t: Tensor) -> Kind:
     return t.op, tuple(s.dtype for s in t.src)
 
 
-def _cached(path: Path) -> Failures | None:
-    content = disk_cache.read(path)
-    failures: Failures | None = json.loads(content) if content else None
-    return failures
+def _label(kind: Kind) -> str:
+    return " ".join((kind[0], *kind[1]))
 
 
-def _digest(backend: Backend, kinds: list[Kind]) -> str:
-    digest = hashlib.sha256(f"{backend.identity}\0{kinds}".encode())
+def _digest(backend: Backend) -> str:
+    digest = hashlib.sha256(backend.identity.encode())
     for source in sorted((Path(__file__).parent / "gpu").rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
-
-
-def _test(backend: Backend, kinds: list[Kind], end: float) -> tuple[Failures, bool]:
-    """Test one case of each kind, then the others: failures, and whether all were done by `end`."""
-    register_all()
-    failures: Failures = {}
-    waiting = [_cases(kind) for kind in kinds]
-    while waiting:
-        for cases in list(waiting):
-            problem = next(cases, None)
-            if problem is None or problem.op in failures:
-                waiting.remove(cases)
-                continue
-            if time.perf_counter() > end:
-                return failures, False
-            try:
-                outcome = run(problem, [backend])
-            except DeviceLost:
-                raise
-            except Exception as error:
-                failures[problem.op] = f"{problem.label}: {type(error).__name__}: {error}".replace("\n", " ")
-            else:
-                if outcome.status not in (OK, UNSUPPORTED):
-                    failures[problem.op] = f"{outcome.case}: {outcome.detail or outcome.status}"
-    return failures, True
 
 
 def _cases(kind: Kind) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.engine.adapters import Adapters
+from logitless.engine.batch import DeviceFailed
 from logitless.engine.errors import InvalidRequest, RequestError, ServerFault, TooManyRequests, Unavailable
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Lora, Token
 from logitless.engine.sleep import Sleep, trim_memory
@@ -90,7 +91,11 @@ class LoadedModel:
         from logitless.models.grammar import vocabulary
 
         self.scheduler.prepare_ahead(request_waits)
-        if self.engine is not None and self.engine.prepare_ahead(request_waits):
+        try:
+            if self.engine is not None and self.engine.prepare_ahead(request_waits):
+                return True
+        except DeviceFailed:
+            self.scheduler.forget_cache()
             return True
         return self.info.generates and vocabulary.prepare_ahead(self.tokenizer)
 

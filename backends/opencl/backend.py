@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitless.backends.errors import DeviceLost
+from logitless.backends.errors import DeviceLost, KernelRefused
 from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import At, Dispatch
@@ -150,14 +150,17 @@ class OpenCLBackend(Backend):
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """A driver error as the engine knows it: MemoryError or DeviceLost."""
+        """A driver error as the engine knows it: MemoryError, KernelRefused or DeviceLost."""
         line = f"{self.name}: {error}".replace("\n", " ")
         out_of_memory = (
             self._cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
             self._cl.status_code.OUT_OF_HOST_MEMORY,
             self._cl.status_code.INVALID_BUFFER_SIZE,
         )
-        return MemoryError(line) if getattr(error, "code", None) in out_of_memory else DeviceLost(line)
+        code = getattr(error, "code", None)
+        if code in (self._cl.status_code.BUILD_PROGRAM_FAILURE, self._cl.status_code.INVALID_KERNEL):
+            return KernelRefused(line)
+        return MemoryError(line) if code in out_of_memory else DeviceLost(line)
 
     def close(self) -> None:
         self._queue.finish()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from logitless.backends import disk_cache
+from logitless.backends.errors import DeviceLost, KernelRefused
 from logitless.backends.gpu.language.dialect import Defines, Kernel
 from logitless.backends.vulkan.api import COMPUTE, FULL_SUBGROUPS, Keep, binding, check
 from logitless.backends.vulkan.device import Device
@@ -57,8 +58,8 @@ class Pipelines:
         self._cache = out[0]
 
     def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
-        """The pipeline of a variant, compiled at first use. OSError names a kernel that the
-        driver refuses.
+        """The pipeline of a variant, compiled at first use. KernelRefused names one that the driver
+        does not compile.
         """
         pipeline = self._pipelines.get((kernel.name, defines))
         if pipeline is None:
@@ -74,7 +75,7 @@ class Pipelines:
         ffi.memmove(words, code, len(code))
         module = ffi.new("VkShaderModule *")
         module_info = keep.struct("ShaderModuleCreateInfo", codeSize=len(code), pCode=words)
-        check(lib.vkCreateShaderModule(self.device.handle, module_info, ffi.NULL, module), f"shader {name}")
+        _check(lib.vkCreateShaderModule(self.device.handle, module_info, ffi.NULL, module), f"shader {name}")
         try:
             push_bytes = 8 * len(kernel.args) + 4 * len(kernel.words)
             info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
@@ -85,7 +86,7 @@ class Pipelines:
             info.stage = stage[0]
             out = ffi.new("VkPipeline *")
             result = lib.vkCreateComputePipelines(self.device.handle, self._cache, 1, info, ffi.NULL, out)
-            check(result, f"compiling {name} for {self.device.info.name}")
+            _check(result, f"compiling {name} for {self.device.info.name}")
         finally:
             lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
         return Pipeline(out[0], info.layout, push_bytes)
@@ -96,7 +97,7 @@ class Pipelines:
         """
         sizes = self.device.info.matrices
         if sizes is None:
-            raise OSError(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")
+            raise KernelRefused(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")
         _specialise(stage, [sizes.constants[name] for name in kernel.special], keep)
         stage.flags = FULL_SUBGROUPS
         stage.pNext = keep.struct(
@@ -137,6 +138,16 @@ class Pipelines:
         lib.vkDestroyPipelineCache(self.device.handle, self._cache, ffi.NULL)
         self._pipelines.clear()
         self._layouts.clear()
+
+
+def _check(result: int, what: str) -> None:
+    """MemoryError, DeviceLost; KernelRefused for any other failure."""
+    try:
+        check(result, what)
+    except DeviceLost:
+        raise
+    except OSError as error:
+        raise KernelRefused(str(error)) from None
 
 
 def _specialise(stage: Any, values: Sequence[int], keep: Keep) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -58,6 +58,9 @@ from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
 from logitless.models.weights.placement import Places
 from logitless.models.weights.weights import check_weights
+
+if TYPE_CHECKING:
+    from logitless.backends.self_test import Failures, SelfTest
 
 log = logging.getLogger("logitless.engine")
 MOST_MEDIA_ROWS = 8192  # maximum of rows of images and sounds on the device
@@ -143,6 +146,8 @@ class ModelRunner:
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
         self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_draft_tokens else None
+        self._self_tests: list[SelfTest] = []  # that had no time to end
+        self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
         # op that failed a device's self-test and runs elsewhere → reason
         self.rerouted: dict[str, str] = {}
         self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
@@ -215,7 +220,7 @@ class ModelRunner:
         self._place()
         if self._projector is not None:  # the first request with media loads its weights
             Encoders.check_numbers(*self._projector, self.hparams.n_embd)
-        self.rerouted = {}
+        self.rerouted, self._self_tests = {}, []
         if self.options.embeddings or not self.hparams.causal:
             self.session.prepare_kernels(self.embedder.everything())
         if not self.hparams.causal:
@@ -248,8 +253,13 @@ class ModelRunner:
         for it.
 
         Returns False if there is nothing left to make. Errors are ignored: the step that needs the
-        plan reports them. `request_waits()` is True if a request waits by now.
+        plan reports them. `request_waits()` is True if a request waits by now. Raises DeviceFailed
+        where an op failed its self-test only now: the model is loaded again without it, and the content
+        of all KV blocks is gone.
         """
+        if self._self_tests:
+            self._go_on_testing()
+            return True
         for blocks in self._blocks:
             blocks.prefault(request_waits)
         try:
@@ -283,8 +293,37 @@ class ModelRunner:
         if len(self.session.backends) > 1:  # the last one has no device to fall back to
             from logitless.backends import self_test
 
+            for backend in self.session.backends[:-1]:
+                if failures := self._distrusted.get(backend.name):
+                    backend.refuse(failures)
+                    self.rerouted |= failures
             for graph in graphs:
-                self.rerouted |= self_test.self_test_session(self.session, graph)
+                failures, unfinished = self_test.self_test_session(self.session, graph)
+                self.rerouted |= failures
+                self._self_tests += unfinished
+
+    def _go_on_testing(self) -> None:
+        """Run one more case of a self-test that had no time to end. Raises DeviceFailed where it failed."""
+        from logitless.backends import self_test
+
+        test, before = self._self_tests[0], set(self._self_tests[0].failures)
+        try:
+            if test.run(0.0):
+                self._self_tests.pop(0)
+        except DeviceLost as error:
+            self._fall_back(error)
+            raise DeviceFailed(str(error)) from error
+        found = {op: reason for op, reason in test.failures.items() if op not in before}
+        if not found:
+            return
+        self_test.log_failures(test.backend, found)
+        self._distrusted.setdefault(test.backend.name, {}).update(found)
+        try:
+            self.sleep()
+            self.wake()
+        except (DeviceError, DeviceLost, MemoryError) as error:
+            self._fall_back(error)
+        raise DeviceFailed(f"{test.backend.name} failed the self-test of {', '.join(found)}")
 
     def _place(self) -> None:
         """Assign layers to devices, once for a session."""

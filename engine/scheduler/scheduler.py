@@ -328,6 +328,10 @@ class Scheduler:
         for seq in list(self.running):
             self._running.leave(seq)
             events.append((seq, Failed(500, "server_error", f"the device was lost: {error}")))
+        self.forget_cache()
+
+    def forget_cache(self) -> None:
+        """Forget the content of all KV blocks, which a device has lost. No sequence runs."""
         self.cache.clear()
         for slot in self.slots:
             slot.cached = []

@@ -13,7 +13,7 @@ import pytest
 
 from logitless.backends import registry, self_test
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.errors import DeviceError, DeviceLost
+from logitless.backends.errors import DeviceError, DeviceLost, KernelRefused
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.cli.commands.planning import plan
 from logitless.cli.progress import CompileProgress
@@ -275,6 +275,105 @@ def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     device.identity = "driver 1"
     assert self_test.run_self_test(device, nodes(), seconds=-1.0) == {}
     assert not list(tmp_path.rglob("*"))
+
+
+def prepare_all(engine: ModelRunner) -> None:
+    while engine.prepare_ahead():
+        pass
+
+
+def kinds(*ops: str) -> list[Any]:
+    return [self_test._kind(t) for t in nodes() if t.op in ops]
+
+
+def test_the_next_start_goes_on_with_what_had_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    first, second = Wrong("rms_norm"), Wrong("rms_norm")
+    first.identity = second.identity = "driver 1"
+    test = self_test.SelfTest(first, kinds("silu", "rms_norm"))
+    while "silu" in test.untested or not test.untested:
+        test.run(0.0)
+        if test.failures:
+            break
+    assert test.failures.keys() == {"rms_norm"}  # the first case of each kind, in their order
+    again = self_test.SelfTest(second, kinds("silu", "rms_norm"))
+    assert (again.failures.keys(), second.refused, again.untested) == ({"rms_norm"}, {"rms_norm"}, ["silu"])
+    while not again.run(0.0):
+        pass
+    third = Wrong()
+    third.identity = "driver 1"
+    assert self_test.SelfTest(third, kinds("silu")).untested == []
+
+
+@pytest.mark.parametrize(
+    ("error", "fails", "lasts"),
+    [(MemoryError("full"), False, False), (OSError("busy"), False, False), (RuntimeError("odd"), True, False),
+     (KernelRefused("no such instruction"), True, True)],
+)  # fmt: skip
+def test_only_wrong_values_and_refused_kernels_last(
+    error: Exception, fails: bool, lasts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+
+    class Failing(Wrong):
+        identity = "driver 1"
+
+        def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Any:
+            raise error
+
+    device = Failing()
+    assert bool(self_test.run_self_test(device, nodes()[:1])) == fails
+    assert device.refused == ({"silu"} if fails else set())
+    later = Wrong()
+    later.identity = "driver 1"
+    assert bool(self_test.run_self_test(later, nodes()[:1])) == lasts
+    assert (later.ran == []) == lasts
+
+
+def test_an_op_that_fails_while_the_server_is_idle_moves_to_the_next_device(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The self-test has no time at the start; requests before and after it get the CPU's tokens."""
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    monkeypatch.setattr(self_test, "MAX_SECONDS", 0.0)
+
+    class Sloppy(Flaky):
+        self_tested = True
+        identity = ""
+
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            self.refused: set[str] = set()
+
+        def supports(self, t: Tensor) -> bool:
+            return t.op not in self.refused and super().supports(t)
+
+        def refuse(self, ops: Iterable[str]) -> None:
+            self.refused.update(ops)
+
+    monkeypatch.setattr(registry, "open_backends", lambda *_: [Sloppy("vulkan:0"), CPUBackend(1)])
+    monkeypatch.setattr(
+        "logitless.engine.runner.model_runner.open_backends", lambda *_: [Sloppy("vulkan:0"), CPUBackend(1)]
+    )
+    engine = ModelRunner(model, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=("vulkan:0", "cpu")))
+    engine.load()
+    (test, *_) = engine._self_tests
+    assert "rms_norm" in test.untested
+    real = self_test.run
+
+    def wrong(problem: Any, backends: Any) -> Any:
+        if problem.op == "rms_norm":
+            return SimpleNamespace(status="wrong", case="a case", detail="", error=1.0)
+        return real(problem, backends)
+
+    monkeypatch.setattr(self_test, "run", wrong)
+    with pytest.raises(DeviceFailed, match="failed the self-test of rms_norm"):
+        prepare_all(engine)
+    assert engine.rerouted.keys() == {"rms_norm"}
+    assert not engine.session.backends[0].supports(nodes()[1])
+    while engine._self_tests:
+        engine.prepare_ahead()
+    engine.close()
 
 
 def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Path) -> None:
