@@ -14,8 +14,9 @@
 
 Leaves are feeds (`feed(name, shape)`: an array is given at every run), variables
 (`session.define(name, shape)`: they live on a device between runs, see `Session.write` and `read`)
-and scalars (`const(value)`). Ops check shapes where the graph is built: a ValueError names the op
-and its sources. `session.compute(fetches, feeds)` runs a graph once; `session.run(key, build,
+and scalars (`const(value)`). Ops check sources, types and attributes where the graph is built, and
+runs check what is fed, indices as well: a ValueError names the op or the feed. `help(graph.linear)`
+says what an op takes. `session.compute(fetches, feeds)` runs a graph once; `session.run(key, build,
 feeds)` keeps its plan. `evaluate(roots, feeds)` computes it in numpy, in float64, without a device.
 
 Devices are named as for `--device` (`cpu`, `vulkan:0`, `opencl:0`, `rpc:HOST:PORT`);

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from logitless.graph.op import OPS
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, const
+from logitless.graph.tensor import Tensor, const, tensors
 
 
 def backward(
@@ -26,7 +26,8 @@ def backward(
         if loss.shape != ():
             raise ValueError(f"the loss must be a scalar, not {loss!r}")
         loss = {loss: const(1.0)}
-    order = toposort(loss)
+    order = toposort(tensors("loss", loss))
+    params = tensors("params", params)
     targets = set(params)
     dependent = set(targets)  # on a parameter
     stops = set(stop_at)

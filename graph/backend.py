@@ -73,6 +73,7 @@ class Backend(Protocol):
     self_tested: bool = False
     # device and driver: equal ones give equal bits, and share cached self-test results; "": unknown
     identity: str = ""
+    closed: bool = False  # true after `close`: nothing may run
 
     # --- graph and programs -----------------------------------------------------------------------
 

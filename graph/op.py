@@ -2,20 +2,25 @@
 
     @op
     def silu(x): return x / (1 + np.exp(-x))            # reference, in any float type
+    silu.takes("x f32")                                 # see graph/declaration.py
     @silu.vjp
     def _(g, y, x): return (silu_back(g, x),)           # a gradient (or None) a source
     @silu.case
     def _(rng): return [rng.normal(size=(4, 6))], {}    # sources, attributes
 
-Without a shape rule the result has the broadcast shape and the dtype of the first source."""
+Without `takes` all sources are f32 of any shape; without a shape rule they are alike, and so is the
+result."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from logitless.graph.declaration import Signature, Source, is_constant
 from logitless.graph.tensor import Shape, Tensor
 
 Array = Any  # ndarray inside a reference, Tensor while a graph is being built
@@ -38,14 +43,17 @@ class Variable:
 
 
 class Op:
-    """A declared op. Calling it with tensors builds a node; its shape rule raises ValueError."""
+    """A declared op. Calling it with tensors builds a node; ValueError names what does not fit."""
 
     def __init__(
         self, reference: Callable[..., Array], writes: tuple[int, ...] = (), returns_destination: bool = True
     ) -> None:
         self.name, self.reference, self.writes = reference.__name__, reference, writes
+        self.__name__, self.__module__, self.__doc__ = self.name, reference.__module__, reference.__doc__
         self.returns_destination = returns_destination  # False: the result is another tensor
-        self.shape_rule: Callable[..., tuple[Shape, str]] = self.broadcast
+        self._sources: tuple[str, ...] = ()
+        self._like: Op | None = None
+        self.shape_rule: Callable[..., tuple[Shape, str]] = self.alike
         self.vjp_rule: Callable[..., tuple[Tensor | None, ...]] | None = None
         self.cases: list[Callable[[np.random.Generator], Case]] = []
         # sources whose memory the result may take over, element by element
@@ -59,11 +67,46 @@ class Op:
         OPS[self.name] = self
 
     def __call__(self, *src: Tensor, name: str = "", **attrs: Any) -> Tensor:
-        shape, dtype = self.shape_rule(*src, **attrs)
+        signature = self.signature
+        key = tuple([(t.dtype, t.shape, is_constant(t)) if isinstance(t, Tensor) else None for t in src])
+        if key not in signature.accepted:
+            signature.check_sources(self.name, src)
+        attrs = signature.attributes(self.name, attrs)
+        try:
+            shape, dtype = self.shape_rule(*src, **attrs)
+        except ValueError as error:  # of another op's rule, which this one follows
+            named = str(error).startswith(f"{self.name}: ")
+            raise ValueError(str(error) if named else f"{self.name}: {error}") from None
+        if key not in signature.accepted:
+            signature.check_axes(self.name, src)
+            signature.accepted.add(key)
+        require(all(n > 0 for n in shape), self.name, f"the result would have the shape {shape}", *src)
         return Tensor(self.name, src, shape, dtype, attrs, name)
 
+    def __repr__(self) -> str:
+        return f"<op {self.name}({self.signature})>"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self.signature.as_python()
+
+    def takes(self, *sources: str, like: Op | None = None) -> None:
+        """Declare the sources, as graph/declaration.py says. `like`: this op has its attributes, too."""
+        self._sources, self._like = sources, like
+        self.__doc__ = f"{inspect.getdoc(self.reference)}\n\nSources: {'; '.join(sources)}."
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        like = self._like.signature if self._like is not None else None
+        return Signature(self.reference, self.shape_rule, [Source.parse(s) for s in self._sources], like)
+
+    def alike(self, *src: Tensor, **_: Any) -> tuple[Shape, str]:
+        """The default shape rule: sources of one shape, the type of the first."""
+        require(all(s.shape == src[0].shape for s in src), self.name, "the sources differ in shape", *src)
+        return src[0].shape, src[0].dtype
+
     def broadcast(self, *src: Tensor, **_: Any) -> tuple[Shape, str]:
-        """The default shape rule: numpy's broadcasting, the type of the first source."""
+        """A shape rule: numpy's broadcasting, the type of the first source."""
         try:
             return tuple(np.broadcast_shapes(*(s.shape for s in src))), src[0].dtype
         except ValueError:

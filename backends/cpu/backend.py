@@ -110,4 +110,5 @@ class CPUBackend(Backend):
         return PhaseTimer(self.pool, programs)
 
     def close(self) -> None:
+        self.closed = True
         self.pool.close()

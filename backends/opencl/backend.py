@@ -163,6 +163,7 @@ class OpenCLBackend(Backend):
         return MemoryError(line) if code in out_of_memory else DeviceLost(line)
 
     def close(self) -> None:
+        self.closed = True
         self._queue.finish()
         self._sending.clear()
         self._scratch = None

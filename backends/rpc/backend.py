@@ -225,6 +225,7 @@ class RemoteBackend(Backend):
         self._send({"do": "run", "id": handle.id})
 
     def close(self) -> None:
+        self.closed = True
         with contextlib.suppress(OSError):
             self._link.sock.close()
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from logitless.backends.errors import DeviceError
 from logitless.backends.registry import open_backends
-from logitless.backends.rpc.indices import NOT_LENT, SAME, Bounds, Ranges, Region, bounds_of, holds, parts_of
+from logitless.backends.rpc.indices import NOT_LENT, SAME, Region, bounds_of, holds, parts_of
 from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
 from logitless.backends.self_test import self_test_kinds
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
+from logitless.graph.indices import Bounds, Ranges
 from logitless.graph.op import OPS, writes_of
 from logitless.graph.order import rebuild, toposort
 from logitless.graph.tensor import Tensor, const, variable

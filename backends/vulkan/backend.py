@@ -164,6 +164,7 @@ class VulkanBackend(Backend):
         return program
 
     def close(self) -> None:
+        self.closed = True
         if self.device.open:
             self.pipelines.close()
             self.device.close()

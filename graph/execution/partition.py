@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from logitless.graph.backend import Backend
 from logitless.graph.execution.memory import Owners, owners_of
+from logitless.graph.indices import NO_CHECKS, IndexChecks, checks_of
 from logitless.graph.op import writes_of
 from logitless.graph.order import toposort
-from logitless.graph.tensor import ALIASES, Tensor
+from logitless.graph.tensor import ALIASES, Tensor, tensors
 
 TRANSFER = "transfer"  # op that copies its source to another backend
 PlacementHint = tuple[int, int]  # the preferred backend of a node, and the backend of its layer
@@ -39,13 +40,14 @@ class Placement:
     """A partitioned graph.
 
     `order`: its nodes in execution order. `backend_of`: backend of every node but leaves.
-    `variable_backend`: backend of every mutable variable, by name.
+    `variable_backend`: backend of every mutable variable, by name. `checks`: of the user's indices.
     """
 
     fetches: tuple[Tensor, ...]
     order: tuple[Tensor, ...]
     backend_of: Mapping[Tensor, int]
     variable_backend: Mapping[str, int]
+    checks: IndexChecks = NO_CHECKS
 
     def arena_of(self, t: Tensor) -> int:
         """Index of the arena (one a backend) that holds a node's result."""
@@ -86,13 +88,14 @@ def partition(
 ) -> Placement:
     """Partition a graph. `variable_backend`: mutable variables that already live somewhere.
 
-    ValueError names a node that no backend runs, a constant that is written or fetched, or
-    variables on different devices that meet in a node.
+    ValueError names a node that no backend runs, a constant that is written or fetched, computed
+    indices that may be out of bounds, or variables on different devices that meet in a node.
     """
-    fetches = tuple(fetches)
+    fetches = tensors("fetches", fetches)
     order = toposort(fetches)
     owners = owners_of(order)
     _check_constants(order, fetches, owners)
+    checks = checks_of(order)
     variable_backend = dict(variable_backend or {})
     pinned = _pin_nodes(order, owners, backends, variable_backend, hint_of)
     for f in fetches:
@@ -103,7 +106,7 @@ def partition(
     assignment.assign(order)
     fused, final = _fuse(tuple(map(assignment.replacement, fetches)), backends, assignment.where)
     backend_of = {t: assignment.where[t] for t in final if not t.is_leaf}
-    return Placement(fused, tuple(final), backend_of, variable_backend)
+    return Placement(fused, tuple(final), backend_of, variable_backend, checks)
 
 
 class _Hints:

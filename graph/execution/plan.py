@@ -13,16 +13,38 @@ from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.memory import ArenaLayout
 from logitless.graph.execution.partition import TRANSFER, Placement
+from logitless.graph.indices import IndexPart
 from logitless.graph.tensor import ALIASES, Shape, Tensor
 
 DeferredFeeds = Callable[[], "Mapping[str, Array]"]
 Array = npt.NDArray[Any]
 
 
+class Life:
+    """Tells plans whether their session still has memory and devices."""
+
+    __slots__ = ("_backends", "_end")
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self._backends, self._end = backends, ""
+
+    def end(self, reason: str) -> None:
+        self._end = reason
+
+    def require(self) -> None:
+        """ValueError when the session's memory is gone, or one of its devices is closed."""
+        if self._end:
+            raise ValueError(self._end)
+        for b in self._backends:
+            if b.closed:
+                raise ValueError(f"device {b.name} is closed")
+
+
 class Storage(Protocol):
     """The session's backends and device memory, as far as a plan needs them."""
 
     backends: list[Backend]
+    life: Life
 
     def arena(self, b: int, size: int, name: str = "") -> Buffer | None:
         """Memory of backend `b` for results within a run, at least `size` bytes (None for 0)."""
@@ -154,22 +176,20 @@ class Fetch:
 class _Feed:
     """A feed's arrays, in its shape and type, in the input images of its backends."""
 
-    __slots__ = ("arrays", "dtype", "kind", "name", "shape")
+    __slots__ = ("arrays", "dtype", "kind", "name", "parts", "shape")
 
-    def __init__(self, leaf: Tensor, images: Sequence[Bytes]) -> None:
-        """`images`: the feed's own bytes in each."""
+    def __init__(self, leaf: Tensor, images: Sequence[Bytes], parts: Sequence[IndexPart] = ()) -> None:
+        """`images`: the feed's own bytes in each. `parts`: those that are indices."""
+        self.parts = parts
         self.name, self.shape, self.dtype = leaf.name, leaf.shape, leaf.dtype
         self.kind = np.dtype(DTYPES[leaf.dtype].numpy)
         self.arrays = [image.view(self.kind).reshape(leaf.shape) for image in images]
 
-    def set(self, value: Array | None) -> None:
-        if value is None:
-            raise ValueError(f"feed {self.name!r} is missing")
-        value = np.asarray(value)
-        if value.shape != self.shape:
-            raise ValueError(f"feed {self.name!r}: expected shape {self.shape}, got {value.shape}")
-        if value.dtype != self.kind and value.dtype.kind == "f" and self.kind.kind != "f":
-            raise ValueError(f"feed {self.name!r}: expected {self.dtype}, got {value.dtype}")
+    def set(self, value: Array | None, *, checked: bool = True) -> None:
+        """Copy a value in. ValueError names the feed and what is wrong; `checked`: its indices, too."""
+        value = fed(self.name, value, self.shape, self.dtype)
+        for part in self.parts if checked else ():
+            part.check(f"feed {self.name!r}", value)
         for array in self.arrays:
             np.copyto(array, value, casting="unsafe")
 
@@ -177,6 +197,32 @@ class _Feed:
         """Copy the first array to the other backends' images."""
         for array in self.arrays[1:]:
             array[...] = self.arrays[0]
+
+
+def fed(name: str, value: Array | None, shape: Shape, dtype: str) -> Array:
+    """A feed's value as an array whose numbers its type has. ValueError names the feed."""
+    if value is None:
+        raise ValueError(f"feed {name!r} is missing")
+    try:
+        value = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"feed {name!r}: its rows differ in length") from None
+    if value.shape != shape:
+        raise ValueError(f"feed {name!r}: expected shape {shape}, got {value.shape}")
+    kind = np.dtype(DTYPES[dtype].numpy)
+    if value.dtype == kind:
+        return value
+    if value.dtype.kind not in ("biuf" if kind.kind == "f" else "biu"):
+        raise ValueError(f"feed {name!r}: expected {dtype}, got {value.dtype}")
+    if kind.kind != "f":
+        low, high = np.iinfo(kind).min, np.iinfo(kind).max
+        beyond = value.size and (value.min() < low or value.max() > high)
+    else:
+        with np.errstate(over="ignore"):
+            beyond = bool((np.isinf(value.astype(kind)) & np.isfinite(value)).any())
+    if beyond:
+        raise ValueError(f"feed {name!r}: numbers from {value.min()} to {value.max()} are beyond {dtype}")
+    return value
 
 
 class Plan:
@@ -189,7 +235,8 @@ class Plan:
     def __init__(self, storage: Storage, placement: Placement, layout: ArenaLayout, arena: str = "") -> None:
         """`arena`: see Session.plan."""
         locator = _Locator(storage, placement, layout, arena)
-        self._backends = storage.backends
+        self._backends, self._life = storage.backends, storage.life
+        parts, self._relations = placement.checks.parts, placement.checks.relations
         self.feeds, self._feed_locations = locator.feeds, locator.of_feeds
         self._inputs, self._staged = locator.inputs, locator.staged
         self.variables = frozenset(t.name for t in placement.order if t.op == "variable")
@@ -206,7 +253,7 @@ class Plan:
                 b = segment.backend
                 for nodes in self._divide(segment.nodes):
                     self._steps.append((b, self._program(storage.backends[b], nodes, partial(locator.locate, b=b))))
-        self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
+        self._feeds = {name: _Feed(leaf, self._images(leaf), parts.get(name, ())) for name, leaf in self.feeds.items()}
         self._immediate = [(name, feed) for name, feed in self._feeds.items() if name not in self.deferred]
         self._uploads = [(b, *source) for b, source in self._inputs.items() if b in self._staged]
         self._replicated = [feed for _, feed in self._immediate if len(feed.arrays) > 1]
@@ -243,23 +290,26 @@ class Plan:
     ) -> list[Array]:
         """Run the graph: values of the fetches, as they are at the end, each in its tensor's shape.
 
-        `feeds`: arrays by name, in their tensors' shapes; None: they are in `input_buffers`.
+        `feeds`: arrays by name, in their tensors' shapes; None: they are in `input_buffers`, and
+        the caller answers for their indices.
         `rows`: leading rows of each fetch to bring back (None: all of them), without padding.
         `deferred` is called for the deferred feeds, once all that comes before them has been
-        started. ValueError names a feed that is missing or has a wrong shape or type.
+        started. ValueError names a feed that is missing or has a wrong shape, type or index.
         """
         self._feed(feeds)
         for step in self._steps:
             if step is not None:
                 step[1].run()
             else:
-                self._feed_deferred(deferred() if deferred is not None else {})
+                self._feed_deferred(deferred() if deferred is not None else {}, checked=feeds is not None)
         return self.results(rows)
 
     def _feed(self, feeds: Mapping[str, Array] | None) -> None:
+        self._life.require()
         if feeds is not None:
             for name, feed in self._immediate:
                 feed.set(feeds.get(name))
+            self._check_relations(self.input_buffers)
         else:
             for feed in self._replicated:
                 feed.replicate()
@@ -271,9 +321,17 @@ class Plan:
         counts = rows if rows is not None else [None] * len(self._fetches)
         return [fetch.value(n) for fetch, n in zip(self._fetches, counts, strict=True)]
 
-    def _feed_deferred(self, feeds: Mapping[str, Array]) -> None:
+    def _check_relations(self, values: Mapping[str, Array]) -> None:
+        for relation in self._relations:
+            if all(name in values for name in relation.leaves):
+                relation.check(values)
+
+    def _feed_deferred(self, feeds: Mapping[str, Array], *, checked: bool = True) -> None:
         for name in self.deferred:
-            self._feeds[name].set(feeds.get(name))
+            self._feeds[name].set(feeds.get(name), checked=checked)
+        if checked:
+            self._check_relations({name: self._feeds[name].arrays[0] for name in self.deferred})
+        for name in self.deferred:
             for b, at in self._feed_locations[name].items():
                 if b in self._staged:
                     image = self._inputs[b][1][at.offset : at.offset + self.feeds[name].nbytes]

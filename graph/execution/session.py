@@ -15,9 +15,10 @@ from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
 from logitless.graph.execution.partition import TRANSFER, HintOf, Placement, partition
-from logitless.graph.execution.plan import Array, DeferredFeeds, Plan, input_layout, leaf_uses, values_of
+from logitless.graph.execution.plan import Array, DeferredFeeds, Life, Plan, input_layout, leaf_uses, values_of
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.profiler import Observer, ProfiledPlan
+from logitless.graph.indices import IndexChecks, IndexPart
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, variable
 
@@ -42,12 +43,21 @@ class _Variable:
 
     def initial_bytes(self) -> Bytes:
         if self.initial is None:
-            data = self.source() if self.source is not None else np.zeros(self.tensor.nbytes, np.uint8)
-            if data.nbytes != self.tensor.nbytes:
-                name, expected = self.tensor.name, self.tensor.nbytes
-                raise ValueError(f"variable {name!r}: expected {expected} bytes, its source has {data.nbytes}")
-            self.initial = np.array(data)
+            self.initial = (
+                np.array(self.source_bytes()) if self.source is not None else np.zeros(self.tensor.nbytes, np.uint8)
+            )
         return self.initial
+
+    def source_bytes(self) -> Bytes:
+        """The bytes that the source gives. ValueError for another number or type of them."""
+        assert self.source is not None
+        data, t = self.source(), self.tensor
+        if not isinstance(data, np.ndarray) or data.dtype not in (np.uint8, DTYPES[t.dtype].numpy or np.uint8):
+            given = data.dtype if isinstance(data, np.ndarray) else type(data).__name__
+            raise ValueError(f"variable {t.name!r} is {t.dtype}, its source gives {given}")
+        if data.nbytes != t.nbytes:
+            raise ValueError(f"variable {t.name!r}: expected {t.nbytes} bytes, its source has {data.nbytes}")
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,8 @@ class Session:
         self.n_plans_built = 0
         self.eval_order = "auto"  # see `measure`
         self.observer: Observer | None = None  # profiles the plans made from now on
+        self.life = Life(self.backends)
+        self._index_parts: dict[str, set[IndexPart]] = {}  # of variables that nodes take indices from
         self._closed = False
 
     # --- variables --------------------------------------------------------------------------------
@@ -101,11 +113,15 @@ class Session:
     ) -> Tensor:
         """Define a named variable: a leaf of graphs that this session runs.
 
-        `source` gives its initial bytes (GGUF layout for constants); without one it is zero.
+        `source` gives its initial values or bytes (GGUF layout for constants); without one it is
+        zero.
         `host_written`: only the host writes it, every device that reads it has a copy.
         `on_loaded` is called when a backend has the bytes in memory of its own.
-        ValueError for a name that is taken, or a constant without a source.
+        ValueError for a name that is taken, a wrong shape or type, or a constant without a source.
         """
+        self.life.require()
+        if source is not None and not callable(source):
+            raise ValueError(f"variable {name!r}: source must be a function that returns an array")
         if name in self._variables:
             raise ValueError(f"variable {name!r} is defined twice")
         if constant and source is None:
@@ -127,12 +143,14 @@ class Session:
                 del self._plans[key]
         for name in deleted:
             del self._variables[name]
+            self._index_parts.pop(name, None)
             self._variable_backend.pop(name, None)
             self._host_views.pop(name, None)
         for place in [place for place in self._arenas if arena and place[0] == arena]:
             del self._arenas[place]
 
     def _variable(self, name: str) -> _Variable:
+        self.life.require()
         if name not in self._variables:
             raise KeyError(f"no variable is named {name!r}")
         return self._variables[name]
@@ -144,7 +162,7 @@ class Session:
             raise ValueError(f"{t!r} is not the variable that this session defined: {v.tensor!r}")
         if b not in v.buffers:
             if v.source is not None and t.attrs["constant"]:
-                v.buffers[b] = self.backends[b].load(t, v.source())
+                v.buffers[b] = self.backends[b].load(t, v.source_bytes())
                 if v.on_loaded is not None:
                     v.on_loaded()
             else:
@@ -186,7 +204,7 @@ class Session:
     def write(self, name: str, data: Array, offset: int = 0) -> None:
         """Overwrite bytes of a mutable variable from a byte offset.
 
-        ValueError for a constant, another dtype, or bytes beyond its end.
+        ValueError for a constant, another dtype, bytes beyond its end, or an index out of bounds.
         """
         v = self._variable(name)
         t, raw = v.tensor, np.ascontiguousarray(data).reshape(-1)
@@ -196,6 +214,8 @@ class Session:
             raise ValueError(f"variable {name!r} is {t.dtype}, got {raw.dtype}")
         if offset < 0 or offset + raw.nbytes > t.nbytes:
             raise ValueError(f"variable {name!r} has {t.nbytes} bytes, got {raw.nbytes} at {offset}")
+        if name in self._index_parts:
+            self._check_write(name, offset, raw.view(np.uint8))
         if name in self._variable_backend:
             b = self._variable_backend[name]
             self.backends[b].upload(Location(self.buffer(t, b), offset), raw.view(np.uint8))
@@ -203,6 +223,31 @@ class Session:
             v.initial_bytes()[offset : offset + raw.nbytes] = raw.view(np.uint8)
             for b, buffer in v.buffers.items():
                 self.backends[b].upload(Location(buffer, offset), raw.view(np.uint8))
+
+    def _check_write(self, name: str, offset: int, data: Bytes) -> None:
+        """ValueError where bytes of a variable would be indices that a plan may not take."""
+        if offset % 4 or len(data) % 4:
+            raise ValueError(f"variable {name!r} has indices of 4 bytes, got {len(data)} bytes at {offset}")
+        values, first = data.view(np.int32), offset // 4
+        for part in self._index_parts[name]:
+            start, stop = max(part.start - first, 0), min(part.stop - first, len(values))
+            if start < stop:
+                replace(part, start=start, stop=stop).check(f"variable {name!r}", values)
+
+    def _add_checks(self, checks: IndexChecks) -> None:
+        """Check variables that a plan takes indices from, now and at each later write."""
+        for name, parts in checks.parts.items():
+            v = self._variables.get(name)
+            new = set(parts) - self._index_parts.get(name, set()) if v is not None else set()
+            if v is None or not new:
+                continue
+            if v.source is not None and v.tensor.attrs["constant"]:
+                values = v.source_bytes().view(np.int32)
+            else:
+                values = self.read(name)
+            for part in new:
+                part.check(f"variable {name!r}", values)
+            self._index_parts.setdefault(name, set()).update(new)
 
     def load_initial(self, name: str) -> None:
         """Read a variable's initial bytes into host memory, unless a device has them.
@@ -291,6 +336,7 @@ class Session:
         `arena`: name of an arena that may be there already: within its size memory costs nothing.
         `variable_backend`: devices of mutable variables, if not their present ones.
         """
+        self.life.require()
         placement = partition(
             build(),
             self.backends,
@@ -400,7 +446,9 @@ class Session:
         `arena`: name of an arena of its own. The plan is then preemptible: between its parts, plans
         in another arena may run. `measurement`: that of this graph, if it was measured already.
         """
+        self.life.require()
         placement, layout = measurement or self.measure(build, arena=arena)
+        self._add_checks(placement.checks)
         self._variable_backend.update(placement.variable_backend)
         self.n_plans_built += 1
         if arena:
@@ -412,8 +460,12 @@ class Session:
     def cached_plan(self, key: Hashable, build: Build, arena: str = "", measurement: Measurement | None = None) -> Plan:
         """The plan kept under this key, made at first use.
 
-        At `max_plans` the least recently used one is dropped.
+        At `max_plans` the least recently used one is dropped. ValueError for a key without a hash.
         """
+        try:
+            hash(key)
+        except TypeError:
+            raise ValueError(f"the key of a plan must be hashable, not {type(key).__name__}") from None
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
@@ -455,7 +507,9 @@ class Session:
             backend.wait()
 
     def release(self) -> None:
-        """Free all memory; nothing can be run or read afterwards. The backends stay open."""
+        """Free variables, plans and arenas; a plan of before refuses to run. The backends stay open."""
+        self.life.end("the session has released its memory")
+        self.life = Life(self.backends)
         self._plans.clear()
         self._host_views.clear()
         self._variables.clear()
@@ -463,7 +517,10 @@ class Session:
 
     def close(self) -> None:
         """Free all memory and close the backends. May be called twice."""
+        before = self.life
         self.release()
+        for life in (before, self.life):
+            life.end("the session is closed")
         if not self._closed:
             self._closed = True
             for backend in self.backends:

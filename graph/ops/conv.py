@@ -49,12 +49,21 @@ def patches(x: Array, *, size: tuple[int, int], stride: int = 1, padding: int = 
     return out.reshape(x.shape[0] * height * width, -1)
 
 
+patches.takes("x f32 (N, H, W, C)")
+
+
 @patches.shape
 def _(x: Tensor, size: tuple[int, int], stride: int = 1, padding: int = 0) -> tuple[Shape, str]:
     require(len(x.shape) == 4, "patches", "expected x (N, H, W, C)", x)
-    height, width = _out(x.shape, size, stride, padding)
-    require(height > 0 and width > 0 and stride > 0, "patches", f"patches of {size} do not fit", x)
-    return (x.shape[0] * height * width, size[0] * size[1] * x.shape[3]), x.dtype
+    return _rows("patches", x.shape, size, stride, padding, x), x.dtype
+
+
+def _rows(name: str, shape: Shape, size: tuple[int, int], stride: int, padding: int, t: Tensor) -> Shape:
+    """The shape of the patches of images of this shape; ValueError where they do not fit."""
+    ok = len(shape) == 4 and min(size) > 0 and stride > 0 and padding >= 0
+    height, width = _out(shape, size, stride, padding) if ok else (0, 0)
+    require(height > 0 and width > 0, name, f"patches of {size} in steps of {stride} do not fit into {shape}", t)
+    return shape[0] * height * width, size[0] * size[1] * shape[3]
 
 
 @patches.vjp
@@ -76,8 +85,13 @@ def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int =
     return out[:, padding : padding + h, padding : padding + w]
 
 
+patches_back.takes("g f32 (_, _)")
+
+
 @patches_back.shape
 def _(g: Tensor, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> tuple[Shape, str]:
+    rows = _rows("patches_back", shape, size, stride, padding, g)
+    require(g.shape == rows, "patches_back", f"the patches of {shape} have the shape {rows}", g)
     return shape, g.dtype
 
 
@@ -92,6 +106,9 @@ def max_pool(x: Array, *, size: int) -> Array:
     n, h, w, c = x.shape
     x = x[:, : h // size * size, : w // size * size]
     return x.reshape(n, h // size, size, w // size, size, c).max((2, 4))
+
+
+max_pool.takes("x f32 (N, H, W, C)")
 
 
 @max_pool.shape
@@ -119,8 +136,12 @@ def max_pool_back(g: Array, x: Array, *, size: int) -> Array:
     return out
 
 
+max_pool_back.takes("g f32 (N, P, Q, C)", "x f32 (N, H, W, C)")
+
+
 @max_pool_back.shape
 def _(g: Tensor, x: Tensor, size: int) -> tuple[Shape, str]:
+    require(g.shape == max_pool.shape_rule(x, size)[0], "max_pool_back", "g must have max_pool's shape", g, x)
     return x.shape, x.dtype
 
 

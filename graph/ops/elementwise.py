@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op
+from logitless.graph.op import Array, Case, op, require
 from logitless.graph.tensor import Shape, Tensor, const
 
 GELU_SCALE = math.sqrt(2 / math.pi)
@@ -19,6 +20,7 @@ def unbroadcast(g: Tensor, t: Tensor) -> Tensor:
 
 @op
 def add(a: Array, b: Array) -> Array:
+    """a + b, with numpy's broadcasting."""
     return a + b
 
 
@@ -39,6 +41,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def sub(a: Array, b: Array) -> Array:
+    """a − b, with numpy's broadcasting."""
     return a - b
 
 
@@ -59,6 +62,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def mul(a: Array, b: Array) -> Array:
+    """a · b, element by element, with numpy's broadcasting."""
     return a * b
 
 
@@ -108,7 +112,14 @@ def sum_to(x: Array, *, shape: Shape) -> Array:
 
 @sum_to.shape
 def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
+    require(_broadcasts(shape, x.shape), "sum_to", f"{shape} is not a shape that broadcasts to its source's", x)
     return shape, x.dtype
+
+
+def _broadcasts(small: Shape, large: Shape) -> bool:
+    """True if numpy broadcasts an array of one shape to the other."""
+    lead = len(large) - len(small)
+    return lead >= 0 and all(n in (1, m) for n, m in zip(small, large[lead:], strict=True))
 
 
 @sum_to.vjp
@@ -127,11 +138,13 @@ for _from, _to in (((70, 40), ()), ((70, 40), (40,)), ((70, 300), (70, 1)), ((3,
 
 @op
 def broadcast_to(x: Array, *, shape: Shape) -> Array:
+    """x repeated along axes that it lacks, or has with length 1 (np.broadcast_to)."""
     return np.broadcast_to(x, shape)
 
 
 @broadcast_to.shape
 def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
+    require(_broadcasts(x.shape, shape), "broadcast_to", f"its source cannot be broadcast to {shape}", x)
     return shape, x.dtype
 
 
@@ -159,6 +172,7 @@ def _sigmoid(x: Array) -> Array:
 
 @op
 def silu(x: Array) -> Array:
+    """x / (1 + e⁻ˣ)."""
     return x * _sigmoid(x)
 
 
@@ -174,6 +188,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def silu_back(g: Array, x: Array) -> Array:
+    """g times the derivative of `silu` at x."""
     s = _sigmoid(x)
     return g * s * (1 + x * (1 - s))
 
@@ -201,6 +216,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def gelu_back(g: Array, x: Array) -> Array:
+    """g times the derivative of `gelu` at x."""
     t = np.tanh(GELU_SCALE * (x + 0.044715 * x**3))
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * GELU_SCALE * (1 + 3 * 0.044715 * x * x))
 
@@ -216,6 +232,12 @@ def softcap(x: Array, *, cap: float) -> Array:
     return cap * np.tanh(x / cap)
 
 
+@softcap.shape
+def _(x: Tensor, cap: float) -> tuple[Shape, str]:
+    require(cap > 0, "softcap", f"cap must be positive, not {cap}", x)
+    return x.shape, x.dtype
+
+
 @softcap.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, cap: float) -> tuple[Tensor | None, ...]:
     return (mul(g, add(const(1.0), scale(mul(y, y), factor=-1.0 / cap**2))),)
@@ -227,7 +249,7 @@ def _(r: np.random.Generator) -> Case:
 
 
 @op
-def glu(gate: Array, up: Array, *, activation: str) -> Array:
+def glu(gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu
     or gelu).
     """
@@ -259,19 +281,33 @@ def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
     return a * _sigmoid(alpha * a) * (1 + b)
 
 
+@glu_clamped.shape
+def _(gate: Tensor, up: Tensor, alpha: float, limit: float) -> tuple[Shape, str]:
+    require(limit >= 0, "glu_clamped", f"limit must not be negative, not {limit}", gate, up)
+    return glu_clamped.alike(gate, up)
+
+
 @glu_clamped.vjp
 def _(g: Tensor, y: Tensor, gate: Tensor, up: Tensor, alpha: float, limit: float) -> tuple[Tensor | None, ...]:
     return tuple(glu_clamped_back(g, gate, up, alpha=alpha, limit=limit, of=of) for of in ("gate", "up"))
 
 
 @op
-def glu_clamped_back(g: Array, gate: Array, up: Array, *, alpha: float, limit: float, of: str) -> Array:
+def glu_clamped_back(
+    g: Array, gate: Array, up: Array, *, alpha: float, limit: float, of: Literal["gate", "up"]
+) -> Array:
     """The gradient of `glu_clamped` for its gate or up (`of`)."""
     a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
     s = _sigmoid(alpha * a)
     if of == "up":
         return g * a * s * (np.abs(up) < limit)
     return g * (1 + b) * s * (1 + alpha * a * (1 - s)) * (gate < limit)
+
+
+@glu_clamped_back.shape
+def _(g: Tensor, gate: Tensor, up: Tensor, alpha: float, limit: float, of: str) -> tuple[Shape, str]:
+    glu_clamped.shape_rule(gate, up, alpha, limit)
+    return glu_clamped_back.alike(g, gate, up)
 
 
 @glu_clamped.case
@@ -295,6 +331,7 @@ def gated(t: Tensor) -> Tensor:
 
 for _elementwise in (add, sub, mul):
     _elementwise.inplace = (0, 1)
+    _elementwise.shape(_elementwise.broadcast)
 for _elementwise in (scale, silu, gelu, softcap):
     _elementwise.inplace = (0,)
 for _elementwise in (silu_back, gelu_back, glu, glu_clamped):

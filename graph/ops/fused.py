@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,9 @@ def linear_parts(x: Array, *weights: Array) -> Array:
     return np.concatenate([linear.reference(x, w).reshape(-1) for w in weights])
 
 
+linear_parts.takes("x f32 (T, K)", "*weights weight (_, K)")
+
+
 @linear_parts.shape
 def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
     require(len(weights) > 0, "linear_parts", "expected at least one weight", x)
@@ -40,6 +43,9 @@ def expert_parts(x: Array, order: Array, *weights: Array, n: int) -> Array:
     """
     rows = expert_rows.reference(x, order)
     return np.concatenate([expert_linear.reference(rows, w, order, n=n).reshape(-1) for w in weights])
+
+
+expert_parts.takes("x f32 (T, K)", "order i32 (3, R)", "*weights weight (_, K)")
 
 
 @expert_parts.shape
@@ -62,6 +68,9 @@ def linear_add(x: Array, w: Array, y: Array) -> Array:
     return y + linear.reference(x, w)
 
 
+linear_add.takes("x f32 (T, K)", "w weight (N, K)", "y f32 (…, N)")
+
+
 @linear_add.shape
 def _(x: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
     shape, dtype = linear.shape_rule(x, w)
@@ -77,25 +86,31 @@ def _(x: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
 
 
 @op
-def linear_glu(x: Array, gate: Array, up: Array, *, activation: str) -> Array:
+def linear_glu(x: Array, gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """activation(x · gateᵀ) · (x · upᵀ): x (T, K), gate and up (N, K); "silu" or "gelu"."""
     return glu.reference(linear.reference(x, gate), linear.reference(x, up), activation=activation)
 
 
+linear_glu.takes("x f32 (T, K)", "gate weight (N, K)", "up weight (N, K)")
+
+
 @linear_glu.shape
-def _(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str]:
+def _(x: Tensor, gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"]) -> tuple[Shape, str]:
     require(gate.shape == up.shape, "linear_glu", "gate and up differ in shape", x, gate, up)
     return linear.shape_rule(x, gate)
 
 
 @op
-def linear_glu_act(xq: Array, gate: Array, up: Array, *, activation: str) -> Array:
+def linear_glu_act(xq: Array, gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """`linear_glu` of activations that are quantised, quantised again in groups of 32."""
     return quantize_act.reference(linear_glu.reference(xq, gate, up, activation=activation))
 
 
+linear_glu_act.takes("xq q8_act (T, K)", "gate weight (N, K)", "up weight (N, K)")
+
+
 @linear_glu_act.shape
-def _(xq: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str]:
+def _(xq: Tensor, gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"]) -> tuple[Shape, str]:
     require(gate.shape == up.shape, "linear_glu_act", "gate and up differ in shape", xq, gate, up)
     shape, _ = linear_q8.shape_rule(xq, gate)
     require(shape[1] % ACT_BLOCK == 0, "linear_glu_act", f"rows must be a multiple of {ACT_BLOCK} long", gate)
@@ -103,13 +118,16 @@ def _(xq: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str
 
 
 @op
-def glu_act(gate: Array, up: Array, *, activation: str, group: int = ACT_BLOCK) -> Array:
+def glu_act(gate: Array, up: Array, *, activation: Literal["silu", "gelu"], group: int = ACT_BLOCK) -> Array:
     """`quantize_act` of `glu`."""
     return quantize_act.reference(glu.reference(gate, up, activation=activation), group=group)
 
 
+glu_act.takes("gate f32 (…, K)", "up f32 (…, K)")
+
+
 @glu_act.shape
-def _(gate: Tensor, up: Tensor, activation: str, group: int = ACT_BLOCK) -> tuple[Shape, str]:
+def _(gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"], group: int = ACT_BLOCK) -> tuple[Shape, str]:
     require(gate.shape == up.shape, "glu_act", "gate and up differ in shape", gate, up)
     return quantize_act.shape_rule(gate, group)
 
@@ -118,6 +136,9 @@ def _(gate: Tensor, up: Tensor, activation: str, group: int = ACT_BLOCK) -> tupl
 def linear_q8_add(xq: Array, w: Array, y: Array) -> Array:
     """y (T, N) + `linear_q8` of xq (T, K) and w (N, K)."""
     return y + linear_q8.reference(xq, w)
+
+
+linear_q8_add.takes("xq q8_act (T, K)", "w weight (N, K)", "y f32 (T, N)")
 
 
 @linear_q8_add.shape
@@ -138,6 +159,18 @@ def attention_act(q: Array, *src: Array, **attrs: Any) -> Array:
     return quantize_act.reference(attention.reference(q, *src, **attrs).reshape(q.shape[0], -1))
 
 
+attention_act.takes(
+    "q f32 (T, H, D)",
+    "k cache (pages, G, D, 16)",
+    "v cache (pages, G, 16, D)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (…, T)",
+    "sinks f32 (H)?",
+    like=attention,
+)
+
+
 @attention_act.shape
 def _(q: Tensor, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
     (n, heads, size), _ = attention.shape_rule(q, *src, **attrs)
@@ -151,6 +184,9 @@ def rms_norm_act(x: Array, w: Array, *, eps: float, group: int = ACT_BLOCK) -> A
     return quantize_act.reference(rms_norm.reference(x, w, eps=eps), group=group)
 
 
+rms_norm_act.takes("x f32 (…, K)", "w f32")
+
+
 @rms_norm_act.shape
 def _(x: Tensor, w: Tensor, eps: float, group: int = ACT_BLOCK) -> tuple[Shape, str]:
     rms_norm.shape_rule(x, w, eps)
@@ -161,6 +197,9 @@ def _(x: Tensor, w: Tensor, eps: float, group: int = ACT_BLOCK) -> tuple[Shape, 
 def store_k_rope(cache: Array, k: Array, cells: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
     """`store_k` of the keys after `rope`."""
     return store_k.reference(cache, rope.reference(k, angles, interleaved=interleaved, sign=sign), cells)
+
+
+store_k_rope.takes("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T)", "angles f32 (T, 2, P)")
 
 
 @store_k_rope.shape
@@ -178,6 +217,18 @@ def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, 
     """
     *others, angles = src
     return attention.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
+
+
+attention_rope.takes(
+    "q f32 (T, H, D)",
+    "k cache (pages, G, D, 16)",
+    "v cache (pages, G, 16, D)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (…, T)",
+    "*others f32",
+    like=attention,
+)
 
 
 @attention_rope.shape
@@ -215,7 +266,7 @@ def _add_case(dtype: str, t: int, k: int, *, whole: bool) -> Callable[[np.random
     return make
 
 
-def _glu_case(dtype: str, t: int, k: int, activation: str) -> Callable[[np.random.Generator], Case]:
+def _glu_case(dtype: str, t: int, k: int, activation: Literal["silu", "gelu"]) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         x, gate, up = r.normal(size=(t, k)), r.normal(size=(40, k)), r.normal(size=(40, k))
         return [x, Weight(gate / k**0.5, dtype), Weight(up, dtype)], {"activation": activation}

@@ -17,6 +17,9 @@ def get_rows(table: Array, ids: Array) -> Array:
     return table[ids]
 
 
+get_rows.takes("table weight (N, K)", "ids i32 (T)")
+
+
 @get_rows.shape
 def _(table: Tensor, ids: Tensor) -> tuple[Shape, str]:
     require(len(table.shape) == 2 and len(ids.shape) == 1, "get_rows", "expected table (N, K) and ids (T,)", table, ids)
@@ -35,6 +38,9 @@ def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
     out = np.zeros((n, *rows.shape[1:]), rows.dtype)
     np.add.at(out, ids, rows)
     return out
+
+
+add_rows.takes("rows f32 (T, …)", "ids i32 (T)")
 
 
 @add_rows.shape
@@ -56,6 +62,9 @@ def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
     out = x.copy()
     np.add.at(out, ids, rows)
     return out
+
+
+add_rows_to.takes("x f32 (n, …)", "rows f32 (T, …)", "ids i32 (T)")
 
 
 @add_rows_to.shape

@@ -26,6 +26,9 @@ def linear(x: Array, w: Array) -> Array:
     return x @ w.T
 
 
+linear.takes("x f32 (T, K)", "w weight (N, K)")
+
+
 @linear.shape
 def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
     shape = _product_shape("linear", x, w)
@@ -50,6 +53,9 @@ def matmul(a: Array, b: Array) -> Array:
     return a @ b
 
 
+matmul.takes("a f32 (M, K)", "b weight (K, N)")
+
+
 @matmul.shape
 def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
     require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "expected a (M, K) and b (K, N)", a, b)
@@ -66,6 +72,9 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
 def matmul_tn(a: Array, b: Array) -> Array:
     """a (K, M) transposed · b (K, N)."""
     return a.T @ b
+
+
+matmul_tn.takes("a f32 (K, M)", "b f32 (K, N)")
 
 
 @matmul_tn.shape
@@ -93,10 +102,13 @@ def quantize_act(x: Array, *, group: int = ACT_BLOCK) -> Array:
     return (np.rint(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
 
 
+quantize_act.takes("x f32 (…, K)")
+
+
 @quantize_act.shape
 def _(x: Tensor, group: int = ACT_BLOCK) -> tuple[Shape, str]:
     require(x.dtype == "f32", "quantize_act", "x must be f32", x)
-    require(group % ACT_BLOCK == 0, "quantize_act", f"groups must be a multiple of {ACT_BLOCK} long", x)
+    require(group > 0 and group % ACT_BLOCK == 0, "quantize_act", f"groups must be a multiple of {ACT_BLOCK} long", x)
     require(x.shape[-1] % group == 0, "quantize_act", f"rows must be a multiple of {group} long", x)
     return x.shape, "q8_act"
 
@@ -105,6 +117,9 @@ def _(x: Tensor, group: int = ACT_BLOCK) -> tuple[Shape, str]:
 def linear_q8(xq: Array, w: Array) -> Array:
     """`linear` of activations that are already quantised and a quantised weight."""
     return xq @ w.T
+
+
+linear_q8.takes("xq q8_act (T, K)", "w weight (N, K)")
 
 
 @linear_q8.shape
@@ -121,6 +136,9 @@ def pack_act(x: Array) -> Array:
     return x
 
 
+pack_act.takes("x f32 (T, K)")
+
+
 @pack_act.shape
 def _(x: Tensor) -> tuple[Shape, str]:
     require(x.dtype == "f32", "pack_act", "x must be f32", x)
@@ -131,6 +149,9 @@ def _(x: Tensor) -> tuple[Shape, str]:
 def linear_f32(xp: Array, w: Array) -> Array:
     """`linear` of packed activations and a weight of floats."""
     return xp @ w.T
+
+
+linear_f32.takes("xp f32_act (T, K)", "w weight (N, K)")
 
 
 @linear_f32.shape
@@ -150,10 +171,14 @@ def round_act(x: Array, *, rows: int = 1) -> Array:
     return rounded
 
 
+round_act.takes("x f32 (T, K)")
+
+
 @round_act.shape
 def _(x: Tensor, rows: int = 1) -> tuple[Shape, str]:
     require(len(x.shape) == 2 and x.dtype == "f32", "round_act", "expected x (T, K) of f32", x)
     require(x.shape[1] % 2 == 0, "round_act", "rows must be an even number long", x)
+    require(rows > 0, "round_act", f"rows must be positive, not {rows}", x)
     return (-(-x.shape[0] // rows) * rows, x.shape[1]), "bf16_act"
 
 
@@ -161,6 +186,9 @@ def _(x: Tensor, rows: int = 1) -> tuple[Shape, str]:
 def linear_bf16(xr: Array, w: Array, *, m: int) -> Array:
     """`linear` of the m rows that `round_act` was given and a weight of bf16."""
     return xr[:m] @ w.T
+
+
+linear_bf16.takes("xr bf16_act (T, K)", "w bf16 (N, K)")
 
 
 @linear_bf16.shape
@@ -184,9 +212,12 @@ def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
     return padded.reshape(-1, rows, k).transpose(0, 2, 1)
 
 
+pack_tiles.takes("x f32 (M, K)")
+
+
 @pack_tiles.shape
 def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and x.dtype == "f32", "pack_tiles", "expected x (M, K) of f32", x)
+    require(rows > 0, "pack_tiles", f"rows must be positive, not {rows}", x)
     m, k = reversed(x.shape) if transposed else x.shape
     return (-(-m // rows), k, rows), x.dtype
 
@@ -199,10 +230,14 @@ def product_parts(a: Array, b: Array, *, steps: int) -> Array:
     return np.stack([a[i : i + steps].T @ b[i : i + steps] for i in range(0, len(a), steps)])
 
 
+product_parts.takes("a f32 (K, M)", "b f32 (K, N)")
+
+
 @product_parts.shape
 def _(a: Tensor, b: Tensor, steps: int) -> tuple[Shape, str]:
     require(len(a.shape) == 2 and len(b.shape) == 2, "product_parts", "expected a (K, M) and b (K, N)", a, b)
     require(a.shape[0] == b.shape[0], "product_parts", "a and b differ in rows", a, b)
+    require(steps > 0, "product_parts", f"steps must be positive, not {steps}", a, b)
     return (-(-a.shape[0] // steps), a.shape[1], b.shape[1]), a.dtype
 
 
@@ -213,10 +248,14 @@ def tiled_product(tiles: Array, b: Array, *, m: int, transposed: bool) -> Array:
     return a @ (b.T if transposed else b)
 
 
+tiled_product.takes("tiles f32 (P, K, R)", "b weight (_, _)")
+
+
 @tiled_product.shape
 def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
     inner, n = (1, 0) if transposed else (0, 1)
     require(len(b.shape) == 2 and tiles.shape[1] == b.shape[inner], "tiled_product", "shapes disagree", tiles, b)
+    require(m <= tiles.shape[0] * tiles.shape[2], "tiled_product", f"tiles have not {m} rows", tiles, b)
     return (m, b.shape[n]), tiles.dtype
 
 
@@ -228,7 +267,11 @@ def add_product(x: Array, a: Array, b: Array) -> Array:
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 
+add_product.takes("x f32 (M, N)", "a f32 (…, K, _)", "b f32 (K, N)")
+
+
 def _sum_shape(x: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, str]:
+    require(len(a.shape) in (2, 3), "add_product", "a must be a matrix or tiles", x, a, b)
     n_rows = a.shape[1] if len(a.shape) == 2 else x.shape[0]
     require(len(x.shape) == len(b.shape) == 2 and x.shape == (n_rows, b.shape[1]), "add_product", "shapes", x, a, b)
     require(a.shape[len(a.shape) - 2] == b.shape[0], "add_product", "a and b differ in k", x, a, b)

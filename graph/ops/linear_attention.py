@@ -33,6 +33,9 @@ def text_begins(start: Array, *, length: int) -> Array:
     return np.where(start == np.arange(len(start)) % length, 0, -1).astype(np.int32)
 
 
+text_begins.takes("start i32 (T)")
+
+
 @text_begins.shape
 def _(start: Tensor, length: int) -> tuple[Shape, str]:
     ok = len(start.shape) == 1 and length > 0 and start.shape[0] % length == 0
@@ -51,6 +54,9 @@ def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
     oldest first.
     """
     return _convolve(x, w, states, begin, np.full(len(x), -1))
+
+
+causal_conv.takes("x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)")
 
 
 def _convolve(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
@@ -81,6 +87,9 @@ def causal_conv_update(x: Array, w: Array, states: Array, begin: Array, end: Arr
     return _convolve(x, w, states, begin, end)
 
 
+causal_conv_update.takes("x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)", "end i32 (T)")
+
+
 causal_conv_update.shape(causal_conv.shape_rule)
 
 
@@ -105,8 +114,12 @@ def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) 
     return np.concatenate([dx, dw.reshape(k, -1)])
 
 
+causal_conv_back.takes("g f32 (T, C)", "x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)")
+
+
 @causal_conv_back.shape
 def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Shape, str]:
+    causal_conv.shape_rule(x, w, states, begin)
     require(g.shape == x.shape, "causal_conv_back", "the gradient must have x's shape", g, x)
     return (x.shape[0] + w.shape[2], x.shape[1]), x.dtype
 
@@ -139,6 +152,17 @@ def linear_attention(
     return _attend(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 
 
+linear_attention.takes(
+    "q f32 (T, G, D)",
+    "k f32 (T, G, D)",
+    "v f32 (T, H, E)",
+    "decay f32 (T, H)",
+    "beta f32 (T, H)",
+    "states f32 (N, H, D, E)",
+    "begin i32 (T)",
+)
+
+
 def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
     """`src`: q to begin; S after row t goes to row end[t] of the states, unless that is -1."""
     q, k, v, decay, beta, states, begin = src
@@ -158,6 +182,19 @@ def linear_attention_update(*src: Array, **attrs: Any) -> Array:
     """`linear_attention` that also writes S to states; its last source is `end` (T,)."""
     *others, end = src
     return _attend(others, end, **attrs)
+
+
+linear_attention_update.takes(
+    "q f32 (T, G, D)",
+    "k f32 (T, G, D)",
+    "v f32 (T, H, E)",
+    "decay f32 (T, H)",
+    "beta f32 (T, H)",
+    "states f32 (N, H, D, E)",
+    "begin i32 (T)",
+    "end i32 (T)",
+    like=linear_attention,
+)
 
 
 def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
@@ -248,14 +285,26 @@ def linear_attention_back(
     return np.concatenate([x.reshape(-1) for x in (dq, dk, dv, dd, db)])
 
 
+linear_attention_back.takes(
+    "g f32 (T, H, E)",
+    "q f32 (T, G, D)",
+    "k f32 (T, G, D)",
+    "v f32 (T, H, E)",
+    "decay f32 (T, H)",
+    "beta f32 (T, H)",
+    "states f32 (N, H, D, E)",
+    "begin i32 (T)",
+)
+
+
 def _add_heads(out: Array, x: Array, grouped: bool) -> None:
     n = out.shape[0]
     out += x.reshape(n, -1, x.shape[1]).sum(1) if grouped else x.reshape(-1, *out.shape).sum(0)
 
 
 @linear_attention_back.shape
-def _(g: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
-    _check("linear_attention_back", *src[:5], src[6])
+def _(g: Tensor, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
+    linear_attention.shape_rule(*src, **attrs)
     require(g.shape == src[2].shape, "linear_attention_back", "the gradient must have v's shape", g, src[2])
     return (sum(int(np.prod(t.shape)) for t in src[:5]),), g.dtype
 

@@ -31,6 +31,9 @@ def top_experts(logits: Array, *, n: int) -> Array:
     return np.argsort(-logits, axis=1, kind="stable")[:, :n]
 
 
+top_experts.takes("logits f32 (T, E)")
+
+
 @top_experts.shape
 def _(logits: Tensor, n: int) -> tuple[Shape, str]:
     require(len(logits.shape) == 2 and 0 < n <= logits.shape[1], "top_experts", f"has no {n} of", logits)
@@ -43,6 +46,9 @@ def expert_weights(logits: Array, ids: Array) -> Array:
     chosen = np.take_along_axis(logits, ids.astype(np.int64), 1)
     e = np.exp(chosen - chosen.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
+
+
+expert_weights.takes("logits f32 (T, E)", "ids i32 (T, k)")
 
 
 @expert_weights.shape
@@ -66,6 +72,9 @@ def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
     return out
 
 
+expert_scatter.takes("x f32 (T, k)", "ids i32 (T, k)")
+
+
 @expert_scatter.shape
 def _(x: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
     require(x.shape == ids.shape and ids.dtype == "i32", "expert_scatter", "expected x and ids (T, k)", x, ids)
@@ -81,6 +90,9 @@ def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, n: int) -> tuple[Tensor | No
 def expert_gather(x: Array, ids: Array) -> Array:
     """(T, k): x (T, E) at ids (T, k)."""
     return np.take_along_axis(x, ids.astype(np.int64), 1)
+
+
+expert_gather.takes("x f32 (T, E)", "ids i32 (T, k)")
 
 
 @expert_gather.shape
@@ -101,9 +113,12 @@ def expert_order(ids: Array, *, n: int) -> Array:
     return np.stack([places, np.argsort(places), flat[places]])
 
 
+expert_order.takes("ids i32 (T, k)")
+
+
 @expert_order.shape
 def _(ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(len(ids.shape) == 2 and ids.dtype == "i32", "expert_order", "expected ids (T, k)", ids)
+    require(n > 0, "expert_order", f"n must be positive, not {n}", ids)
     return (3, ids.shape[0] * ids.shape[1]), "i32"
 
 
@@ -111,6 +126,9 @@ def _(ids: Tensor, n: int) -> tuple[Shape, str]:
 def expert_rows(x: Array, order: Array) -> Array:
     """x (T, K) → (R, K): at each place the row whose expert it is."""
     return x[order[0] // (order.shape[1] // len(x))]
+
+
+expert_rows.takes("x f32 (T, K)", "order i32 (3, R)")
 
 
 @expert_rows.shape
@@ -136,10 +154,13 @@ def expert_linear(x: Array, w: Array, order: Array, *, n: int) -> Array:
     return out
 
 
+expert_linear.takes("x f32 (R, K)", "w weight (_, K)", "order i32 (3, R)")
+
+
 @expert_linear.shape
 def _(x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     linear.shape_rule(x, w)
-    ok = _is_order(order) and order.shape[1] == x.shape[0] and w.shape[0] % n == 0
+    ok = n > 0 and _is_order(order) and order.shape[1] == x.shape[0] and w.shape[0] % n == 0
     require(ok, "expert_linear", f"expected x (R, K), w ({n} · N, K) and order (3, R)", x, w, order)
     return (x.shape[0], w.shape[0] // n), x.dtype
 
@@ -160,6 +181,9 @@ def expert_matmul(x: Array, w: Array, order: Array, *, n: int) -> Array:
         rows = order[2] == expert
         out[rows] = x[rows] @ w.reshape(n, -1, w.shape[1])[expert]
     return out
+
+
+expert_matmul.takes("x f32 (R, N)", "w weight (_, K)", "order i32 (3, R)")
 
 
 @expert_matmul.shape
@@ -184,6 +208,9 @@ def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
     return out.reshape(-1, b.shape[1])
 
 
+expert_products.takes("a f32 (R, M)", "b f32 (R, K)", "order i32 (3, R)")
+
+
 @expert_products.shape
 def _(a: Tensor, b: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     ok = _is_order(order) and order.shape[1] == a.shape[0] == b.shape[0]
@@ -197,6 +224,9 @@ def expert_sum(y: Array, weights: Array, order: Array) -> Array:
     N).
     """
     return (y[order[1]].reshape(*weights.shape, -1) * weights[..., None]).sum(1)
+
+
+expert_sum.takes("y f32 (R, N)", "weights f32 (T, k)", "order i32 (3, R)")
 
 
 @expert_sum.shape
@@ -224,8 +254,12 @@ def quantize_experts(x: Array, order: Array, *, gather: bool, group: int = 32) -
     return quantize_act.reference(expert_rows.reference(x, order) if gather else x, group=group)
 
 
+quantize_experts.takes("x f32 (_, K)", "order i32 (3, R)")
+
+
 @quantize_experts.shape
 def _(x: Tensor, order: Tensor, gather: bool, group: int = 32) -> tuple[Shape, str]:
+    _require_rows("quantize_experts", x, order, gather)
     (_, k), dtype = quantize_act.shape_rule(x, group=group)
     return (order.shape[1], k), dtype
 
@@ -238,11 +272,12 @@ def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
     return expert_rows.reference(x, order) if gather else x
 
 
+pack_experts.takes("x f32 (_, K)", "order i32 (3, R)")
+
+
 @pack_experts.shape
 def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
-    require(
-        x.dtype == "f32" and _is_order(order), "pack_experts", "expected x (R, K) of f32 and order (3, R)", x, order
-    )
+    _require_rows("pack_experts", x, order, gather)
     return (order.shape[1], x.shape[1]), "f32_act"
 
 
@@ -252,9 +287,12 @@ def round_experts(x: Array, order: Array, *, gather: bool) -> Array:
     return round_act.reference(expert_rows.reference(x, order) if gather else x)
 
 
+round_experts.takes("x f32 (_, K)", "order i32 (3, R)")
+
+
 @round_experts.shape
 def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
-    require(_is_order(order), "round_experts", "expected x (R, K) and order (3, R)", x, order)
+    _require_rows("round_experts", x, order, gather)
     (_, k), dtype = round_act.shape_rule(x)
     return (order.shape[1], k), dtype
 
@@ -265,11 +303,22 @@ def expert_linear_act(xp: Array, w: Array, order: Array, *, n: int) -> Array:
     return expert_linear.reference(xp, w, order, n=n)
 
 
+expert_linear_act.takes("xp f32_act|q8_act|bf16_act (R, K)", "w weight (_, K)", "order i32 (3, R)")
+
+
 @expert_linear_act.shape
 def _(xp: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
     types = {"q8_act"} if DTYPES[w.dtype].quantised else {"f32_act"} | ({"bf16_act"} if w.dtype == "bf16" else set())
     require(xp.dtype in types, "expert_linear_act", f"x must be {' or '.join(sorted(types))}", xp, w)
+    require(n > 0 and w.shape[0] % n == 0, "expert_linear_act", f"w has not the rows of {n} experts", xp, w)
     return (xp.shape[0], w.shape[0] // n), "f32"
+
+
+def _require_rows(name: str, x: Tensor, order: Tensor, gather: bool) -> None:
+    """Raise ValueError unless x has the rows that are gathered, or a row for each place of the order."""
+    rows = order.shape[1]
+    ok = rows % x.shape[0] == 0 if gather else rows == x.shape[0]
+    require(ok, name, f"x has not the rows of an order of {rows}", x, order)
 
 
 def _is_order(t: Tensor) -> bool:

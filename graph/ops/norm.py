@@ -15,8 +15,16 @@ def rms_norm(x: Array, w: Array, *, eps: float) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
 
 
+rms_norm.takes("x f32 (…, K)", "w f32")
+
+
+def _require_eps(name: str, eps: float, *src: Tensor) -> None:
+    require(eps >= 0, name, f"eps must not be negative, not {eps}", *src)
+
+
 @rms_norm.shape
 def _(x: Tensor, w: Tensor, eps: float) -> tuple[Shape, str]:
+    _require_eps("rms_norm", eps, x, w)
     require(w.shape in ((), x.shape[-1:]), "rms_norm", "the weight must have the last axis' length", x, w)
     return x.shape, x.dtype
 
@@ -41,8 +49,18 @@ rms_norm.inplace = (0,)
 
 @op
 def rms_norm_back(g: Array, x: Array, *, eps: float) -> Array:
+    """The gradient of x of `rms_norm` without a weight."""
     k = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
     return k * (g - x * k * k * (g * x).mean(-1, keepdims=True))
+
+
+rms_norm_back.takes("g f32 (…, K)", "x f32 (…, K)")
+
+
+@rms_norm_back.shape
+def _(g: Tensor, x: Tensor, eps: float) -> tuple[Shape, str]:
+    _require_eps("rms_norm_back", eps, g, x)
+    return rms_norm_back.alike(g, x)
 
 
 @rms_norm_back.case
@@ -57,8 +75,12 @@ def layer_norm(x: Array, w: Array, b: Array, *, eps: float) -> Array:
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * w + b
 
 
+layer_norm.takes("x f32 (…, K)", "w f32 (K)", "b f32 (K)")
+
+
 @layer_norm.shape
 def _(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Shape, str]:
+    _require_eps("layer_norm", eps, x, w, b)
     ok = w.shape == b.shape == x.shape[-1:]
     require(ok, "layer_norm", "weight and bias must have the last axis' length", x, w, b)
     return x.shape, x.dtype

@@ -12,7 +12,11 @@ from logitless.graph.tensor import Shape, Tensor, const
 
 @op
 def div(a: Array, b: Array) -> Array:
+    """a / b, element by element, with numpy's broadcasting."""
     return a / b
+
+
+div.shape(div.broadcast)
 
 
 @div.vjp
@@ -35,6 +39,7 @@ def square(x: Tensor) -> Tensor:
 
 @op
 def sqrt(x: Array) -> Array:
+    """The square root."""
     return np.sqrt(x)
 
 
@@ -56,6 +61,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def exp(x: Array) -> Array:
+    """eˣ."""
     return np.exp(x)
 
 
@@ -66,6 +72,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def tanh(x: Array) -> Array:
+    """The hyperbolic tangent."""
     return np.tanh(x)
 
 
@@ -76,6 +83,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def sin(x: Array) -> Array:
+    """The sine of x in radians."""
     return np.sin(x)
 
 
@@ -86,6 +94,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def cos(x: Array) -> Array:
+    """The cosine of x in radians."""
     return np.cos(x)
 
 
@@ -124,6 +133,7 @@ def step(x: Array) -> Array:
 
 @op
 def sign(x: Array) -> Array:
+    """1, 0 or −1."""
     return np.sign(x)
 
 
@@ -139,6 +149,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 @op
 def relu(x: Array) -> Array:
+    """x where positive, else 0."""
     return np.maximum(x, 0)
 
 
@@ -162,6 +173,12 @@ def _(r: np.random.Generator) -> Case:
 def clamp(x: Array, *, low: float, high: float) -> Array:
     """x clamped to [low, high]."""
     return np.clip(x, low, high)
+
+
+@clamp.shape
+def _(x: Tensor, low: float, high: float) -> tuple[Shape, str]:
+    require(low <= high, "clamp", f"low must not be above high, {low} is above {high}", x)
+    return x.shape, x.dtype
 
 
 @clamp.vjp
@@ -217,6 +234,9 @@ def argmax(x: Array) -> Array:
     return x.argmax(-1).astype(np.int32)
 
 
+argmax.takes("x f32 (R, K)")
+
+
 @argmax.shape
 def _(x: Tensor) -> tuple[Shape, str]:
     require(len(x.shape) == 2, "argmax", "expected x (R, K)", x)
@@ -241,6 +261,9 @@ def cast(x: Array, *, dtype: str) -> Array:
     written.
     """
     return x
+
+
+cast.takes("x stored")
 
 
 @cast.shape

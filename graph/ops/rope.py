@@ -19,6 +19,9 @@ def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Arra
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
 
 
+rope_angles.takes("pos i32 (T)", "frequency f32 (P)")
+
+
 @rope_angles.shape
 def _(pos: Tensor, frequency: Tensor, magnitude: float = 1.0) -> tuple[Shape, str]:
     return (pos.shape[0], 2, frequency.shape[0]), "f32"
@@ -41,6 +44,9 @@ def mrope_angles(pos: Array, frequency: Array, component: Array, *, magnitude: f
     """
     angle = pos[component].T * frequency
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
+
+
+mrope_angles.takes("pos i32 (S, T)", "frequency f32 (P)", "component i32 (P)")
 
 
 @mrope_angles.shape
@@ -73,6 +79,9 @@ def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Ar
     parts = a * c - b * s, a * s + b * c
     turned = np.stack(parts, -1).reshape(head.shape) if interleaved else np.concatenate(parts, -1)
     return np.concatenate([turned, rest], -1)
+
+
+rope.takes("x f32 (T, H, D)", "angles f32 (T, 2, P)")
 
 
 @rope.shape

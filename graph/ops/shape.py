@@ -17,12 +17,16 @@ def reshape(x: Array, *, shape: Shape) -> Array:
     return x.reshape(shape)
 
 
+reshape.takes("x any")
+
+
 @reshape.shape
 def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
     total = math.prod(x.shape)
     known = math.prod(n for n in shape if n != -1)
-    full = tuple(total // known if n == -1 else n for n in shape)
-    require(math.prod(full) == total, "reshape", f"cannot become {shape}", x)
+    ok = known > 0 and shape.count(-1) <= 1 and min(shape, default=1) >= -1
+    full = tuple(total // known if n == -1 else n for n in shape) if ok else ()
+    require(ok and math.prod(full) == total, "reshape", f"cannot become {shape}", x)
     return full, x.dtype
 
 
@@ -40,6 +44,9 @@ def _(r: np.random.Generator) -> Case:
 def slice_rows(x: Array, *, start: int, stop: int) -> Array:
     """Rows start…stop of the first axis. Aliases its source."""
     return x[start:stop]
+
+
+slice_rows.takes("x any (N, …)")
 
 
 @slice_rows.shape
@@ -74,8 +81,12 @@ def pad_rows(x: Array, *, before: int, after: int) -> Array:
     return np.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1))
 
 
+pad_rows.takes("x f32 (N, …)")
+
+
 @pad_rows.shape
 def _(x: Tensor, before: int, after: int) -> tuple[Shape, str]:
+    require(before >= 0 <= after, "pad_rows", f"cannot have {before} and {after} more rows", x)
     return (before + x.shape[0] + after, *x.shape[1:]), x.dtype
 
 
@@ -93,6 +104,9 @@ def _(r: np.random.Generator) -> Case:
 def after(x: Array, *others: Array) -> Array:
     """x, once the others are computed: an ordering that saves memory. Aliases x."""
     return x
+
+
+after.takes("x any", "*others any")
 
 
 @after.shape
@@ -114,6 +128,9 @@ def _(r: np.random.Generator) -> Case:
 def detached(x: Array) -> Array:
     """x, without a gradient. Aliases x."""
     return x
+
+
+detached.takes("x any")
 
 
 @detached.vjp

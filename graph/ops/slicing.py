@@ -15,6 +15,9 @@ def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(x.transpose(axes))
 
 
+transpose.takes("x word (…, _)")
+
+
 @transpose.shape
 def _(x: Tensor, axes: tuple[int, ...]) -> tuple[Shape, str]:
     require(sorted(axes) == list(range(len(x.shape))), "transpose", f"axes {axes} do not fit", x)
@@ -46,6 +49,9 @@ def take_block(x: Array, *, start: tuple[int, ...], shape: Shape) -> Array:
     return x[_where(start, shape)].copy()
 
 
+take_block.takes("x word (…, _)")
+
+
 @take_block.shape
 def _(x: Tensor, start: tuple[int, ...], shape: Shape) -> tuple[Shape, str]:
     _inside("take_block", x, start, shape)
@@ -72,9 +78,13 @@ def set_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
     return out
 
 
+set_block.takes("x word (…, _)", "part word (…, _)")
+
+
 @set_block.shape
 def _(x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Shape, str]:
     _inside("set_block", x, start, part.shape)
+    require(x.dtype == part.dtype, "set_block", "x and part differ in type", x, part)
     return x.shape, x.dtype
 
 
@@ -90,6 +100,9 @@ def add_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
     out = x.copy()
     out[_where(start, part.shape)] += part
     return out
+
+
+add_block.takes("x f32 (…, _)", "part f32 (…, _)")
 
 
 @add_block.shape
@@ -125,6 +138,15 @@ def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
     return np.where(columns > rows + past, fill, x)
 
 
+causal_mask.takes("x f32 (…, T, S)")
+
+
+@causal_mask.shape
+def _(x: Tensor, fill: float, past: int = 0) -> tuple[Shape, str]:
+    require(past >= 0, "causal_mask", f"past must not be negative, not {past}", x)
+    return x.shape, x.dtype
+
+
 @causal_mask.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, fill: float, past: int = 0) -> tuple[Tensor | None, ...]:
     return (causal_mask(g, fill=0.0, past=past),)
@@ -149,6 +171,9 @@ def diag(x: Array) -> Array:
     return np.diag(x)
 
 
+diag.takes("x word (n)")
+
+
 @diag.shape
 def _(x: Tensor) -> tuple[Shape, str]:
     require(len(x.shape) == 1, "diag", "expected a vector", x)
@@ -164,6 +189,9 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 def diagonal(x: Array) -> Array:
     """(n, n) → its diagonal (n,)."""
     return np.diagonal(x).copy()
+
+
+diagonal.takes("x word (n, n)")
 
 
 @diagonal.shape

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from logitless.graph.execution.plan import fed
+from logitless.graph.indices import checks_of
 from logitless.graph.op import OPS
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor
+from logitless.graph.tensor import Tensor, tensors
 
 
 def evaluate(
@@ -22,18 +24,22 @@ def evaluate(
     """The value of each root, in its tensor's shape; floats are computed in `dtype`.
 
     `feeds`, `variables`: arrays by name; ops that write overwrite the arrays of `variables` in
-    place. KeyError names one that is missing.
+    place. KeyError names one that is missing, ValueError a feed of a wrong shape or type, or an
+    index that is out of bounds.
     """
-    roots = list(roots)
+    roots = tensors("roots", roots)
+    order = toposort(roots)
     value: dict[Tensor, Any] = {}
-    for t in toposort(roots):
+    for t in order:
         if t.op == "feed":
-            value[t] = _floats(feeds[t.name], dtype)
+            value[t] = _floats(fed(t.name, feeds[t.name], t.shape, t.dtype), dtype)
         elif t.op == "variable":
             value[t] = variables[t.name]
         elif t.op == "const":
             value[t] = np.asarray(t.attrs["value"], dtype)
-        else:
+    checks_of(order).check({t.name: value[t] for t in value if t.op != "const"})
+    for t in order:
+        if not t.is_leaf:
             value[t] = OPS[t.op].reference(*(value[s] for s in t.src), **t.attrs)
     return [value[r] for r in roots]
 

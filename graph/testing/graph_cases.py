@@ -9,6 +9,7 @@ import numpy as np
 
 from logitless.graph.backend import Bytes
 from logitless.graph.dtype import DTYPES
+from logitless.graph.indices import ANY, Bounds, needed_bounds
 from logitless.graph.op import OPS, destination
 from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, feed
@@ -42,7 +43,8 @@ def graph_problems(
         src = []
         for i, s in enumerate(node.src):
             if s not in leaves:
-                leaves[s] = _leaf(problem, f"s{i}", s, feeds, constant, rng)
+                bounds = needed_bounds(node).get(s, (ANY,))[0]
+                leaves[s] = _leaf(problem, f"s{i}", s, feeds, constant, rng, bounds)
             src.append(leaves[s])
         problem.roots = (rule(*src, **node.attrs),)
         yield problem
@@ -87,8 +89,9 @@ def _leaf(
     feeds: Mapping[str, Array],
     constant: Callable[[str], Bytes | None],
     rng: np.random.Generator,
+    bounds: Bounds,
 ) -> Tensor:
-    """A leaf of the same type and shape in the problem."""
+    """A leaf of the same type and shape in the problem. `bounds` of the indices that it has."""
     root, offset = _root(t)
     kind = _kind(t)
     if kind == "const":
@@ -101,7 +104,8 @@ def _leaf(
     numpy_type = DTYPES[t.dtype].numpy
     integer = t.dtype in ("i32", "u32")
     if kind == "variable":
-        values = np.arange(np.prod(t.shape)).reshape(t.shape) if integer else rng.normal(size=t.shape)
+        values = np.arange(np.prod(t.shape)) % bounds[1] if integer else rng.normal(size=t.shape)
+        values = values.reshape(t.shape)
         return add_variable(problem, name, values.astype(numpy_type or np.float32), t.dtype)
     if kind == "feed" or integer:
         whole = feeds[root.name] if kind == "feed" else _integers(root, rng)

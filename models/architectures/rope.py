@@ -80,6 +80,8 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
         components = np.array(h.mrope, np.int32).view(np.uint8)
         name = "rope.component"
         component = session.define(name, (len(h.mrope),), "i32", lambda: components, constant=True)
+    if not frequency.size:  # no layer rotates
+        frequency = np.zeros(1, np.float32)
     return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component)
 
 

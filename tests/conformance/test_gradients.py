@@ -10,6 +10,7 @@ import pytest
 from logitless.graph.autodiff import backward
 from logitless.graph.op import OPS, Variable, Weight
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
+from logitless.graph.ops.pointwise import cast
 from logitless.graph.tensor import Tensor, const, feed, variable
 from logitless.graph.testing.conformance import register_all
 from logitless.graph.testing.evaluate import evaluate
@@ -45,6 +46,10 @@ def test_gradient_matches_the_slope(name: str, case: int) -> None:
     y = OPS[name](*leaves, **attrs)
     rng = np.random.default_rng([2, case])
     feeds["g"] = rng.normal(size=y.shape)
+    if y.dtype == "i32":  # ids: no gradient passes
+        assert OPS[name].vjp_rule(feed("g", y.shape), y, *leaves, **attrs) == (None,) * len(leaves)  # type: ignore[misc]
+        return
+    y = cast(y, dtype="f32") if y.dtype == "f16" else y
     loss = sum_to(mul(y, feed("g", y.shape)), shape=())
     gradients = backward(loss, [leaf for leaf in leaves if leaf.dtype == "f32"])
     assert bool(gradients) == (name not in FLAT)

@@ -59,7 +59,7 @@ def test_op_declaration_defines_shape_and_gradient() -> None:
                 *(feed(n, (3,), "i32") for n in "tsp"),
                 scale=1.0,
             ),
-            r"attention: shapes disagree.*'k'",
+            r"attention: expected q \(T, H, D\), k \(pages, G, D, 16\).*'k'",
         ),
         (lambda: feed("x", (2, 32), "q8_0"), r"feed 'x': numpy has no q8_0"),
         (lambda: variable("w", (2, 33), "q8_0").nbytes, r"q8_0 packs 32 elements.*\(2, 33\)"),

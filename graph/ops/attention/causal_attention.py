@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from logitless.graph.op import Array, Case, op, require
-from logitless.graph.ops.attention.paged_attention import random_sinks, require_sinks
+from logitless.graph.ops.attention.paged_attention import random_sinks, require_bounds, require_sinks
 from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
@@ -63,6 +63,9 @@ def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | 
     return out
 
 
+causal_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "start i32 (…, N)", "sinks f32 (H)?")
+
+
 def _check(name: str, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: int) -> None:
     n, heads, size = q.shape
     ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
@@ -85,6 +88,7 @@ def _(
 ) -> tuple[Shape, str]:
     _check("causal_attention", q, k, v, start, length)
     require_sinks("causal_attention", q, sinks)
+    require_bounds("causal_attention", q, window, cap)
     return q.shape, q.dtype
 
 
@@ -111,10 +115,22 @@ def causal_attention_back(
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
 
 
+causal_attention_back.takes(
+    "g f32 (N, H, D)",
+    "q f32 (N, H, D)",
+    "k f32 (N, G, D)",
+    "v f32 (N, G, D)",
+    "start i32 (…, N)",
+    "sinks f32 (H)?",
+    like=causal_attention,
+)
+
+
 @causal_attention_back.shape
 def _(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, *sinks: Tensor, length: int, **_: Any
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, *sinks: Tensor, length: int, **attrs: Any
 ) -> tuple[Shape, str]:
+    causal_attention.shape_rule(q, k, v, start, *sinks, length=length, **attrs)
     _check("causal_attention_back", q, k, v, start, length)
     require(g.shape == q.shape, "causal_attention_back", "the gradient must have q's shape", g, q)
     return (q.shape[0] * (q.shape[1] + 2 * k.shape[1]), q.shape[2]), q.dtype
@@ -129,8 +145,20 @@ def sinks_back(g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Arra
     return total
 
 
+sinks_back.takes(
+    "g f32 (N, H, D)",
+    "q f32 (N, H, D)",
+    "k f32 (N, G, D)",
+    "v f32 (N, G, D)",
+    "start i32 (…, N)",
+    "sinks f32 (H)",
+    like=causal_attention,
+)
+
+
 @sinks_back.shape
-def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **_: Any) -> tuple[Shape, str]:
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **attrs: Any) -> tuple[Shape, str]:
+    causal_attention.shape_rule(q, k, v, start, sinks, **attrs)
     return sinks.shape, sinks.dtype
 
 

@@ -17,6 +17,9 @@ def chunk_ends(pos: Array, *, size: int, limit: int) -> Array:
     return np.stack([pos, pos // size * size + size - 1]).astype(np.int32)
 
 
+chunk_ends.takes("pos i32 (T)")
+
+
 @chunk_ends.shape
 def _(pos: Tensor, size: int, limit: int) -> tuple[Shape, str]:
     require(len(pos.shape) == 1 and pos.dtype == "i32" and size > 0, "chunk_ends", "expected pos (T,)", pos)
@@ -30,6 +33,9 @@ def chunk_starts(start: Array, *, length: int, size: int) -> Array:
     """
     at = np.arange(len(start)) % length
     return (start + np.maximum(at - start, 0) // size * size).astype(np.int32)
+
+
+chunk_starts.takes("start i32 (T)")
 
 
 @chunk_starts.shape

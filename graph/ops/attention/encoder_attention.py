@@ -32,6 +32,9 @@ def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, s
     return out
 
 
+full_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "count i32 (W)")
+
+
 @full_attention.shape
 def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float, reach: int = -1) -> tuple[Shape, str]:
     n, heads, size = q.shape
@@ -47,6 +50,9 @@ def mean_rows(x: Array, first: Array, count: Array) -> Array:
     n); first and count (R,) i32, count ≥ 1.
     """
     return np.stack([x[f : f + n].mean(0) for f, n in zip(first, count, strict=True)])
+
+
+mean_rows.takes("x f32 (N, K)", "first i32 (R)", "count i32 (R)")
 
 
 @mean_rows.shape

@@ -27,6 +27,11 @@ def latent_attention(q: Array, k: Array, tables: Array, slot: Array, pos: Array,
     return attention.reference(q, k, k.transpose(TURNED), tables, slot, pos, scale=scale)
 
 
+latent_attention.takes(
+    "q f32 (T, H, D)", "k cache (pages, 1, D, 16)", "tables i32 (S, P)", "slot i32 (T)", "pos i32 (T)"
+)
+
+
 @latent_attention.shape
 def _(q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, scale: float) -> tuple[Shape, str]:
     n, _, size = q.shape

@@ -28,6 +28,9 @@ def store_k(cache: Array, k: Array, cells: Array) -> Array:
     return cache
 
 
+store_k.takes("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T)")
+
+
 @store_k.shape
 def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
     ok = cache.shape[1:] == (*k.shape[1:], PAGE) and cells.shape == k.shape[:1]
@@ -43,6 +46,9 @@ def store_v(cache: Array, v: Array, cells: Array) -> Array:
     for row, cell in zip(v, cells, strict=True):
         cache[cell // PAGE, :, cell % PAGE] = row
     return cache
+
+
+store_v.takes("cache cache (pages, H, 16, D)", "v f32 (T, H, D)", "cells i32 (T)")
 
 
 @store_v.shape
@@ -88,6 +94,9 @@ def load_k(cache: Array, cells: Array) -> Array:
     return cache[cells // PAGE, :, :, cells % PAGE]
 
 
+load_k.takes("cache cache (pages, H, D, 16)", "cells i32 (T)")
+
+
 @load_k.shape
 def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
     ok = len(cache.shape) == 4 and cache.shape[3] == PAGE and len(cells.shape) == 1
@@ -99,6 +108,9 @@ def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
 def load_v(cache: Array, cells: Array) -> Array:
     """The values (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, 16, D)."""
     return cache[cells // PAGE, :, cells % PAGE]
+
+
+load_v.takes("cache cache (pages, H, 16, D)", "cells i32 (T)")
 
 
 @load_v.shape
@@ -129,6 +141,9 @@ def copy_pages(cache: Array, pairs: Array) -> Array:
     for source, destination in pairs:
         cache[destination] = cache[source]
     return cache
+
+
+copy_pages.takes("cache cache (pages, …)", "pairs i32 (n, 2)")
 
 
 @copy_pages.shape
@@ -175,6 +190,17 @@ def attention(
     return out
 
 
+attention.takes(
+    "q f32 (T, H, D)",
+    "k cache (pages, G, D, 16)",
+    "v cache (pages, G, 16, D)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (…, T)",
+    "sinks f32 (H)?",
+)
+
+
 def visible_cells(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
 ) -> Iterator[tuple[int, int, Array, Array]]:
@@ -207,8 +233,14 @@ def _(
     ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
     ok = ok and slot.shape == (n,) and pos.shape in ((n,), (2, n))
     require(ok, "attention", "shapes disagree", q, k, v, tables, slot, pos)
+    require_bounds("attention", q, window, cap)
     require_sinks("attention", q, sinks)
     return q.shape, q.dtype
+
+
+def require_bounds(name: str, q: Tensor, window: int, cap: float) -> None:
+    """Raise ValueError for a window or cap below 0 (which stands for none)."""
+    require(window >= 0 <= cap, name, f"window {window} and cap {cap} must not be negative", q)
 
 
 def require_sinks(name: str, q: Tensor, sinks: Tensor | None) -> None:
@@ -280,8 +312,12 @@ def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
     return out
 
 
+clear_cells.takes("cache f32 (pages, H, _, _)", "cells i32 (T)")
+
+
 @clear_cells.shape
 def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
+    (load_k if keys else load_v).shape_rule(cache, cells)
     return cache.shape, cache.dtype
 
 
@@ -334,9 +370,21 @@ def attention_back(
             dp = values[:, i] @ g[t, h]
             ds = weights * (dp - weights @ dp) * slope
             dq[t, h] = ds @ keys[:, i]
-            dk[pages, i, :, cells] += np.outer(ds, q[t, h])
-            dv[pages, i, cells] += np.outer(weights, g[t, h])
+            # one page may stand for several in a table
+            np.add.at(dk, (pages, i, slice(None), cells), np.outer(ds, q[t, h]))  # type: ignore[arg-type]
+            np.add.at(dv, (pages, i, cells), np.outer(weights, g[t, h]))
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
+
+
+attention_back.takes(
+    "g f32 (T, H, D)",
+    "q f32 (T, H, D)",
+    "k cache (pages, G, D, 16)",
+    "v cache (pages, G, 16, D)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (T)",
+)
 
 
 @attention_back.shape
@@ -344,6 +392,7 @@ def _(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
 ) -> tuple[Shape, str]:
     require(g.shape == q.shape, "attention_back", "the gradient must have q's shape", g, q)
+    attention.shape_rule(q, k, v, tables, slot, pos, **attrs)
     return (q.shape[0] * q.shape[1] + 2 * k.shape[0] * k.shape[1] * PAGE, q.shape[2]), q.dtype
 
 

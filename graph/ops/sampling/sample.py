@@ -110,6 +110,22 @@ def sample(
     return out
 
 
+sample.takes(
+    "logits f32 (R, V)",
+    "state f32 (S, _)",
+    "params f32 (R, _)",
+    "chain i32 (R, C)",
+    "draws u32 (_, 4)",
+    "list_ptr i32 (_)",
+    "list_kind i32 (L)",
+    "list_id i32 (L)",
+    "list_value f32 (L)",
+    "slot i32 (R)",
+    "mask u32 (M, _)?",
+    "mask_row i32 (R)?",
+)
+
+
 @sample.shape
 def _(
     logits: Tensor,
@@ -175,6 +191,9 @@ def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
         out[r, 1 : 1 + n], out[r, 1 + n :] = -1, -np.inf
         out[r, 1 : 1 + len(best)], out[r, 1 + n : 1 + n + len(best)] = best, values[best]
     return out
+
+
+log_probs.takes("logits f32 (R, V)", "ids i32 (R, W)", "targets i32 (R)")
 
 
 @log_probs.shape

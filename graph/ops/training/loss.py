@@ -25,6 +25,9 @@ def softmax(x: Array) -> Array:
     return _softmax(x)
 
 
+softmax.takes("x f32 (…, K)")
+
+
 @softmax.vjp
 def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (softmax_back(g, y),)
@@ -46,6 +49,9 @@ def softmax_back(g: Array, y: Array) -> Array:
     return y * (g - (g * y).sum(-1, keepdims=True))
 
 
+softmax_back.takes("g f32 (…, K)", "y f32 (…, K)")
+
+
 @softmax_back.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)), _softmax(r.normal(size=(4, 37)))], {}
@@ -62,6 +68,9 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     """
     rows, ids = np.arange(len(targets)), np.maximum(targets, 0)
     return np.where(targets < 0, 0, -_log_softmax(logits)[rows, ids])
+
+
+cross_entropy.takes("logits f32 (R, V)", "targets i32 (R)")
 
 
 @cross_entropy.shape
@@ -82,6 +91,9 @@ def cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     p = _softmax(logits)
     p[np.arange(len(targets)), np.maximum(targets, 0)] -= 1
     return np.where(targets[:, None] < 0, 0, p * g[:, None])
+
+
+cross_entropy_back.takes("g f32 (R)", "logits f32 (R, V)", "targets i32 (R)")
 
 
 @cross_entropy_back.shape
@@ -115,6 +127,9 @@ def soft_cross_entropy(logits: Array, targets: Array) -> Array:
     return -(targets * _log_softmax(logits)).sum(-1)
 
 
+soft_cross_entropy.takes("logits f32 (R, V)", "targets f32 (R, V)")
+
+
 @soft_cross_entropy.shape
 def _(logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
     ok = len(logits.shape) == 2 and targets.shape == logits.shape
@@ -131,6 +146,9 @@ def _(g: Tensor, y: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor | N
 def soft_cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     """g · (softmax(logits) − targets), g (R,)."""
     return g[:, None] * (_softmax(logits) - targets)
+
+
+soft_cross_entropy_back.takes("g f32 (R)", "logits f32 (R, V)", "targets f32 (R, V)")
 
 
 @soft_cross_entropy_back.shape

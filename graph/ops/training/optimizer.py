@@ -47,6 +47,9 @@ def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Ar
     return w
 
 
+adamw_step.takes("w f32", "m f32", "v f32", "g f32", "params f32 (9)", "factor f32 ()")
+
+
 @adamw_step.shape
 def _(
     w: Tensor, m: Tensor, v: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True
@@ -76,6 +79,9 @@ def sgd_step(w: Array, g: Array, params: Array, factor: Array, *, decays: bool =
     keep = 1 - params[0] * params[1] if decays else 1
     w[...] = w * keep - params[0] * (g * factor)
     return w
+
+
+sgd_step.takes("w f32", "g f32", "params f32 (2)", "factor f32 ()")
 
 
 @sgd_step.shape
@@ -171,6 +177,9 @@ def _(r: np.random.Generator) -> Case:
 def clip_factor(norm: Array, limit: Array) -> Array:
     """Factor that clips a norm: limit / norm above the limit, else 1; limit ≤ 0: no clipping."""
     return np.where((limit > 0) & (norm > limit), limit / norm, 1.0)
+
+
+clip_factor.takes("norm f32 ()", "limit f32 ()")
 
 
 for _norm, _limit in ((3.0, 1.0), (0.5, 1.0), (7.0, 0.0)):

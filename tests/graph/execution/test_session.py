@@ -16,6 +16,7 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul, scale, silu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.ops.training.optimizer import clear
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, const, feed, variable
 from tests.helpers.numpy_backend import NumpyBackend
@@ -115,9 +116,9 @@ def test_wrong_writes_are_named(session: Session) -> None:
         session.write("kv", np.zeros(2, np.float32), 20)
     with pytest.raises(KeyError, match="no variable is named 'q'"):
         session.write("q", np.zeros(2, np.float32))
-    for t in (w, feed("x", (2, 2)), const(1.0)):
-        with pytest.raises(ValueError, match=f"would overwrite <{t.op}.*not a mutable variable"):
-            session.plan(lambda t=t: [overwritten(t)])
+    for write in (overwritten(w), overwritten(feed("x", (2, 2))), clear(const(1.0))):
+        with pytest.raises(ValueError, match=f"would overwrite <{write.src[0].op}.*not a mutable variable"):
+            session.plan(lambda write=write: [write])
     for fetched in (w, const(1.0), silu(reshape(w, shape=(2, 1)))):
         with pytest.raises(ValueError, match="is a constant: it can be neither fetched nor sliced"):
             session.plan(lambda fetched=fetched: [fetched])

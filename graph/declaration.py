@@ -1,0 +1,252 @@
+"""Signatures of ops: types and axes of the sources, types of the attributes; each call is checked.
+
+A source is declared as `ids i32 (T)`: name, type, axes. Types: a name of `DTYPES`, several with |,
+or a kind (`weight`, `cache`, `word`, `any`). Axes: a letter has one length throughout an op, `_` any
+length, a number that length, `…` any number of axes; without parentheses every shape will do.
+`*weights weight (N, K)` stands for any number of sources, `sinks f32 (H)?` for one or none."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import operator
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from logitless.graph.dtype import DTYPES
+from logitless.graph.tensor import Tensor
+
+_ACTS = frozenset(name for name in DTYPES if name.endswith("_act"))
+_WORDS = frozenset(("f32", "i32", "u32"))
+KINDS = {
+    # floats and blocks, and constant unless they are f32 (or f16, where they are only read)
+    "weight": frozenset(DTYPES) - _ACTS - {"i32", "u32"},
+    "stored": frozenset(DTYPES) - _ACTS - {"i32", "u32"},
+    "cache": frozenset(("f32", "f16", "q8_0")),  # of keys or values
+    "word": _WORDS,  # of four bytes, which are copied as they are
+    "any": frozenset(DTYPES),
+}
+_FREE = {"weight": ("f32",), "stored": ("f32", "f16")}  # types that need not be constant
+_SOURCE = re.compile(r"(\*?)(\w+) ([\w|]+)(?: \(([^)]*)\))?(\??)")
+INT_LIMIT, FLOAT_LIMIT = 2**31, float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A declared source of an op. `axes` None: any shape."""
+
+    name: str
+    kind: str
+    axes: tuple[str, ...] | None = None
+    repeated: bool = False
+    optional: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Parse a declaration; ValueError for one that is not of the module's form."""
+        match = _SOURCE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} does not declare a source")
+        star, name, kind, axes, optional = match.groups()
+        parts = None if axes is None else tuple(a.strip() for a in axes.split(",") if a.strip())
+        return cls(name, kind, parts, bool(star), bool(optional))
+
+    @property
+    def types(self) -> frozenset[str]:
+        return KINDS[self.kind] if self.kind in KINDS else frozenset(self.kind.split("|"))
+
+    def __str__(self) -> str:
+        axes = "" if self.axes is None else f" ({', '.join(self.axes)})"
+        return f"{'*' if self.repeated else ''}{self.name}{axes}"
+
+    def matches(self, shape: tuple[int, ...], lengths: dict[str, int]) -> bool:
+        """True if the shape has these axes; `lengths` gets those of new letters."""
+        if self.axes is None:
+            return True
+        axes: list[str] = list(self.axes)
+        if "…" in axes:
+            i = axes.index("…")
+            axes[i : i + 1] = ["_"] * (len(shape) - len(axes) + 1)
+        if len(axes) != len(shape):
+            return False
+        for axis, n in zip(axes, shape, strict=True):
+            expected = int(axis) if axis.isdigit() else n if axis == "_" else lengths.setdefault(axis, n)
+            if n != expected:
+                return False
+        return True
+
+
+def is_constant(t: Tensor) -> bool:
+    """True for a variable that is never written."""
+    return t.op == "variable" and bool(t.attrs["constant"])
+
+
+class Signature:
+    """Sources and attributes of an op, and its attributes with their types and defaults."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        shape_rule: Callable[..., Any],
+        sources: Sequence[Source] = (),
+        like: Signature | None = None,
+    ) -> None:
+        """`sources`: as declared; without any, all are f32 of any shape. Attributes are the keywords
+        of the reference and the shape rule, and those of `like`.
+        """
+        declared = inspect.signature(reference).parameters.values()
+        self.sources = tuple(sources) or tuple(
+            Source(p.name, "f32", None, p.kind is p.VAR_POSITIONAL, p.default is not p.empty)
+            for p in declared
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
+        )
+        # (type, shape) of sources that passed the checks: a graph has hundreds of equal nodes
+        self.accepted: set[tuple[object, ...]] = set()
+        self._parameters: dict[str, inspect.Parameter] = dict(like._parameters) if like is not None else {}
+        self._hints: dict[str, Any] = dict(like._hints) if like is not None else {}
+        for function in (shape_rule, reference):
+            own = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+            self._parameters |= own
+            self._hints |= _hints(function, own)
+
+    def check_sources(self, op_name: str, src: Sequence[Any]) -> None:
+        """ValueError for a wrong number of sources, or one that is no tensor of its type and rank."""
+        repeated = any(s.repeated for s in self.sources)
+        least = sum(not s.optional and not s.repeated for s in self.sources)
+        if len(src) < least or (len(src) > len(self.sources) and not repeated):
+            takes = ", ".join(map(str, self.sources))
+            raise ValueError(f"{op_name}: takes {takes}, not {_count(len(src), 'tensor')}")
+        for source, t in self._pairs(src):
+            if not isinstance(t, Tensor):
+                cure = ": const(…) makes one of a number" if isinstance(t, numbers.Number) else ""
+                raise ValueError(f"{op_name}: {source.name} must be a tensor, not {_brief(t)}{cure}")
+            if t.dtype not in source.types:
+                raise ValueError(f"{op_name}: {source.name} must be {_types(source)} (got {_list(src)})")
+            if t.dtype not in _FREE.get(source.kind, source.types) and not is_constant(t):
+                raise ValueError(f"{op_name}: {source.name} of {t.dtype} must be a constant (got {_list(src)})")
+            if not source.matches(t.shape, {}):
+                self._refuse(op_name, src)
+
+    def check_axes(self, op_name: str, src: Sequence[Tensor]) -> None:
+        """ValueError where the sources' axes differ in length."""
+        lengths: dict[str, int] = {}
+        for source, t in self._pairs(src):
+            if not source.matches(t.shape, dict(lengths) if source.repeated else lengths):
+                self._refuse(op_name, src)
+
+    def _refuse(self, op_name: str, src: Sequence[Tensor]) -> None:
+        expected = ", ".join(str(s) for s in self.sources if s.axes is not None)
+        raise ValueError(f"{op_name}: expected {expected} (got {_list(src)})")
+
+    def _pairs(self, src: Sequence[Any]) -> Iterable[tuple[Source, Any]]:
+        last = self.sources[-1] if self.sources else None
+        for i, t in enumerate(src):
+            source = self.sources[i] if i < len(self.sources) else last
+            assert source is not None
+            yield source, t
+
+    def attributes(self, op_name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes as plain Python values. ValueError for one that is unknown, missing or wrong."""
+        if not attrs and not self._parameters:
+            return {}
+        for name in attrs.keys() - self._parameters.keys():
+            known = ", ".join(self._parameters) or "none"
+            raise ValueError(f"{op_name}: has no attribute {name!r} (its attributes: {known})")
+        for name, p in self._parameters.items():
+            if name not in attrs and p.default is p.empty:
+                raise ValueError(f"{op_name}: the attribute {name!r} is missing")
+        return {k: _plain(op_name, k, v, self._hints.get(k, Any)) for k, v in attrs.items()}
+
+    def __str__(self) -> str:
+        attrs = [
+            f"{name}: {_hint_name(self._hints.get(name, Any))}"
+            + (f" = {p.default}" if p.default is not p.empty else "")
+            for name, p in self._parameters.items()
+        ]
+        return ", ".join([*(f"{s.name}?" if s.optional else f"{'*' * s.repeated}{s.name}" for s in self.sources),
+                          *(["*", *attrs] if attrs else [])])  # fmt: skip
+
+    def as_python(self) -> inspect.Signature:
+        """The signature for `inspect` and editors."""
+        p = inspect.Parameter
+        sources = [
+            p(s.name, p.VAR_POSITIONAL)
+            if s.repeated
+            else p(s.name, p.POSITIONAL_ONLY, default=None if s.optional else p.empty)
+            for s in self.sources
+        ]
+        sources.sort(key=lambda x: x.kind)
+        own = [x.replace(annotation=self._hints.get(x.name, Any)) for x in self._parameters.values()]
+        return inspect.Signature([*sources, *own, p("name", p.KEYWORD_ONLY, default="")])
+
+
+def _hints(reference: Callable[..., Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    names = vars(inspect.getmodule(reference)) | {"Shape": tuple[int, ...], "Literal": Literal}
+    return {
+        name: eval(p.annotation, names) if isinstance(p.annotation, str) else p.annotation for name, p in own.items()
+    }
+
+
+def _hint_name(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(map(repr, typing.get_args(hint)))
+    return getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
+
+
+def _plain(op_name: str, name: str, value: Any, hint: Any) -> Any:
+    """An attribute's value as the hint's type. ValueError for any other."""
+    if type(value) is hint and (hint is not float or -FLOAT_LIMIT <= value <= FLOAT_LIMIT) and hint is not int:
+        return value
+    label = f"{op_name}: {name}"
+    if hint is float:
+        if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
+            number = float(value)
+            if math.isnan(number) or FLOAT_LIMIT < abs(number) < math.inf:
+                raise ValueError(f"{label} must be a number of f32, not {number}")
+            return number
+    elif hint is int:
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            if not -INT_LIMIT <= int(value) < INT_LIMIT:
+                raise ValueError(f"{label} must be a whole number of 32 bits, not {value}")
+            return operator.index(value)
+    elif hint is bool:
+        if isinstance(value, (bool, np.bool_)):
+            return bool(value)
+    elif hint is str:
+        if isinstance(value, str):
+            return value
+    elif typing.get_origin(hint) is Literal:
+        if isinstance(value, str) and value in typing.get_args(hint):
+            return value
+    elif typing.get_origin(hint) is tuple:
+        args = typing.get_args(hint)
+        if isinstance(value, (tuple, list)) and (args[-1] is ... or len(value) == len(args)):
+            return tuple([_plain(label, "a length or place", n, int) for n in value])
+    else:
+        return value
+    raise ValueError(f"{label} must be {_hint_name(hint)}, not {_brief(value)}")
+
+
+def _types(source: Source) -> str:
+    if source.kind in _FREE:
+        return "of floats or GGUF blocks"
+    return " or ".join(t for t in DTYPES if t in source.types)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _list(src: Sequence[Any]) -> str:
+    return ", ".join(map(repr, src))
+
+
+def _brief(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
