@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -9,18 +10,24 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from logitless.engine.errors import is_full
+
+log = logging.getLogger("logitless.training")
 T = TypeVar("T")
+RETRY = 1.0  # seconds between attempts to write to a full disk
 GIVEN_UP = "the engine has ended"
 
 
 class EngineTask:
     """Call that runs on its own thread. The engine thread executes its `ask` calls in `serve`."""
 
-    def __init__(self, call: Callable[[], Any], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, call: Callable[[], Any], wake: Callable[[], None], waits: Callable[[], object] = lambda: False
+    ) -> None:
         """`wake`: called when the engine thread has something to do: a question, or the end of the
-        call.
+        call. `waits()`: a call for which the disk is full is repeated, as long as it is true.
         """
-        self._call, self._wake = call, wake
+        self._call, self._wake, self._waits = call, wake, waits
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._outcome: Future[Any] = Future()
         self._given_up = False
@@ -31,10 +38,23 @@ class EngineTask:
 
     def _run(self) -> None:
         try:
-            self._outcome.set_result(self._call())
+            self._outcome.set_result(self._patient_call())
         except BaseException as error:
             self._outcome.set_exception(error)
         self._wake()
+
+    def _patient_call(self) -> Any:
+        waited = False
+        while True:
+            try:
+                return self._call()
+            except OSError as error:
+                if not is_full(error) or self._given_up or not self._waits():
+                    raise
+                if not waited:
+                    log.error("training waits, because the disk is full: %s", error)
+                waited = True
+            time.sleep(RETRY)
 
     def ask(self, question: Callable[[], T]) -> T:
         """Run `question` on the engine thread and return its result. Only the call itself may ask.

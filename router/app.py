@@ -54,6 +54,7 @@ from logitless.server.ui.page import add_pages
 from logitless.server.workers import compute, to_thread
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
+_AT_ONCE = 0.5  # seconds that a listing waits for servers to say what their models are
 _SOON = 5.0  # seconds from a closed connection to the end of the child's process
 _LISTS = frozenset({"/models", "/v1/models"})
 _JOBS = "/v1/fine_tuning/jobs"
@@ -80,6 +81,7 @@ class Router:
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
         self._known: Known = WeakKeyDictionary()
+        self._looks: dict[ServerProcess, asyncio.Task[None]] = {}  # servers that are still to say what they are
         self._created = created
         self._cached = CachedModels(fleet, cache, self._read_again, created)
         self.downloads = self._cached.downloads
@@ -200,7 +202,8 @@ class Router:
         return info.models_response(request, self._listed(request, checkpoints=info.asks_checkpoints(request)))
 
     async def _ask_what_they_are(self) -> None:
-        """Ask each running server once for its model's `meta` and modalities, for later listings."""
+        """Ask each running server for its model's `meta` and modalities, for this listing if it answers at
+        once and for later ones. A server that hangs is asked once at a time."""
 
         async def ask_one(child: ServerProcess) -> None:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, LookupError, ValueError):
@@ -209,7 +212,12 @@ class Router:
                     self._known[child] = convert(told["meta"], ModelMeta), convert(told["architecture"], Modality)
 
         children = [m.child for m in self._fleet.models.values() if m.state == LOADED and m.child is not None]
-        await asyncio.gather(*(ask_one(child) for child in children if child not in self._known))
+        new = [child for child in children if child not in self._known and child not in self._looks]
+        for child in new:
+            self._looks[child] = asyncio.create_task(ask_one(child))
+        if new:
+            await asyncio.wait([self._looks[child] for child in new], timeout=_AT_ONCE)
+        self._looks = {child: look for child, look in self._looks.items() if not look.done()}
 
     async def _read_again(self) -> None:
         async with self._reading:  # in order: an older reading must not replace a newer one

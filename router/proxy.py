@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import logging
+import time
 from contextlib import suppress
 
 import aiohttp
@@ -43,15 +44,20 @@ POLL = 1.0  # seconds between two looks at a stream without a reader
 LOST = "the model's server ended while it answered; ask again and it is started again"
 
 
+ENDING = 1.0  # seconds within which a connection breaks whose child was ending when it got the request
+_ONCE = ("/v1/fine_tuning/", "/v1/batches", "/v1/messages/batches", "/tools", "/cors-proxy")  # may leave a trace
+
+
 class Unconnected(BadGateway):
-    """The child no longer listens; it has not seen the request."""
+    """The child no longer listens: it has not seen the request, or was ending when it came."""
 
 
 async def ask(
     session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes | bytearray
 ) -> aiohttp.ClientResponse:
     """The head of the child's answer. When the client leaves, the task is cancelled, and with it the request to the
-    child. BadGateway: the child is gone; Unconnected: it never got the request."""
+    child. BadGateway: the child is gone; Unconnected: it never got the request, or was ending."""
+    began = time.monotonic()
     headers = passed_headers(request) | {"Authorization": f"Bearer {child.key}"}
     try:
         url = URL(child.url + path, encoded=True)  # unchanged: the guard did not check a normalised path
@@ -60,6 +66,9 @@ async def ask(
     except aiohttp.ClientConnectorError:
         raise Unconnected(LOST) from None
     except (aiohttp.ClientError, OSError) as error:
+        is_early = time.monotonic() - began < ENDING and isinstance(error, aiohttp.ServerConnectionError | OSError)
+        if is_early and (request.method in ("GET", "HEAD") or not path.startswith(_ONCE)):
+            raise Unconnected(LOST) from None
         log.warning("a model's server did not answer: %s", type(error).__name__)
         raise BadGateway(LOST) from None
 

@@ -9,7 +9,16 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
+from logitless.engine.errors import (
+    DiskFull,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    ServerFault,
+    Unauthorized,
+    is_full,
+)
 from logitless.server.api.context import api_key, error_response, is_anthropics
 from logitless.server.auth import Keys, owner_of, same
 from logitless.server.bodies.room import BODIES, Bodies
@@ -89,6 +98,7 @@ class Guard:
         try:
             path = route or canonical(request.path).removeprefix(self._prefix)
             self._origins.check(request, path)
+            _check_coding(request)
             if request.method == "OPTIONS":
                 return self._preflight(request)
             request[CLIENT] = self._client(request, path)
@@ -104,6 +114,8 @@ class Guard:
                 return self._failed(request, error)
             raise  # the client has left: aiohttp ends the connection
         except Exception as error:
+            if is_full(error):
+                return error_response(DiskFull("the server's disk is full"), request)
             return self._failed(request, error)
 
     def _failed(self, request: web.Request, error: Exception) -> web.Response:
@@ -180,3 +192,10 @@ class Guard:
             headers["Access-Control-Allow-Origin"] = origin
             if self._config.cors_credentials:
                 headers["Access-Control-Allow-Credentials"] = "true"
+
+
+def _check_coding(request: web.Request) -> None:
+    """InvalidRequest: the body is coded for its transfer otherwise than in chunks, which nobody would undo."""
+    coding = ",".join(request.headers.getall("Transfer-Encoding", ()))
+    if coding and coding.strip().lower() != "chunked":
+        raise InvalidRequest(f"header 'Transfer-Encoding': must be chunked, not {coding[:64]!r}")

@@ -8,9 +8,11 @@ nothing that was written.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
@@ -24,14 +26,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import finalize
 
+from logitless.engine.errors import is_full
 from logitless.models.gguf.atomic_write import open_private, settle, sweep
 from logitless.models.vision.images import FileError
 
+log = logging.getLogger("logitless.store")
 VERSION = 1
 LOCK_TIMEOUT = 5.0  # seconds to wait while another process locks the database
 RETRY = 0.02  # seconds between attempts
 MEDIA_PURPOSES = ("vision", "user_data")  # of images and sounds
 RESERVE = 1 << 18  # bytes of a file that gives way when the disk is full: deleting a row takes some
+# SQLite's errors that a full disk may be the reason of
+_NO_ROOM = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 _ADD_EVENT = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
@@ -104,37 +110,69 @@ class Store:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._lock = threading.Lock()
+        self._lock_timeout = LOCK_TIMEOUT
+        self._connection: sqlite3.Connection | None = None  # None: the disk has been full so far
+        try:
+            try:
+                self._open()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._reserve.unlink(missing_ok=True)
+                self._open()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            log.warning("%s: the disk is full: files, jobs and batches wait for room", self.folder)
+        else:
+            self._refill()
+            if not self._reserve.exists():
+                log.warning("%s: the disk is full", self.folder)
+
+    def _open(self) -> None:
+        """Open the database, and create its folders and tables. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.folder / "logitless.sqlite"
         database.touch(mode=0o600)  # SQLite's other files get its mode
         for name in ("files", "checkpoints"):
             _private_folder(self.folder / name)
             sweep((self.folder / name).glob("*.part"))  # keeps files that other processes write
-        self._lock = threading.Lock()
-        self._lock_timeout = LOCK_TIMEOUT
         try:
-            self._db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
+            db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
             with ExitStack() as undo:
-                undo.callback(self._db.close)
-                self._prepare()
+                undo.callback(db.close)
+                self._prepare(db)
+                ids = {id for (id,) in db.execute("select id from files")}
                 undo.pop_all()
         except sqlite3.Error as error:
-            raise OSError(f"{self.folder}: {error}") from None
-        self._refill()
+            raise self._refused(error, getattr(error, "sqlite_errorcode", 0)) from None
+        self._connection = db
+        sweep(path for path in (self.folder / "files").iterdir() if path.suffix != ".part" and path.name not in ids)
 
-    def _prepare(self) -> None:
+    def _prepare(self, db: sqlite3.Connection) -> None:
         """Create the tables. Raises OSError for a newer version's database."""
-        self._db.execute("pragma journal_mode = wal")
-        (version,) = self._db.execute("pragma user_version").fetchone()
+        db.execute("pragma journal_mode = wal")
+        (version,) = db.execute("pragma user_version").fetchone()
         if version > VERSION:
             raise OSError(f"{self.folder}: was written by a newer version ({version}, this one knows {VERSION})")
-        self._db.executescript(_SCHEMA)
-        self._db.execute(f"pragma user_version = {VERSION}")
-        self._db.execute("pragma busy_timeout = 0")  # `_do` waits instead
+        db.executescript(_SCHEMA)
+        if version < VERSION:
+            db.execute(f"pragma user_version = {VERSION}")
+        db.execute("pragma busy_timeout = 0")  # `_do` waits instead
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        """The open database. Raises OSError while the disk is full."""
+        if self._connection is None:
+            self._open()
+        assert self._connection is not None
+        return self._connection
 
     def close(self) -> None:
         with self._lock:
-            self._db.close()
+            if self._connection is not None:
+                self._connection.close()
 
     def turn(self, base: str) -> Turn:
         """The lock of the process that runs the jobs of a base model."""
@@ -161,9 +199,14 @@ class Store:
             time.sleep(RETRY)
 
     def _refused(self, error: sqlite3.Error, code: int) -> OSError:
-        if code == sqlite3.SQLITE_FULL:
+        if code & 0xFF == sqlite3.SQLITE_FULL or (code & 0xFF in _NO_ROOM and self._has_no_room()):
             return OSError(ENOSPC, str(error), str(self.folder))
         return OSError(f"{self.folder}: {error}")
+
+    def _has_no_room(self) -> bool:
+        with suppress(OSError):
+            return shutil.disk_usage(self.folder).free < RESERVE
+        return False
 
     def _run(self, sql: str, *values: object, durable: bool = True) -> list[tuple[Any, ...]]:
         """Execute one statement.
@@ -264,6 +307,35 @@ class Store:
 
     def delete(self, table: str, id: str) -> None:
         self._delete(f"delete from {table} where id = ?", id)
+
+    def delete_files(self, ids: Collection[str], batch: str = "") -> None:
+        """Delete files, and a batch with them: first all rows at once, so that a kill leaves no row without
+        its content; `_open` sweeps contents without a row. A full disk has room once the contents are cut."""
+
+        def run() -> None:
+            self._db.execute("pragma synchronous = full")
+            self._db.execute("begin immediate")
+            try:
+                self._db.executemany("delete from files where id = ?", [(id,) for id in ids])
+                self._db.execute("delete from batches where id = ?", (batch,))
+                self._db.execute("commit")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+
+        paths = [self.file_path(id) for id in ids]
+        try:
+            self._run_when_full(run)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    os.truncate(path, 0)
+            self._do(run)
+        for path in paths:
+            path.unlink(missing_ok=True)
+        self._refill()
 
     def media_path(self, id: str, may_see: Callable[[Row], bool]) -> Path:
         """Content of an uploaded image or sound. FileError: there is none that the client `may_see`."""

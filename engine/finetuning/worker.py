@@ -133,7 +133,8 @@ class FineTuningWorker:
         self._session: Session | None = None  # session at the start of the task
         self._turn = store.turn(base)
         self._registered: set[str] = set()  # models of the store that requests can name
-        self._register_models()
+        with suppress(OSError):  # the disk is full: `follow` comes back to it
+            self._register_models()
         self._choose()
 
     def follow(self) -> None:
@@ -183,10 +184,8 @@ class FineTuningWorker:
     def _choose(self) -> None:
         """Give the device to the oldest waiting job."""
         with self._lock:
-            if self._job is not None or not self._takes_turn():
-                return
             try:
-                jobs = self._jobs()
+                jobs = self._jobs() if self._job is None and self._takes_turn() else []
             except OSError as error:
                 log.error("the jobs cannot be read: %s", error)
                 return
@@ -366,7 +365,8 @@ class FineTuningWorker:
     def _send(self, call: Callable[[], Any], then: Callable[[Any], None] = _nothing) -> None:
         """Run `call` off-thread; the job continues after `then` has got its result."""
         self._session, self._then = self.engine.session, then
-        self._task = EngineTask(call, lambda: self.wake())
+        still_runs = lambda: (self._keeper.get("jobs", self._job or "") or {}).get("status") in RUNNING  # noqa: E731
+        self._task = EngineTask(call, lambda: self.wake(), still_runs)
         self._task.start()
 
     def _attend(self, task: EngineTask) -> None:
@@ -617,13 +617,13 @@ class FineTuningWorker:
         """Store the success of a job and its result file (off-thread)."""
         trainer = self._trainer
         assert trainer is not None
+        events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
+        table = metrics_table(events, trainer.method)
+        results = self._keeper.add_file(table.encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", ""))
         if trainer.counters.iterations < trainer.n_steps:
             self._keeper.add_event(job["id"], f"The job ends early: {reason}")
         if summary := self._policy and self._policy.summary:
             self._keeper.add_event(job["id"], summary)
-        events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
-        table = metrics_table(events, trainer.method)
-        results = self._keeper.add_file(table.encode(), "step_metrics.csv", "fine-tune-results", job.get("owner", ""))
         job = self._keeper.get("jobs", job["id"]) or job
         best = self._best(job)
         if best is not None:
@@ -748,12 +748,12 @@ class FineTuningWorker:
             self._send(partial(self._keep_failure, self._job, error), self._leave)
 
     def _keep_failure(self, id: str, error: Exception) -> None:
-        """Store a job's failure (off-thread). With a full disk the job is paused, if it has a
-        checkpoint from which it can go on.
+        """Store a job's failure (off-thread). With a full disk the job is paused: somebody paused it while
+        it waited for room, or it could not begin.
         """
         from logitless.training.errors import TrainingDiverged, TrainingError
 
-        pauses = is_full(error) and self._checkpoint_path(id).exists()
+        pauses = is_full(error)
         message = " ".join(str(error).split()) or type(error).__name__
         code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
         if isinstance(error, TrainingDiverged):

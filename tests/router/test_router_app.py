@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -30,9 +31,11 @@ async def _fetch(*_: Any) -> None:
     raise AssertionError("nothing is downloaded")
 
 
-def made(*, autoload: bool = True, entry: Entry | None = None, **settings: Any) -> tuple[Fleet[ServerProcess], Router]:
-    """A router of a model that does not start."""
-    fleet = Fleet([entry or Entry("a", ())], _broken, 1)
+def made(
+    *, autoload: bool = True, entry: Entry | None = None, start: Any = _broken, **settings: Any
+) -> tuple[Fleet[ServerProcess], Router]:
+    """A router of a model that does not start, unless `start` starts it."""
+    fleet = Fleet([entry or Entry("a", ())], start, 1)
     cache = Cache(str, _fetch, lambda _: None, lambda _: None)
     return fleet, Router(fleet, ServerConfig(**settings), list, RouterJobs(""), cache, autoload=autoload, limit=1)
 
@@ -165,3 +168,88 @@ async def test_users_see_models_without_paths() -> None:
         session.get(url + "/models", headers={"api-key": "k"}) as reply,
     ):
         assert "secret" not in await reply.text()
+
+
+class Child:
+    """A server's process whose port answers with these bytes, one connection each, or b"" by closing it."""
+
+    def __init__(self, answers: list[bytes | None]) -> None:
+        self.answers, self.key, self.url = answers, "k", ""
+        self.end = asyncio.Event()
+        self.n_requests = 0
+
+    async def start(self) -> ServerProcess:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            self.n_requests += 1
+            answer = self.answers.pop(0)
+            if answer is None:
+                await self.end.wait()
+            elif not answer:
+                self.end.set()  # it dies with the request
+            else:
+                writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = server
+        return cast("ServerProcess", self)
+
+    async def ended(self) -> int:
+        await self.end.wait()
+        self._server.close()
+        return -9
+
+    async def stop(self, seconds: float) -> None:
+        self.end.set()
+
+
+_OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(("once", "status", "n_starts"), [((), 200, 2), (("/completion",), 502, 1)])
+async def test_a_request_to_a_child_that_just_died_is_served_by_the_next_start(
+    once: tuple[str, ...], status: int, n_starts: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Only one that may have left a trace is not repeated."""
+    monkeypatch.setattr("logitless.router.proxy._ONCE", once)
+    children = [Child([b""]), Child([_OK])]
+    starts = iter(children)
+
+    async def start(_: Entry) -> ServerProcess:
+        return await next(starts).start()
+
+    async with routing(start=start) as (session, url):
+        async with session.post(f"{url}/completion", json={"model": "a", "prompt": "x"}) as reply:
+            assert reply.status == status
+        assert sum(child.n_requests for child in children) == n_starts
+
+
+async def test_a_request_that_ends_two_children_is_not_tried_a_third_time():
+    children = [Child([b""]) for _ in range(3)]
+    starts = iter(children)
+
+    async def start(_: Entry) -> ServerProcess:
+        return await next(starts).start()
+
+    body = {"model": "a", "prompt": "x"}
+    async with routing(start=start) as (session, url), session.post(f"{url}/completion", json=body) as reply:
+        assert reply.status == 502
+    assert [child.n_requests for child in children] == [1, 1, 0]
+
+
+async def test_the_list_of_models_does_not_wait_for_a_child_that_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("logitless.router.app._AT_ONCE", 0.01)
+    child = Child([_OK, None])
+
+    async def start(_: Entry) -> ServerProcess:
+        return await child.start()
+
+    async with routing(start=start) as (session, url):
+        async with session.post(f"{url}/completion", json={"model": "a", "prompt": "x"}) as reply:
+            assert reply.status == 200
+        for _ in range(3):
+            async with asyncio.timeout(2), session.get(f"{url}/v1/models") as reply:
+                assert [model["status"]["value"] for model in (await reply.json())["data"]] == ["loaded"]
+        assert child.n_requests == 2  # it is asked once

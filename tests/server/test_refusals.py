@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -302,3 +303,19 @@ def test_limits_of_lists(limit: str):
     request = make_mocked_request("GET", f"/v1/files?limit={limit}")
     with pytest.raises(InvalidRequest, match="'limit': must be from 1 to 10000"):
         listed(request, [])
+
+
+@pytest.mark.parametrize(
+    ("coding", "status"),
+    [("chunked", 200), ("Chunked", 200), ("gzip, chunked", 400), ("deflate,chunked", 400), ("chunked, chunked", 400)],
+)
+async def test_a_transfer_coding_that_nobody_undoes_is_refused(coding: str, status: int):
+    async with running() as server:
+        address = urlsplit(server.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        body = b'{"prompt": "x", "n_predict": 1}'
+        head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: {coding}\r\n\r\n"
+        writer.write(head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert (await reader.readline()).split()[1] == str(status).encode()
+        writer.close()
+        await writer.wait_closed()

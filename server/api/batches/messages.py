@@ -86,6 +86,8 @@ async def results(request: web.Request) -> web.StreamResponse:
     if "output_file_id" not in row:
         raise NotFound(f"the batch {row['id']} has no results: it is {row['status']}")
     path = request.app[BATCHES].store.file_path(row["output_file_id"])
+    if not path.exists():
+        raise NotFound(f"the results of the batch {row['id']} were deleted")
     return web.FileResponse(path, headers={"Content-Type": "application/x-jsonl"})
 
 
@@ -102,10 +104,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 def _delete(store: Store, row: Row) -> None:
-    for id in filter(None, (row["input_file_id"], row.get("output_file_id"))):
-        store.file_path(id).unlink(missing_ok=True)
-        store.delete("files", id)
-    store.delete("batches", row["id"])
+    store.delete_files([id for id in (row["input_file_id"], row.get("output_file_id")) if id], row["id"])
 
 
 def _shown(request: web.Request, row: Row) -> MessageBatch:

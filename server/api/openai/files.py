@@ -139,6 +139,8 @@ async def content(request: web.Request) -> web.StreamResponse:
     """GET /v1/files/{id}/content."""
     row = found(request, "files", "No such File object")
     path = desk_of(request).store.file_path(row["id"])
+    if not path.exists():
+        raise NotFound(f"the file {row['id']} has no content any more")
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 
@@ -156,8 +158,7 @@ async def delete(request: web.Request) -> web.Response:
 
     def remove() -> None:
         try:
-            store.file_path(row["id"]).unlink(missing_ok=True)  # first: on a full disk the row needs its room
-            store.delete("files", row["id"])
+            store.delete_files([row["id"]])
         except OSError as error:
             raise unkept("the file cannot be deleted", error) from None
 

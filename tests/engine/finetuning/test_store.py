@@ -11,11 +11,12 @@ from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from logitless.cli.log import LogFile
-from logitless.engine.errors import DiskFull
+from logitless.engine.errors import DiskFull, is_full
 from logitless.engine.finetuning.store import RESERVE, Store
 from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
 from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
@@ -97,7 +98,7 @@ def test_what_frees_space_works_on_a_full_disk(tmp_path: Path):
     store.put("jobs", {"id": "j", "status": "running"})
     store.add_event("j", "said", step=3)
     store.add_checkpoint("j", 3, {"id": "c", "path": "p"})
-    store._db = full = FullDisk(store)  # type: ignore[assignment]
+    store._connection = full = FullDisk(store)  # type: ignore[assignment]
     with pytest.raises(OSError, match="disk is full"):
         store.add_event("j", "more")
     store.delete("files", "f")
@@ -168,3 +169,66 @@ def test_only_the_user_may_read_what_is_kept(tmp_path: Path):
         assert modes == {"slot": 0o600, "log": 0o600, "open.log": 0o640}  # the last is as its owner wants it
     finally:
         os.umask(before)
+
+
+def test_a_kill_during_a_delete_leaves_no_row_without_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(tmp_path)
+    files = [store.add_file(b"content", f"{i}.jsonl", "batch")["id"] for i in range(3)]
+    store.put("batches", {"id": "b"})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", Mock(side_effect=KeyboardInterrupt))  # as far as a kill lets it come
+        with pytest.raises(KeyboardInterrupt):
+            store.delete_files(files[:2], "b")
+    store.close()
+    again = Store(tmp_path)
+    assert [row["id"] for row in again.all("files")] == files[2:]
+    assert again.all("batches") == []
+    assert again.file_path(files[2]).read_bytes() == b"content"
+    again.close()
+    for id in files:
+        os.utime(tmp_path / "files" / id, (0, 0))
+    Store(tmp_path).close()
+    assert [path.name for path in (tmp_path / "files").iterdir()] == files[2:]  # contents without a row are swept
+
+
+def test_a_file_can_be_deleted_on_a_disk_without_any_room(tmp_path: Path):
+    store = Store(tmp_path)
+    id = store.add_file(b"content", "a.jsonl", "batch")["id"]
+
+    class Full(FullDisk):
+        def execute(self, sql: str, *values: Any) -> Any:
+            self.reserve.touch()
+            path = store.file_path(id)
+            has_room = not path.exists() or not path.stat().st_size
+            return self.db.execute(sql, *values) if has_room else super().execute(sql, *values)
+
+        def executemany(self, sql: str, *values: Any) -> Any:
+            return self.execute(sql.replace("?", repr(id)))
+
+    store._connection = Full(store)  # type: ignore[assignment]
+    store.delete_files([id])
+    assert store.all("files") == []
+    assert not store.file_path(id).exists()
+    store.close()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_store_opens_on_a_full_disk_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_new: bool
+):
+    if not is_new:
+        old = Store(tmp_path)
+        old.put("jobs", {"id": "j"})
+        old.close()
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_prepare", Mock(side_effect=error))
+        store = Store(tmp_path)
+        assert "the disk is full: files, jobs and batches wait for room" in caplog.text
+        with pytest.raises(OSError, match="disk is full") as refused:
+            store.all("jobs")
+        assert is_full(refused.value)
+    assert store.all("jobs") == ([] if is_new else [{"id": "j"}])  # there is room again
+    store.put("jobs", {"id": "k"})
+    store.close()

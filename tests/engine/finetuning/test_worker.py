@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import itertools
 import math
 import os
@@ -249,12 +250,12 @@ def test_who_is_to_blame_for_a_job_that_fails(
 def test_a_job_whose_end_cannot_be_kept_is_left_alone(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full: requests go on, the job is not tried again at once, and goes on when somebody says so."""
+    """The disk is broken: requests go on, the job is not tried again at once, and goes on when somebody says so."""
     job = Job(tmp_path, engine, full=False)
-    full = Mock(side_effect=OSError(errno.ENOSPC, "database or disk is full"))
+    broken = Mock(side_effect=OSError(errno.EIO, "disk I/O error"))
     with monkeypatch.context() as patch:
         for name in ("put", "change", "add_event"):
-            patch.setattr(Store, name, full)
+            patch.setattr(Store, name, broken)
         job.leave()
         job.tuning.created()
         assert not job.tuning.ready
@@ -609,30 +610,49 @@ def test_a_job_that_diverges_keeps_and_names_its_last_good_checkpoint(
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_pauses_a_job_that_has_a_checkpoint(
-    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+def test_a_job_on_a_full_disk_waits_for_room_and_goes_on(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One without fails. Both go on when they are resumed, to the same bytes as one that never stopped."""
+    """By itself, to the same bytes as one that never waited; requests are served meanwhile."""
     whole = Job(tmp_path / "whole", engine, full=False)
     whole.finish(math.inf)
-    job = Job(tmp_path / "stopped", engine, full=False)
-    full = Mock(side_effect=OSError(error, "No room"))
+    monkeypatch.setattr("logitless.engine.engine_task.RETRY", 0.0)
+    job = Job(tmp_path / "waiting", engine, full=False)
+    for place in ("logitless.training.save.save_result", "logitless.training.checkpoint.save_checkpoint"):
+        package, _, name = place.rpartition(".")
+        write = getattr(importlib.import_module(package), name)
+        outcomes = itertools.chain([OSError(error, "No room")] * 3, itertools.repeat(None))
+
+        def full(*args: Any, write: Any = write, outcomes: Any = outcomes) -> None:
+            if problem := next(outcomes):
+                raise problem
+            write(*args)
+
+        monkeypatch.setattr(place, full)
+    job.finish(math.inf)
+    assert job.results() == whole.results()
+    assert caplog.text.count("training waits, because the disk is full") == 1
+    n_events, n_whole = len(job.store.events(job.id)), len(whole.store.events(whole.id))
+    assert n_events == n_whole  # none is told twice
+
+
+def test_a_job_that_waits_for_a_full_disk_can_be_paused(
+    engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logitless.engine.engine_task.RETRY", 0.0)
+    job = Job(tmp_path, engine, full=False)
+
+    def full(*_: object) -> None:
+        job.tuning.set_status(job.id, ("running",), "paused")
+        raise OSError(errno.ENOSPC, "No room")
+
     with monkeypatch.context() as patch:
-        patch.setattr("logitless.training.save.save_result", full)
-        job.leave()
-    assert (job.status, job.row["error"]["message"]) == ("failed", f"[Errno {error}] No room")
-    assert job.row["finished_at"] is not None
-    assert job.tuning.set_status(job.id, ("failed",), "queued")
-    assert (job.row["error"], job.row["finished_at"]) == (None, None)
-    with monkeypatch.context() as patch:
-        patch.setattr("logitless.engine.finetuning.worker.SAVE_SECONDS", 0.0)
         patch.setattr("logitless.training.save.save_result", full)
         job.leave()
     assert (job.status, job.row["error"]) == ("paused", None)
-    assert "because the disk is full" in job.store.events(job.id)[-1][1]["message"]
-    assert job.tuning.set_status(job.id, ("paused", "failed"), "queued")
+    assert job.tuning.set_status(job.id, ("paused",), "queued")
     job.finish(math.inf)
-    assert job.results() == whole.results()
+    job.tuning.close()
 
 
 def test_the_end_of_a_job_is_estimated_while_it_runs(
