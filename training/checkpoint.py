@@ -74,6 +74,7 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         "training.shuffle.sample_count": u64(order["sample_count"]),
         "training.shuffle.next_sample": u64(order["next_sample"]),
         "training.shuffle.epoch": u64(order["epoch"]),
+        "training.shuffle.seed": u64(order["seed"]),
         "training.epoch_result": text(json.dumps(asdict(result), separators=(",", ":"))),
         "training.settings": text(json.dumps(asdict(trainer.settings), separators=(",", ":"), sort_keys=True)),
         "optimizer.type": text("adam" if o.kind == "adamw" else o.kind),
@@ -227,6 +228,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
                 "sample_count": get("training.shuffle.sample_count", int),
                 "next_sample": get("training.shuffle.next_sample", int),
                 "epoch": get("training.shuffle.epoch", int, get("training.epoch_count", int, 0)),
+                "seed": get("training.shuffle.seed", int, -1),  # -1: an older file
             },
             "stopping": {
                 **Stopping().counters(),

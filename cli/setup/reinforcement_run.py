@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -97,9 +96,7 @@ def run(o: SimpleNamespace, path: Path, lora: LoraOptions | None, output: str, r
             stopping=Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf),
         )
         if resumed is not None:
-            same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
-            note = "" if same else "; the prompts are not those of the checkpoint, their order begins anew"
-            print(f"logitless: going on after iteration {trainer.counters.iterations}{note}", file=sys.stderr)
+            training_run.resume(o, trainer, resumed)
         training_run.fit(o, trainer, engine.gguf, h, output, began)
     finally:
         COMPILING.end()

@@ -188,15 +188,26 @@ def run(
         if len(session.backends) > 1:
             self_test.self_test_session(session, trainer.steps.everything())
         if resumed is not None:
-            same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
-            done = trainer.counters.iterations
-            note = "" if same else "; the samples differ from the checkpoint's, their order begins anew"
-            print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
+            resume(o, trainer, resumed)
         if o.workers > 1:
             workers = open_workers(o, model, make, trainer, transport)
             trainer.steps.workers = stack.enter_context(workers)
         fit(o, trainer, gguf, h, output, began)
     return 0
+
+
+def resume(o: SimpleNamespace, trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Go on from a checkpoint, and tell it; where the order of the samples begins anew, also why."""
+    note = ""
+    if not checkpoint.restore(trainer, force_reshuffle=o.force_reshuffle):
+        before, seed = checkpoint.state["order"]["seed"], trainer.order.seed
+        reason = "the samples differ from the checkpoint's"
+        if o.force_reshuffle:
+            reason = "--force-reshuffle is given"
+        elif before not in (-1, seed):
+            reason = f"--seed {seed} is not the checkpoint's {before}, so other samples validate"
+        note = f"; {reason}: their order begins anew"
+    print(f"logitless: going on after iteration {trainer.counters.iterations}{note}", file=sys.stderr)
 
 
 def check_workers(o: SimpleNamespace) -> None:

@@ -76,13 +76,18 @@ class Tokenizer(ABC):
         if add_special:
             yield self._suffix_ids()
 
+    def encode_after(self, text: str) -> list[int]:
+        """The ids of a text that goes on directly behind other text: no space is put in front."""
+        fragments = self._partition(_without_lone_surrogates(text), parse_special=True)
+        return [id for part in self._encode_fragments(fragments, begins=False) for id in part]
+
     def _prefix_ids(self) -> list[int]:
         return [self.bos_id] if self.add_bos and self.bos_id is not None else []
 
     def _suffix_ids(self) -> list[int]:
         return [self.eos_id] if self.add_eos and self.eos_id is not None else []
 
-    def _encode_fragments(self, fragments: list[str | int]) -> Iterator[Sequence[int]]:
+    def _encode_fragments(self, fragments: list[str | int], *, begins: bool = True) -> Iterator[Sequence[int]]:
         for fragment in fragments:
             if isinstance(fragment, int):
                 yield (fragment,)

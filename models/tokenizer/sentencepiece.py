@@ -37,8 +37,8 @@ class SpmTokenizer(Tokenizer):
         self._gap = gaps(ids)
         super().__init__(vocab)
 
-    def _encode_fragments(self, fragments: list[str | int]) -> Iterator[Sequence[int]]:
-        after_special = True
+    def _encode_fragments(self, fragments: list[str | int], *, begins: bool = True) -> Iterator[Sequence[int]]:
+        after_special = begins
         for fragment in fragments:
             if isinstance(fragment, int):
                 yield (fragment,)

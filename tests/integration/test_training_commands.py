@@ -426,6 +426,32 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         assert (folder / killed / name).read_bytes() == (folder / whole / name).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--seed 5 --adam-iter 2 --stride 17", ""),
+        (
+            "--seed 6 --adam-iter 2 --stride 17",
+            "; --seed 6 is not the checkpoint's 5, so other samples validate: their order begins anew",
+        ),
+        ("--seed 5 --adam-iter 2 --stride 18", "; the samples differ from the checkpoint's: their order begins anew"),
+        (
+            "--seed 5 --adam-iter 2 --stride 17 --force-reshuffle",
+            "; --force-reshuffle is given: their order begins anew",
+        ),
+    ],
+)
+def test_a_resumed_run_tells_why_its_order_begins_anew(
+    flags: str, reason: str, given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = f"--checkpoint-out {tmp_path}/ck.gguf --lora-out {tmp_path}/a.gguf -c 16 -b 2 -t 1"
+    words = f"finetune -m {given}/m.gguf --file {given}/a.txt {checkpoint}"
+    assert run(capsys, *f"{words} --seed 5 --adam-iter 1 --stride 17".split())[0] == 0
+    code, err = run(capsys, *f"{words} --checkpoint-in {tmp_path}/ck.gguf {flags}".split())
+    assert code == 0, err
+    assert f"logitless: going on after iteration 1{reason}" in err
+
+
 @pytest.mark.parametrize("kind", ["--lora-out", "-o"])
 @pytest.mark.parametrize(("every", "step", "last"), [(2, 4, 2), (3, 5, 3), (9, 5, 0)])
 def test_a_diverged_run_keeps_and_names_the_last_good_files(

@@ -122,6 +122,7 @@ class _Order(ABC):
             "sample_count": len(self.indices),
             "next_sample": self.next,
             "epoch": self.epoch,
+            "seed": self.seed,
         }
 
     def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -179,17 +180,42 @@ def _ended(tokens: Sequence[int], tokenizer: Tokenizer) -> bool:
 
 def encode_parts(parts: Sequence[Part], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """Ids of the joined text, tokenized as a prompt would be (special tokens too), and a flag for those that start in
-    a learned part. A token across the border to a learned part is not learned, because inference
-    has another token there."""
-    ids = tokenizer.encode("".join(text for text, _ in parts), add_special=False)
-    starts = _starts(b"".join(text.encode() for text, _ in parts), [tokenizer.piece(id) for id in ids])
+    a learned part. Where a token would lie across the border to a learned part, the text is cut
+    there, as inference has the prompt's own tokens before its answer."""
+    whole = tokenizer.encode("".join(text for text, _ in parts), add_special=False)
+    ids, learn, borders = _encoded(parts, whole, tokenizer)
+    if not borders:
+        return ids, learn
+    ids, learn = [], []
+    for a, b in pairwise([0, *borders, len(parts)]):
+        text = "".join(text for text, _ in parts[a:b])
+        own = tokenizer.encode_after(text) if a else tokenizer.encode(text, add_special=False)
+        more, flags, _ = _encoded(parts[a:b], own, tokenizer)
+        ids, learn = ids + more, learn + flags
+    return ids, learn
+
+
+def _encoded(parts: Sequence[Part], ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], list[bool], list[int]]:
+    """(ids, flags, numbers of the learned parts that begin within a token) of parts, with the ids of
+    their joined text."""
+    pieces = [tokenizer.piece(id) for id in ids]
+    whole = b"".join(text.encode() for text, _ in parts)
+    starts = _starts(whole, pieces)
     if starts is None:  # the tokenizer changes texts (lower case, accents): no token may straddle a border then
         each = [tokenizer.encode(text, add_special=False) for text, _ in parts]
         learn = [flag for part, (_, flag) in zip(each, parts, strict=True) for _ in part]
-        return [id for part in each for id in part], learn
+        return [id for part in each for id in part], learn, []
     ends = np.cumsum([len(text.encode()) for text, _ in parts])
     which = np.minimum(np.searchsorted(ends, starts, side="right"), len(parts) - 1)
-    return ids, [parts[i][1] for i in which]
+    borders = []
+    for k in range(1, len(parts)):
+        if parts[k][1] and not parts[k - 1][1]:
+            i = int(np.searchsorted(starts, ends[k - 1])) - 1  # the last token that begins before the border
+            if i >= 0:
+                in_text = whole.startswith(pieces[i], starts[i])  # else without the space in front
+                if starts[i] + len(pieces[i]) - (not in_text) > ends[k - 1]:
+                    borders.append(k)
+    return ids, [parts[i][1] for i in which], borders
 
 
 def _starts(text: bytes, pieces: Sequence[bytes]) -> list[int] | None:

@@ -253,11 +253,38 @@ def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Pat
 def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) -> None:
     v = vocabulary(shared_data, "llama-spm")
     ids, learn = encode_parts([("Hello wor", False), ("ld, you", True)], v)
-    assert ids == v.encode("Hello world, you", add_special=False)
-    assert v.decode([t for t, flag in zip(ids, learn, strict=True) if flag]).decode() == ", you"  # "ld" is not alone
+    prompt = v.encode("Hello wor", add_special=False)  # "world" is one token, and no request has it behind this prompt
+    assert ids[: len(prompt)] == prompt
+    assert learn == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
+    assert b"".join(map(v.piece, ids[len(prompt) :])) == b"ld, you"
     (e,) = examples_of([DatasetRow(1, parts=(("Hello", False), (" you", True)))], v, None)
     assert e.tokens.tolist() == [v.bos_id, *v.encode("Hello you", add_special=False), v.eos_id]
     assert e.learn.tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("vocab", ["qwen2", "llama-spm", "gpt-2", "starcoder"])
+def test_a_completion_that_shares_a_token_with_its_prompt_is_learned_whole(shared_data: Path, vocab: str) -> None:
+    v = vocabulary(shared_data, vocab)
+    for prompt, completion in (
+        ("Hello wor", "ld"),
+        ("The answer is Par", "is"),
+        ("a", "nd"),
+        ("x = 1", "23;"),
+        ("é", "té"),
+        ("Hello ", "you"),
+        ("a ", "b"),
+    ):
+        (e,) = examples_of([DatasetRow(1, parts=((prompt, False), (completion, True)))], v, None)
+        learned = e.tokens[e.learn].tolist()
+        if v.eos_id is not None:
+            assert learned.pop() == v.eos_id
+        assert b"".join(map(v.piece, learned)) == completion.encode(), (prompt, completion)
+        head = e.tokens[~e.learn].tolist()
+        assert head == [*([v.bos_id] if v.add_bos else []), *v.encode(prompt, add_special=False)]
+    # whole words: the tokens of the joined text
+    (e,) = examples_of([DatasetRow(1, parts=(("Hello", False), (" world, you", True)))], v, None)
+    joined = v.encode("Hello world, you", add_special=False)
+    assert [t for t in e.tokens.tolist() if t not in (v.bos_id, v.eos_id)] == joined
 
 
 def test_special_tokens_of_all_rows_are_those_of_inference(shared_data: Path) -> None:
