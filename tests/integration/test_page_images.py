@@ -131,7 +131,7 @@ async def test_images_by_button_and_drop(page: Tab, tmp_path: Path, width: int, 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 async def test_sounds_are_played_and_sent(page: Tab, tmp_path: Path, width: int, scheme: str) -> None:
-    assert await page.run("$('attach').title") == "Attach images, sounds or text files"
+    assert await page.run("$('attach').title") == "Attach images, sounds, PDFs or text files"
     assert "audio/*" in await page.run("$('picker').accept")
     files = [tmp_path / "a.wav", tmp_path / "b.wav"]
     for seed, file in enumerate(files):

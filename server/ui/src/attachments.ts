@@ -1,5 +1,5 @@
 // Attachments of the next message, by button, paste or drop: images and sounds if the model reads them, other files
-// as text.
+// as text, also that of PDFs.
 
 import {reason} from "./api.js";
 import type {TextFile} from "./tree.js";
@@ -13,7 +13,8 @@ export interface Attached {
 
 const MOST_MEDIA = 16; // images, and as many sounds
 const MOST_SOUND = 20 << 20; // bytes
-const MOST_TEXT = 1 << 20; // bytes of a text file
+const MOST_PDF = 50 << 20; // bytes
+const MOST_TEXT = 1 << 20; // bytes of a text file, characters of a PDF
 export const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 
 const uri = (file: File) => new Promise<string>((resolve, reject) => {
@@ -32,6 +33,35 @@ async function text(file: File) {
   }
 }
 
+const isPdf = (file: File) => file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+
+/** The text of a PDF, page by page. The library is loaded with the first one. */
+async function pdfText(file: File) {
+  if (file.size > MOST_PDF) throw new Error(`${file.name} is larger than 50 MiB.`);
+  const {getDocument} = await import("./vendor/pdf.js");
+  const task = getDocument({data: new Uint8Array(await file.arrayBuffer()), disableFontFace: true, verbosity: 0});
+  try {
+    const pdf = await task.promise, pages: string[] = [];
+    let length = 0;
+    for (let i = 1; i <= pdf.numPages; i += 1) {
+      const {items} = await (await pdf.getPage(i)).getTextContent();
+      const page = items.map(item => ("str" in item ? item.str + (item.hasEOL ? "\n" : "") : "")).join("").trim();
+      pages.push(page);
+      length += page.length;
+      if (length > MOST_TEXT) throw new Error(`${file.name} has more than a million characters of text.`);
+    }
+    if (!length) throw new Error(`${file.name} has no text: its pages may be pictures.`);
+    return pages.filter(Boolean).join("\n\n");
+  } catch (error) {
+    const name = error instanceof Error ? error.name : "";
+    if (name === "PasswordException") throw new Error(`${file.name} is protected by a password.`);
+    if (name !== "Error") throw new Error(`${file.name} cannot be read as a PDF: ${reason(error)}`);
+    throw error;
+  } finally {
+    await task.destroy();
+  }
+}
+
 /** What is in a list of files. The model reads images if it `sees`, audio if it `hears`. */
 export async function attached(list: File[], sees: boolean, hears: boolean) {
   const found: Attached = {images: [], sounds: [], files: [], errors: []};
@@ -45,7 +75,7 @@ export async function attached(list: File[], sees: boolean, hears: boolean) {
         if (!hears) throw new Error(`${file.name || "The sound"}: this model reads no audio.`);
         if (file.size > MOST_SOUND) throw new Error(`${file.name} is larger than 20 MiB.`);
         found.sounds.push(await uri(file));
-      } else found.files.push({name: file.name || "text", text: await text(file)});
+      } else found.files.push({name: file.name || "text", text: await (isPdf(file) ? pdfText : text)(file)});
     } catch (error) {
       found.errors.push(reason(error));
     }

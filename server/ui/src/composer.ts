@@ -117,8 +117,8 @@ export function Composer() {
     redraw(n => n + 1);
   };
   const begun = conversation?.leaf, media = [...(images ? IMAGE_TYPES : []), ...(sounds ? ["audio/*"] : [])];
-  const accept = media.length ? [...media, "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
-  const takes = `Attach ${images ? "images" : ""}${images && sounds ? ", " : ""}${sounds ? "sounds" : ""}${media.length ? " or " : ""}text files`;
+  const accept = media.length ? [...media, "application/pdf", "text/*", ".md,.json,.csv,.py,.js"].join(",") : "";
+  const takes = `Attach ${images ? "images" : ""}${images && sounds ? ", " : ""}${sounds ? "sounds" : ""}${media.length ? ", " : ""}PDFs or text files`;
   return html`<form id="form" class=${dropping ? "dropping" : ""} onSubmit=${submit} onPaste=${paste}>
     <${Files} value=${files} change=${setFiles} />
     <label class="unseen" for="text">Message</label>

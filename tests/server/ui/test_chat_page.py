@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from typing import Any
@@ -200,6 +201,45 @@ async def test_files_are_part_of_the_message(page: Any) -> None:
     assert "b.bin is neither text, an image nor a sound" in await page.run("one('#attached').textContent")
     await page.ask("Sum", "3")
     assert page.bodies()[-1] == "[user]File a.csv:\n```\n1,2\n```\n\nSum[assistant]"
+
+
+def pdf(*pages: str) -> bytes:
+    """A PDF with these lines of text, one a page."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for text in pages:
+        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET" if text else ""
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+        font = "/Resources << /Font << /F1 3 0 R >> >>"
+        objects.append(f"<< /Type /Page /Parent 2 0 R {font} /MediaBox [0 0 612 792] /Contents {len(objects)} 0 R >>")
+        kids.append(f"{len(objects)} 0 R")
+    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {len(kids)} >>"
+    whole, offsets = "%PDF-1.4\n", []
+    for i, text in enumerate(objects, 1):
+        offsets.append(len(whole))
+        whole += f"{i} 0 obj\n{text}\nendobj\n"
+    table = "".join(f"{at:010} 00000 n \n" for at in offsets)
+    trailer = f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(whole)}\n%%EOF"
+    return f"{whole}xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{trailer}".encode()
+
+
+DROP = """((name, data) => { const all = new DataTransfer();
+    all.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], name));
+    one('#form').dispatchEvent(new DragEvent('drop', {dataTransfer: all, bubbles: true, cancelable: true})); })"""
+
+
+async def test_pdf_is_attached_as_its_text(page: Any) -> None:
+    for name, body, told in (
+        ("scan.pdf", pdf(""), "scan.pdf has no text: its pages may be pictures."),
+        ("bad.PDF", b"%PDF-1.4 nothing", "bad.PDF cannot be read as a PDF: "),
+    ):
+        await page.run(f"{DROP}({json.dumps(name)}, {json.dumps(base64.b64encode(body).decode())})")
+        await page.until(f"one('#attached')?.textContent.includes({json.dumps(told)})")
+    body = base64.b64encode(pdf("First page", "Second page")).decode()
+    await page.run(f"{DROP}('a.pdf', {json.dumps(body)})")
+    await page.until("one('.attached.file')")
+    await page.ask("Sum", "3")
+    assert page.bodies()[-1] == "[user]File a.pdf:\n```\nFirst page\n\nSecond page\n```\n\nSum[assistant]"
 
 
 async def test_presets_export_and_import(page: Any) -> None:
