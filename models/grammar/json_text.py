@@ -37,12 +37,16 @@ _PATTERNS = ("pattern", "patternProperties", "format")
 
 
 class Limits(NamedTuple):
-    """Digits of a number: before the point, behind it, of the exponent. `patterns`: strings may have one."""
+    """Digits of a number: before the point, behind it, of the exponent.
+
+    `patterns`: strings may have one; `mixed`: there is other text beside JSON.
+    """
 
     before: int = _DIGITS
     behind: int = _DIGITS
     exponent: int = _EXPONENT
     patterns: bool = False
+    mixed: bool = False
 
 
 def limits_of(lark: str) -> Limits | None:
@@ -63,7 +67,8 @@ def limits_of(lark: str) -> Limits | None:
             if abs(number) < _WIDE or key not in _BOUNDS:
                 before = max(before, len(digits.digits) + size)
             exponent = 3 if abs(number) >= 1e99 else exponent
-    return Limits(before, behind, exponent, patterns)
+    mixed = re.match(r"(%llguidance .*\n)?start: %json ", lark) is None
+    return Limits(before, behind, exponent, patterns, mixed)
 
 
 def _keywords(schemas: Any) -> Iterator[tuple[str, Any]]:
@@ -392,6 +397,8 @@ class JsonText:
         if takes[ord("x")] and takes[ord("\n")]:  # free text of a Lark grammar, not JSON
             self._state = _State()
             return
+        if state.quoted and self._limits.mixed and takes[0x30] and takes[ord(",")] and not takes[ord("x")]:
+            state = self._state = _State()  # a number: the quotes were of another text than JSON
         if state.quoted or takes[ord("x")]:
             return
         pieces = self._pieces

@@ -7,6 +7,15 @@ from logitless.models.grammar.json_schema.prepare import (
     parameters_of,
     prepared,
 )
-from logitless.models.grammar.json_schema.walk import resolve, subschemas
+from logitless.models.grammar.json_schema.walk import resolve, standalone, subschemas
 
-__all__ = ["compile_error", "fault", "object_schema", "parameters_of", "prepared", "resolve", "subschemas"]
+__all__ = [
+    "compile_error",
+    "fault",
+    "object_schema",
+    "parameters_of",
+    "prepared",
+    "resolve",
+    "standalone",
+    "subschemas",
+]

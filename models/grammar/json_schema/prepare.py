@@ -26,6 +26,7 @@ from logitless.models.grammar.json_schema.walk import (
     place,
     pointer,
     reference,
+    rerooted,
     resolve,
     subschemas,
     with_definitions,
@@ -135,7 +136,7 @@ def fault(schema: Any, *, strict: bool = False) -> tuple[str, str] | None:
     root = prepared(schema, strict=strict)
     if not isinstance(root, dict):
         return ("", reason(problem)) if (problem := compile_error(root, strict=strict)) else None
-    within = {"$defs": {"root": edited(root, _rerooted)}}
+    within = {"$defs": {"root": edited(root, rerooted)}}
     seen: set[str] = set()
 
     def problem_of(path: str) -> str:
@@ -161,13 +162,6 @@ def fault(schema: Any, *, strict: bool = False) -> tuple[str, str] | None:
     return innermost("", problem) if problem else None
 
 
-def _rerooted(schema: Schema, path: str) -> Schema:
-    """The schema with its references into `#/$defs/root`."""
-    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
-        schema["$ref"] = "#/$defs/root" + ref[1:]
-    return schema
-
-
 def _check_alternatives(closed: Schema, schema: Schema) -> None:
     """GrammarError where an answer of one branch of a `oneOf` may fit another too: the engine compares closed objects,
     but a client that checks an answer reads the other branch as its schema has it, open."""
@@ -179,15 +173,34 @@ def _check_alternatives(closed: Schema, schema: Schema) -> None:
         around = {key: value for key, value in part.items() if key not in BRANCHES and key != "$defs"}
         nearer = [_inlined(closed, branch) for branch in target[1].get("oneOf", ())]
         opened = [_inlined(schema, branch) for branch in branches]
-        definitions = {"root": edited(closed, _rerooted)}
+        definitions = {"root": edited(closed, rerooted)}
         for i, one in enumerate(nearer):
             for j, other in enumerate(opened):
-                if i == j or other == nearer[j]:
+                if i == j or other == nearer[j] or _told_apart(one, other):
                     continue
                 pair = {**around, "oneOf": [one, other]}
-                problem = compile_error({**edited(pair, _rerooted), "$defs": definitions}, strict=True)
+                problem = compile_error({**edited(pair, rerooted), "$defs": definitions}, strict=True)
                 if "oneOf" in problem:
                     raise GrammarError(f"in the schema at {place(path) or '/'}: {reason(problem)}")
+
+
+def _told_apart(one: Schema, other: Schema) -> bool:
+    """True if two schemas require a member of different constants: the usual case, without the engine."""
+
+    def constants(schema: Schema) -> dict[str, list[Any]]:
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return {}
+        members = [(name, part) for name, part in properties.items() if name in required and isinstance(part, dict)]
+        return {name: part.get("enum", [part["const"]] if "const" in part else []) for name, part in members}
+
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    values, others = constants(one), constants(other)
+    return any(
+        values[name] and others.get(name) and not any(value in others[name] for value in values[name])
+        for name in values
+    )
 
 
 class _InlineAlternatives:

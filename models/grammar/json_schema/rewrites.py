@@ -200,15 +200,15 @@ def without_nul(pattern: str) -> str:
     """The pattern, its classes without the character NUL.
 
     A class with all control characters lets the engine write `\\"` and `\\\\`, whether or not the
-    class has them; one without NUL does not.
+    class has them; one without NUL does not. In a class `[` and `\\b` are characters, as in
+    JavaScript.
     """
     result, at = [], 0
     while match := _CLASS.search(pattern, at):
         result.append(pattern[at : match.start()])
         text, at = match[0], match.end()
         if text == "[":
-            end = _class_end(pattern, match.start())
-            text, at = pattern[match.start() : end], end
+            text, at = _class(pattern, match.start())
             if text.startswith("[^") or _CONTROLS.search(text):
                 text = rf"[{text}&&[^\x00]]"
         elif text[1] in "pP":
@@ -217,19 +217,17 @@ def without_nul(pattern: str) -> str:
     return "".join(result) + pattern[at:]
 
 
-def _class_end(pattern: str, start: int) -> int:
-    """The end of the class of characters that begins here."""
+def _class(pattern: str, start: int) -> tuple[str, int]:
+    """The class of characters that begins here, in the engine's words, and its end."""
     at = start + (2 if pattern[start + 1 : start + 2] == "^" else 1)
-    depth = 1
+    text, depth = pattern[start:at], 1
     while at < len(pattern) and depth:
-        if pattern[at] == "\\":
-            at += 1
-        elif pattern[at] == "[":
-            depth += 1
-        elif pattern[at] == "]":
-            depth -= 1
-        at += 1
-    return at
+        step = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
+        at += len(step)
+        nested = step == "[" and (pattern[at : at + 1] == ":" or text.endswith("&&"))
+        depth += nested - (step == "]")
+        text += r"\x08" if step == r"\b" else r"\[" if step == "[" and not nested else step
+    return text, at
 
 
 def exclusive(schema: Schema, path: str) -> Schema:

@@ -18,6 +18,7 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 
 BRANCHES = ("anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas")
 _MAX_DEPTH = 200
+_PART = "part of another schema"
 _IN_POINTER = "!$&'()*+,-./:;=?@_~"
 
 Schema = dict[str, Any]
@@ -96,6 +97,24 @@ def edited(schema: Any, edit: Edit, path: str = "", depth: int = 0) -> Any:
     return edit(result, path)
 
 
+def standalone(schema: Any, root: Any) -> Any:
+    """A part of a schema as a schema of its own, which has the targets of its references."""
+    if not isinstance(schema, dict) or not any(isinstance(p, dict) and "$ref" in p for _, p in subschemas(schema)):
+        return schema
+    definitions = root.get("$defs")
+    whole = {**root, "$defs": {**(definitions if isinstance(definitions, dict) else {}), _PART: schema}}
+    whole = edited(with_definitions(whole), rerooted)
+    part = whole["$defs"].pop(_PART)
+    return {**part, "$defs": {**part.get("$defs", {}), "root": whole}}
+
+
+def rerooted(schema: Schema, path: str) -> Schema:
+    """The schema with its references into `#/$defs/root`."""
+    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
+        schema["$ref"] = "#/$defs/root" + ref[1:]
+    return schema
+
+
 def with_definitions(root: Schema) -> Schema:
     """The schema with every target of a reference in a place of schemas: targets elsewhere (`#/components/schemas/B`)
     are copied to `$defs`, by their pointers."""
@@ -125,6 +144,8 @@ def with_definitions(root: Schema) -> Schema:
 def place(path: str) -> str:
     """The pointer in the client's schema, of a pointer in one `with_definitions`."""
     keys = path.split("/")
+    if keys[1:3] == ["$defs", "root"] and len(keys) > 3:
+        return place("/".join(["", *keys[3:]]))
     if keys[1:2] == ["$defs"] and len(keys) > 2 and keys[2].startswith("~1"):
         return "/".join([keys[2].replace("~1", "/").replace("~0", "~"), *keys[3:]])
     return path

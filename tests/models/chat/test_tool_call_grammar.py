@@ -142,6 +142,52 @@ def test_every_text_is_calls_that_fit(vocabulary: Tokenizer, calls: CallFormat, 
 
 
 @pytest.mark.parametrize("calls", FAMILIES, ids=lambda f: f.name)
+def test_numbers_of_a_forced_call_end_whatever_the_sampler(vocabulary: Tokenizer, calls: CallFormat) -> None:
+    properties = {"a_unit": {"enum": ["C", "F"]}, "b": {"type": "integer"}, "c": {"type": "number"}}
+    parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    functions = [{"name": "add", "parameters": parameters}]
+    made = call_grammar(calls, functions, required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    pieces = [vocabulary.piece(id) for id in range(vocabulary.n_vocab)]
+    choose, matcher, text = random.Random(4), grammar.matcher(), b""
+    while not matcher.can_end:
+        ids = np.flatnonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")).tolist()
+        digits = [id for id in ids if pieces[id].isdigit()]
+        id = choose.choice(digits or ids)
+        assert matcher.accept(id)
+        text += pieces[id]
+        assert len(text) < 1500, text
+    (call,) = parsed(calls, text.decode()).calls
+    arguments = json.loads(call.arguments)
+    assert len(str(abs(arguments["b"]))) <= 18
+    assert abs(arguments["c"]) < 1e119
+
+
+REFERRING = {
+    "type": "object",
+    "properties": {
+        "a": {"$ref": "#/properties/b"}, "b": {"type": "integer"}, "c": {"$ref": "#/components/schemas/C"},
+        "d": {"type": "array", "items": {"$ref": "#/components/schemas/C"}},
+    },
+    "required": ["a", "c"],
+    "components": {"schemas": {"C": {"properties": {"x": {"$ref": "#/$defs/X"}}}}},
+    "$defs": {"X": {"enum": [1, 2]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", FAMILIES, ids=lambda f: f.name)
+def test_references_of_parameters_lead_anywhere(vocabulary: Tokenizer, calls: CallFormat) -> None:
+    functions = [{"name": "add", "parameters": REFERRING}]
+    made = call_grammar(calls, functions, required=True, parallel=False)
+    Grammar.compile("lark", made.lark, vocabulary)
+    if calls is QWEN3_CODER:
+        text = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=c>\n%s\n</parameter>\n"
+        grammar = Grammar.compile("lark", made.lark, vocabulary)
+        for value, fits in (('{"x": 1}', True), ('{"x": 3}', False), ('{"x": 1, "y": 1}', False), ("1", False)):
+            assert allows(grammar, text % value + "</function>\n</tool_call>") == fits
+
+
+@pytest.mark.parametrize("calls", FAMILIES, ids=lambda f: f.name)
 def test_calls_as_models_write_them(vocabulary: Tokenizer, calls: CallFormat) -> None:
     for required in (True, False):
         made = call_grammar(calls, [ADD, NOW], required=required, parallel=False)

@@ -12,7 +12,7 @@ from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBE
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
 from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
-from logitless.models.grammar.json_schema import parameters_of
+from logitless.models.grammar.json_schema import parameters_of, standalone
 from logitless.models.grammar.lark import lark_rules
 
 _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")
@@ -88,8 +88,7 @@ def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "t
         if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
             return f"({' | '.join(map(quoted, choices))}) {ends}"
         return text
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {ends}"
+    return f"{json_rule(standalone(schema, whole))} {ends}"
 
 
 def tagged_rules(

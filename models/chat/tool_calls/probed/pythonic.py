@@ -13,7 +13,7 @@ from logitless.models.chat.tool_calls.free_text import TEXT, json_string
 from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
 from logitless.models.chat.tool_calls.tagged import as_json
 from logitless.models.grammar import json_rule, quoted
-from logitless.models.grammar.json_schema import parameters_of
+from logitless.models.grammar.json_schema import parameters_of, standalone
 
 _OPEN, _CLOSE = "([{", ")]}"
 _PLAIN = frozenset(("type", "description", "title", "default", "examples"))
@@ -120,8 +120,7 @@ def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
 
 def _value_rule(schema: Any, whole: Mapping[str, Any]) -> str:
     """Rule of a value: JSON, and Python's words for booleans and its strings."""
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    rules = [json_rule({**schema, **shared} if isinstance(schema, dict) else schema)]
+    rules = [json_rule(standalone(schema, whole))]
     if isinstance(schema, dict):
         choices: Sequence[Any] = schema["enum"] if isinstance(schema.get("enum"), list) else ()
         rules += [quoted(repr(choice)) for choice in choices if isinstance(choice, str | bool)]
