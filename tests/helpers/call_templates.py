@@ -158,3 +158,26 @@ MINICPM = template(
     + '<function name="{{ f.name }}">{% for k, v in f.arguments.items() %}<param name="{{ k }}">'
     + "{{ '<![CDATA[' + v + ']]>' if v is string and '<' in v else v }}</param>{% endfor %}</function>{% endfor %}"
 )
+SOLAR = template(
+    "<|tool_calls|>"
+    + _EACH
+    + "<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}"
+    "<|tool_call:end|>{% endfor %}<|calls|>"
+)
+ID_OBJECT = template(
+    _EACH + '<call id="{{ c.id }}">{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}</call>{% endfor %}'
+)
+ID_TAGS = template(
+    _EACH + '<invoke id="{{ c.id }}" name="{{ f.name }}">' + _ITEMS + '<arg name="{{ k }}">' + _VALUE + "</arg>"
+    "{% endfor %}</invoke>{% endfor %}"
+)
+ID_PYTHON = template(
+    _EACH
+    + "<py>{{ c.id }} = {{ f.name }}("
+    + _ITEMS
+    + '{{ k }}={{ v | tojson }}{{ "" if loop.last else ", " }}{% endfor %})</py>{% endfor %}'
+)
+NUMBER_FIRST = template(
+    _EACH + "<call {{ loop.index }}>{{ f.name }}<args>{{ f.arguments | tojson }}</call>{% endfor %}"
+)
+ID_WITHOUT_TAG = template(_EACH + "{{ c.id }}: {{ f.name }} {{ f.arguments | tojson }};{% endfor %}")

@@ -94,7 +94,7 @@ def _named(p: Parser) -> Step[None]:
         raise NotACall
     if (yield from p.literal("[CALL_ID]")):
         while (c := (yield from p.next())) and c in _NAME:
-            pass
+            p.written_id += c
         p.back(c)
     yield from p.literal("[ARGS]")
     c = yield from p.after_blanks()

@@ -51,6 +51,10 @@ class CallFormat:
     opens_with_name: bool = False  # an answer may begin with the name of a tool and a line break
     ends_reasoning: tuple[str, ...] = ()  # beginnings of calls that end reasoning without its closing tag
 
+    def accepts_id(self, id: str) -> bool:
+        """True if the model's templates take this id of a call."""
+        return bool(id) and (bool(self.id_prefix) or (len(id) == self.id_letters and id.isalnum()))
+
     @property
     def frames(self) -> tuple[str, str] | None:
         """Syntax that an answer without tools may have."""
@@ -82,6 +86,8 @@ class Parser:
         self.plain = False  # from now on everything is text
         self.thinking = False  # the reasoning goes on
         self.n_calls = 0
+        self.written_id = ""  # by the model, before the name of a call
+        self._ids: set[str] = set()  # of the calls that have one
         self._chars: list[str] = []  # of the delta that is being written
         self._kind = Content
         self._out: list[Delta] = []
@@ -190,7 +196,9 @@ class Parser:
         return self.rest == ""
 
     def begin(self, name: str, id: str | None = None) -> int:
-        """Begin a call to `name`, with the id that the model wrote if any; returns its index."""
+        """Begin a call to `name`, with the id that the model wrote if any; returns its index.
+
+        An id before the name counts if the template accepts it and no other call has it."""
         if self.n_calls and not self.style.parallel:
             raise NotACall
         assert self.style.calls is not None
@@ -200,7 +208,12 @@ class Parser:
         index = self.n_calls
         self.n_calls += 1
         self._input = InputText() if name in self.style.custom else None
-        self._out.append(CallBegin(index, id or new_id(self.style.calls), name, self._input is not None))
+        calls = self.style.calls
+        if id is None and self.written_id not in self._ids and calls.accepts_id(self.written_id):
+            id = self.written_id
+            self._ids.add(id)
+        self.written_id = ""
+        self._out.append(CallBegin(index, id or new_id(calls), name, self._input is not None))
         return index
 
     def argument(self, text: str) -> None:

@@ -38,7 +38,7 @@ from tests.helpers import call_templates
 NAMES = [
     "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
     "MINIMAX", "MINIMAX_M3", "LINES", "LFM", "PYTHON", "PYTHON_ONLY", "DSML", "KIMI_QUEUE", "FUNCTOOLS",
-    "MINICPM",
+    "MINICPM", "SOLAR", "ID_OBJECT", "ID_TAGS", "ID_PYTHON", "NUMBER_FIRST",
 ]  # fmt: skip
 ADD: dict[str, Any] = {
     "name": "add",
@@ -276,6 +276,28 @@ def test_an_id_need_not_be_written(vocabulary: Tokenizer) -> None:
     text = '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]<|tool_call_end|>'
     assert allows(grammar, text)
     assert found(parsed(template("LFM").calls, text)) == [ADDED]
+
+
+@pytest.mark.parametrize("name", ["SOLAR", "ID_TAGS", "ID_PYTHON"])
+def test_ids_before_names_are_those_of_the_calls(vocabulary: Tokenizer, name: str) -> None:
+    text = rendered(name, [ADDED, ASKED])
+    calls = template(name).calls
+    grammar = Grammar.compile("lark", call_grammar(calls, [ADD, NOW], required=True, parallel=True).lark, vocabulary)
+    for one, two in (("a1b2c3d4e5", "z"), ("call_AbC-1:2.3", "call00001")):
+        written = text.replace("functions.add:0", one).replace("functions.now:1", two)
+        message = parsed(calls, written)
+        assert (found(message), message.content) == ([ADDED, ASKED], "")
+        assert [call.id for call in message.calls] == [one, two]
+        assert allows(grammar, written.strip())
+    twice = parsed(calls, text.replace("functions.now:1", "functions.add:0"))
+    assert twice.calls[0].id == "functions.add:0"
+    assert twice.calls[1].id.startswith("call_")  # results could not tell them apart
+
+
+def test_an_id_that_nothing_comes_before_is_no_begin_of_a_call() -> None:
+    calls = template("ID_WITHOUT_TAG").calls
+    assert calls is GENERIC
+    assert parsed(calls, "call1: we go home").content == "call1: we go home"
 
 
 def test_cohere_with_other_tags_around_text(vocabulary: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from logitless.models.grammar.json_schema import parameters_of, standalone
 from logitless.models.grammar.lark import lark_rules
 
 _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")
-_PLACEHOLDERS = {NUMBER: "/[0-9]{1,4}/", ID: "/[a-zA-Z0-9_.:-]{1,64}/"}
+_ID_PUNCTUATION = "_.:-"
 
 
 def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool) -> tuple[list[str], str]:
@@ -50,9 +50,12 @@ def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel:
 def syntax_rule(text: str) -> str:
     """Lark of a marker, whose line breaks and placeholders may vary."""
     parts = []
-    for piece in _PIECE.findall(text):
-        if piece in _PLACEHOLDERS:
-            parts.append(_PLACEHOLDERS[piece])
+    pieces = _PIECE.findall(text)
+    for piece, following in zip(pieces, [*pieces[1:], " "], strict=False):
+        if piece == NUMBER:
+            parts.append("/[0-9]{1,4}/")
+        elif piece == ID:  # up to the marker behind it
+            parts.append(f"/[a-zA-Z0-9{_ID_PUNCTUATION.replace(following[0], '')}]{{1,64}}/")
         else:
             parts.append(quoted(piece) if piece.strip() or "\n" not in piece else f"({quoted(piece)})?")
     return " ".join(parts)

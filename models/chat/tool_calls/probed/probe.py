@@ -33,6 +33,8 @@ _END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
 _OPEN_TAG = re.compile(rf"(?:{NAMESPACE})?<[^<>]*$|{NAMESPACE}$")
 """A tag that the end of a text cuts short."""
 
+_DECODER = json.JSONDecoder(strict=False)  # placeholders are control characters
+
 Turns = list[dict[str, Any]]
 Render = Callable[[Turns, list[dict[str, Any]]], str]
 """Renders messages and tools; "" if the template refuses them."""
@@ -71,11 +73,12 @@ class Probe:
             return default
         if not default.instructs and _reads(default, one, 1):
             return self._framed(default)
-        markers = _markers(one, two)
+        markers = _markers(_without_ids(one), _without_ids(two))
         if markers is None:
             return default
         probed = call_format(replace(markers, around=self._around(), cdata=self._writes_cdata()))
-        if not all(probed.triggers + probed.opening):  # the prompt ends in the begin of a call
+        begins = probed.triggers + probed.opening
+        if not all(begins) or ID in begins:  # the prompt ends in the begin of a call; nothing tells one from text
             return default
         return probed if _reads(probed, one, 1) and (not two or _reads(probed, two, 2)) else default
 
@@ -184,6 +187,7 @@ def _markers(one: str, two: str) -> Markers | None:
     between = two[first.end : second.begin]
     end = _tags_only(_shared(after, between)).rstrip()
     rest = between[len(end) :]
+    before, rest = _numbered(before, rest)
     begin = _shared(before[::-1], rest[::-1])[::-1]
     begin = begin[begin.find("<") :] if "<" in begin and ">" in begin.partition("<")[0] else begin
     section, section_end = before[: len(before) - len(begin)], after[len(end) :]
@@ -199,6 +203,15 @@ def _markers(one: str, two: str) -> Markers | None:
         end=end,
         section_end=section_end.rstrip(),
     )
+
+
+def _numbered(first: str, second: str) -> tuple[str, str]:
+    """What stands before two calls, with NUMBER in the place of theirs."""
+    n = len(_shared(first[::-1], second[::-1]))
+    one, other = first[: len(first) - n], second[: len(second) - n]
+    if one[-1:].isdigit() and other[-1:].isdigit() and int(other[-1]) == int(one[-1]) + 1:
+        return one[:-1] + NUMBER + first[len(one) :], other[:-1] + NUMBER + second[len(other) :]
+    return first, second
 
 
 def _object(text: str, i: int) -> _Call | None:
@@ -217,8 +230,8 @@ def _object(text: str, i: int) -> _Call | None:
         arguments_at = next((at for at in _objects(text, start + 1, end) if _decoded(text, at)[0] == _ARGUMENTS), None)
         if key is None or arguments is None or arguments_at is None or arguments_at < place:
             return None
-        head, tail = (_without_ids(part) for part in (text[start:place], text[_decoded(text, arguments_at)[1] : end]))
-        middle = _without_ids(text[place + len(_NAMES[i]) + 2 : arguments_at])
+        head, tail = text[start:place], text[_decoded(text, arguments_at)[1] : end]
+        middle = text[place + len(_NAMES[i]) + 2 : arguments_at]
         return _Call(start, end, Markers(JSON, "", middle, "", head=head, tail=tail, key=key))
     return None
 
@@ -289,7 +302,7 @@ def _objects(text: str, start: int, end: int) -> list[int]:
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
     try:
-        return json.JSONDecoder().raw_decode(text, start)
+        return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None, start
 

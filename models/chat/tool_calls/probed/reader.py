@@ -170,6 +170,7 @@ def _closed(p: Parser, text: str) -> Step[None]:
             yield from _placeholder(p, piece)
         elif piece.strip():
             yield from closing(p, piece)
+    p.written_id = ""  # of this call
     p.mark()
 
 
@@ -180,9 +181,10 @@ def syntax(p: Parser, text: str) -> Step[str]:
     Blanks may come first, and any blanks where the marker has some.
     """
     start = len(p.raw)
-    for piece in _PIECE.findall(" " + text):
+    pieces = _PIECE.findall(" " + text)
+    for piece, following in zip(pieces, [*pieces[1:], ""], strict=False):
         if piece in (NUMBER, ID, TYPE):
-            yield from _placeholder(p, piece)
+            yield from _placeholder(p, piece, following[:1])
             continue
         if not piece.strip():
             c = yield from p.after_blanks()
@@ -198,8 +200,10 @@ def syntax(p: Parser, text: str) -> Step[str]:
     return FOUND
 
 
-def _placeholder(p: Parser, kind: str) -> Step[None]:
-    letters = string.digits if kind == NUMBER else _ID
-    while (c := (yield from p.next())) and c in letters:
-        pass
+def _placeholder(p: Parser, kind: str, end: str = "") -> Step[None]:
+    letters, text = string.digits if kind == NUMBER else _ID, ""
+    while (c := (yield from p.next())) and c in letters and c != end:
+        text += c
     p.back(c)
+    if kind == ID:
+        p.written_id = text
