@@ -13,6 +13,7 @@ from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds, Rende
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
+from logitless.models.chat.tool_calls.probed.reader import restarting
 from logitless.models.chat.tool_results import in_call_order, within_turns
 from logitless.models.tokenizer import Tokenizer
 
@@ -153,10 +154,15 @@ class ChatTemplate:
         formats = Probe(rendered, self.reasoning)
         if self.caps["supports_tool_calls"]:
             self.calls = formats.call_format(self.calls)
-        if self.reasoning is None and self._reasoning_form:
-            self.reasoning = formats.reasoning_tags(
-                lambda m, thought: _with_reasoning(m, self._reasoning_form, thought)
-            )
+        if not self._reasoning_form:
+            return
+
+        def with_reasoning(message: Message, thought: str) -> Message:
+            return _with_reasoning(message, self._reasoning_form, thought)
+
+        self.reasoning = self.reasoning or formats.reasoning_tags(with_reasoning)
+        if self.reasoning is not None and (restart := formats.restart(with_reasoning, self.reasoning[1])):
+            self.calls = restarting(self.calls, restart)
 
     def _defaults(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Variables that templates read and a request need not give, as llama.cpp has them."""
@@ -179,7 +185,7 @@ class ChatTemplate:
         text; the answer is the client's part.
         """
         opening, closing = self.reasoning or ("", "")
-        gap = "" if self.calls.name in REASONING_OF or opening.endswith("\n") else "\n"
+        gap = "" if self.calls.restart or self.calls.name in REASONING_OF or opening.endswith("\n") else "\n"
         frame = self.calls.around[0] if self.calls.around else ""
         framed = frame + text if text and not text.startswith(("<|channel|>", frame) if frame else ()) else text
         if thought and self.reasoning:

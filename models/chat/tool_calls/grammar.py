@@ -84,7 +84,7 @@ def call_grammar(
         head = f'"{{" W? {name} W? {named} "," W? {quoted(json.dumps(key) + ":")}'
         rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
     if calls.markers is not None:
-        body, word = rules_of_calls(calls.markers, functions, parallel)
+        body, word = rules_of_calls(calls.markers, functions, parallel, calls.restart)
     else:
         body, word = _BODIES[calls.name](functions, parallel, required or bool(answer))
     rules += body

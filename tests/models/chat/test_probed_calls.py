@@ -294,6 +294,34 @@ def test_ids_before_names_are_those_of_the_calls(vocabulary: Tokenizer, name: st
     assert twice.calls[1].id.startswith("call_")  # results could not tell them apart
 
 
+OWN_MESSAGES = (
+    "{% if tools %}<|tools|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}"
+    "{% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}<|begin|>{{ m.role }}"
+    "{% if m.tool_calls %}<|calls:begin|>{% for c in m.tool_calls %}<|call|>{{ c.id }}<|name|>{{ c.function.name }}"
+    "<|args|>{{ c.function.arguments | tojson }}<|call:end|>{% endfor %}<|calls:end|>"
+    "{% else %}<|content|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
+)
+
+
+def test_reasoning_and_the_answer_are_messages_of_their_own(vocabulary: Tokenizer) -> None:
+    """Solar Open's: what begins the second message is syntax, for calls as well."""
+    solar = ChatTemplate(OWN_MESSAGES, bos_token="", eos_token="")
+    assert (solar.reasoning, solar.calls.restart) == (("<|think|>", "<|end|>"), "<|begin|>assistant")
+    thought = "<|think|>Hm.<|end|><|begin|>assistant"
+    message = parsed(solar.calls, f"{thought}<|content|>Two.<|end|>", reasoning=solar.reasoning)
+    assert (message.reasoning, message.content) == ("Hm.", "Two.")
+    assert parsed(solar.calls, "<|content|>An assistant<|end|>").content == "An assistant"
+    call = f"<|calls:begin|><|call|>a1<|name|>add<|args|>{json.dumps(ADDED[1])}<|call:end|><|calls:end|>"
+    message = parsed(solar.calls, thought + call, reasoning=solar.reasoning)
+    assert (message.reasoning, message.content, found(message)) == ("Hm.", "", [ADDED])
+    made = call_grammar(solar.calls, [ADD], required=True, parallel=False, reasoning=solar.reasoning)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    assert allows(grammar, thought + call)
+    assert allows(grammar, call)
+    assert solar.continuation("It is", "Hm.", False) == ("", f"{thought}<|content|>It is")
+
+
 def test_an_id_that_nothing_comes_before_is_no_begin_of_a_call() -> None:
     calls = template("ID_WITHOUT_TAG").calls
     assert calls is GENERIC

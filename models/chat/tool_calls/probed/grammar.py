@@ -19,9 +19,11 @@ _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBE
 _ID_PUNCTUATION = "_.:-"
 
 
-def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool) -> tuple[list[str], str]:
+def rules_of_calls(
+    m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool, restart: str = ""
+) -> tuple[list[str], str]:
     """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that
-    begins one."""
+    begins one. `restart`: a text that may come first."""
     rules = []
     if m.style == TAGGED and m.cdata:
         rules += ["text: text_bare | text_within", _text("text_bare", m.value_end, "", CDATA)]
@@ -42,7 +44,8 @@ def rules_of_calls(m: Markers, functions: Sequence[Mapping[str, Any]], parallel:
         rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
     first, following = syntax_rule(m.section + m.begin), syntax_rule(m.separator + m.begin)
     more = f"({following} call)*" if parallel else ""
-    whole = (first, "call", more, syntax_rule(m.section_end))
+    again = f"{quoted(restart)}?" if restart else ""
+    whole = (again, first, "call", more, syntax_rule(m.section_end))
     rules.append(f"calls: {' '.join(part for part in whole if part)}")
     return [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"], m.trigger
 

@@ -39,6 +39,9 @@ Turns = list[dict[str, Any]]
 Render = Callable[[Turns, list[dict[str, Any]]], str]
 """Renders messages and tools; "" if the template refuses them."""
 
+WithReasoning = Callable[[dict[str, Any], str], dict[str, Any]]
+"""Puts reasoning into a message, where the template reads it."""
+
 _NAMES = ("zurvam", "kelpod")
 _ARGUMENTS: dict[str, Any] = {"jubof": "vyqat", "wexid": 40917}
 _MARKUP = "<vyqat>"
@@ -93,7 +96,17 @@ class Probe:
         triggers, preserved = (tags + tuple(tag for tag in around if tag) for tags in others)
         return replace(default, triggers=triggers, preserved=preserved, around=around)
 
-    def reasoning_tags(self, with_reasoning: Callable[[dict[str, Any], str], dict[str, Any]]) -> tuple[str, str] | None:
+    def restart(self, with_reasoning: WithReasoning, closing: str) -> str:
+        """The text that begins a message of its own between reasoning and the answer, before the tag around
+        that; "": there is none."""
+        around = self._around()
+        after = self._turn(with_reasoning({"role": "assistant", "content": _ANSWER}, _THOUGHT)).partition(_THOUGHT)[2]
+        between, answer, _ = after.partition(_ANSWER)
+        if not answer or around is None or not between.startswith(closing) or not between.endswith(around[0]):
+            return ""
+        return between[len(closing) : len(between) - len(around[0])].strip()
+
+    def reasoning_tags(self, with_reasoning: WithReasoning) -> tuple[str, str] | None:
         """Tags that the template writes around reasoning."""
         text = self._turn(with_reasoning({"role": "assistant", "content": _ANSWER}, _THOUGHT))
         before, thought, after = text.partition(_THOUGHT)

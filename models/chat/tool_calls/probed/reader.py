@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from dataclasses import replace
 from functools import partial
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
@@ -16,6 +17,7 @@ from logitless.models.chat.tool_calls.tagged import tagged_value
 FOUND, ABSENT, CUT = "found", "absent", "cut"
 _KIMI = "<|tool_calls_section_begin|>"  # K2 Thinking calls in reasoning that it does not close
 _ID = frozenset(string.ascii_letters + string.digits + "_.:-")
+_TAGS = re.compile(r"<[^<>]+>")
 _WORD = re.compile(r"(?s:\w+\W?|.?)")  # begin of a call without tags
 _PIECE = re.compile(rf"[{BLANK}]+|[{NUMBER}{ID}{TYPE}]|[^{BLANK}{NUMBER}{ID}{TYPE}]+")
 
@@ -34,6 +36,19 @@ def call_format(markers: Markers) -> CallFormat:
         markers=markers,
         ends_reasoning=markers.triggers if markers.trigger == _KIMI else (),
     )
+
+
+def restarting(calls: CallFormat, restart: str) -> CallFormat:
+    """The format of a model that begins a message of its own after reasoning (Solar Open), with this text."""
+
+    def read(p: Parser, trigger: str) -> Step[None]:
+        if trigger == restart:
+            p.frame()
+        else:
+            yield from calls.read(p, trigger)
+
+    preserved = (*calls.preserved, *_TAGS.findall(restart))
+    return replace(calls, triggers=(*calls.triggers, restart), read=read, preserved=preserved, restart=restart)
 
 
 def read_calls(m: Markers, p: Parser, trigger: str) -> Step[None]:
