@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from logitless.models.chat.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan, parsed
-from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
+from logitless.models.chat.tool_calls.parser import NotACall, Parser, PlainText, Step
 
 ARGUMENTS = ("arguments", "parameters")
 MAX_NAME = 256  # characters of a name that is not between quotes, or of a tag
@@ -17,6 +18,8 @@ def name_before(p: Parser, end: str, without: str) -> Step[str]:
     `without`."""
     name = ""
     while (c := (yield from p.next())) != end:
+        if not c and not p.begins_name(name.strip()):
+            raise PlainText
         if not c or c in without or len(name) > MAX_NAME:
             raise NotACall
         name += c
@@ -76,10 +79,15 @@ def closing(p: Parser, text: str) -> Step[None]:
 
 
 class CallObject:
-    """Reader of one call. `names`: names that make it a call; `key`: member that has the name."""
+    """Reader of one call. `names`: names that make it a call; `key`: member that has the name.
 
-    def __init__(self, p: Parser, names: frozenset[str] | None = None, key: str = "name") -> None:
+    `sure`: it is a call if the answer ends before its name."""
+
+    def __init__(
+        self, p: Parser, names: frozenset[str] | None = None, key: str = "name", *, sure: bool = False
+    ) -> None:
         self._p = p
+        self._sure = sure or names is None or p.style.required
         self._names = names
         self._key = key
         self._name: str | None = None
@@ -93,6 +101,8 @@ class CallObject:
         Raises NotACall at the first character that does not belong to a call.
         """
         if not (yield from self._members(0)):
+            if self._p.at_end and not self._has_begun and not self._is_named():
+                raise PlainText
             if not self._has_begun or not self._p.at_end:
                 raise NotACall
             return False
@@ -103,6 +113,13 @@ class CallObject:
         if not self._has_arguments:
             self._p.argument("{}")
         return True
+
+    def _is_named(self) -> bool:
+        """True if the text up to the end shows that the object is a call."""
+        if self._sure or self._name is not None:
+            return True
+        name = re.search(rf'"{self._key}"\s*(?::\s*(?:"([^"]*))?)?$', self._p.raw)
+        return name is not None and self._p.begins_name(name[1] or "")
 
     def _members(self, depth: int) -> Step[bool]:
         p = self._p

@@ -18,7 +18,7 @@ from logitless.models.chat.tool_calls.framed import (
 from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, unescaped
-from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import JSON, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format, read_calls
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
@@ -40,7 +40,7 @@ def _llama3(p: Parser, trigger: str) -> Step[None]:
     with ; in between."""
     if trigger != "{" and (yield from p.after_blanks()) != "{":
         raise NotACall
-    while (yield from CallObject(p, p.style.names).read()):
+    while (yield from CallObject(p, p.style.names, sure=p.n_calls > 0).read()):
         p.mark()
         c = yield from p.after_blanks()
         if c in (";", ","):
@@ -90,6 +90,8 @@ def _named(p: Parser) -> Step[None]:
             break
         name += c
     p.back(c)
+    if not c and not p.begins_name(name):
+        raise PlainText
     if not name:
         raise NotACall
     if (yield from p.literal("[CALL_ID]")):
@@ -118,7 +120,7 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
     elif c == "[" and key == "tool_calls":
         whole = yield from _list(p, p.style.names)
     elif c == "{":
-        whole = yield from CallObject(p, p.style.names).read()
+        whole = yield from CallObject(p, p.style.names, sure=True).read()
     else:
         raise NotACall
     if whole:
@@ -152,7 +154,7 @@ def _kimi_k3(p: Parser, trigger: str) -> Step[None]:
 def _list(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
     """Read the calls of an array, whose bracket has been read. False: the array is cut short."""
     while (yield from p.after_blanks()) == "{":
-        if not (yield from CallObject(p, names).read()):
+        if not (yield from CallObject(p, names, sure=True).read()):
             return False
         p.mark()
         c = yield from p.after_blanks()

@@ -7,19 +7,22 @@ Facts: OpenAI's description of harmony, the models' own chat templates, and what
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from logitless.models.chat.tool_calls.call_object import CallObject, closing, name_before, value
-from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format, read_calls
 
 _MAX_HEAD = 256  # characters before a message's body
 _CHANNEL = re.compile(r"(?:^|<\|channel\|>)\s*(analysis|commentary|final)\b")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
+_HEAD_PART = re.compile(r"<\|\w*\|?>?|<|[^\s<]+")
+_HEAD_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "<|")
 _STRAY = re.compile(r"^\s*(?:<\|channel\|>)?\s*commentary(?: to=assistant)?\s*(?=<\|channel\|>)")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_BEGIN, _END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _BEGIN_ALL, _END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
 _START, _MESSAGE = "<|start|>assistant", "<|message|>"
@@ -40,15 +43,27 @@ ATEM = Markers(
 """Calls of Muse Glimmer, each in a message of its own."""
 
 
-def _until(p: Parser, end: str) -> Step[str]:
-    """A short text up to and with `end`."""
+def _until(p: Parser, end: str, is_syntax: Callable[[str], bool]) -> Step[str]:
+    """A short text up to and with `end`. `is_syntax`: whether a text that the answer ends in is the beginning
+    of one."""
     text = ""
     while not (yield from p.literal(end)):
         c = yield from p.next()
         text += c
+        if not c and not is_syntax(text):
+            raise PlainText
         if not c or len(text) > _MAX_HEAD:
             raise NotACall
     return text
+
+
+def _is_head(text: str) -> bool:
+    """True if a text may be the beginning of a message's head: tags, known words and a recipient."""
+    *words, last = _HEAD_PART.findall(text) or [""]
+    whole = (word in _HEAD_WORDS or word.startswith(("<|", "to=")) for word in words)
+    return all(whole) and (
+        last.startswith(("<|", "to=")) or any(word.startswith(last) for word in (*_HEAD_WORDS, "to="))
+    )
 
 
 def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
@@ -62,7 +77,8 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
     if trigger in _ENDS:
         p.frame()
         return
-    head = (yield from _until(p, "<|message|>")).removeprefix("assistant")
+    begun = "" if trigger == "<|start|>" else trigger
+    head = (yield from _until(p, _MESSAGE, lambda text: _is_head(begun + text))).removeprefix("assistant")
     if trigger != "<|start|>":
         head = trigger + head
     head = _STRAY.sub("", head)
@@ -101,11 +117,11 @@ def _deepseek(p: Parser, trigger: str) -> Step[None]:
         if not (yield from p.literal(_BEGIN)):
             raise NotACall
     while True:
-        name = (yield from _until(p, "<｜tool▁sep｜>")).strip()
+        name = (yield from _until(p, _SEP, lambda text: _is_name(p, text.partition("<")[0], "function"))).strip()
         c = yield from p.after_blanks()
         if c != "{":
             p.back(c)
-            name = (yield from _until(p, "```json")).strip()
+            name = (yield from _until(p, "```json", lambda text: _is_name(p, text.partition("`")[0]))).strip()
             c = yield from p.after_blanks()
         if c != "{" or not name:
             raise NotACall
@@ -122,6 +138,11 @@ def _deepseek(p: Parser, trigger: str) -> Step[None]:
         p.back(c)
         if not (yield from p.literal(_BEGIN)):
             return
+
+
+def _is_name(p: Parser, text: str, *words: str) -> bool:
+    """True if a text is the beginning of a tool's name or of one of these words."""
+    return p.begins_name(text.strip()) or any(word.startswith(text.strip()) for word in words)
 
 
 def _command_r(p: Parser, trigger: str) -> Step[None]:
@@ -154,7 +175,7 @@ def _tool_names(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
     while True:
         if (yield from p.after_blanks()) != "{":
             raise NotACall
-        if not (yield from CallObject(p, names, key="tool_name").read()):
+        if not (yield from CallObject(p, names, key="tool_name", sure=True).read()):
             return False
         p.mark()
         c = yield from p.after_blanks()
@@ -171,7 +192,7 @@ def _muse(p: Parser, trigger: str) -> Step[None]:
         return
     recipient = ""
     if trigger != _MESSAGE:
-        to = yield from _until(p, _MESSAGE)
+        to = yield from _until(p, _MESSAGE, lambda text: _is_head(trigger + text))
         recipient = (to if trigger == _START else trigger + to).strip().removeprefix("to=")
     if recipient in ("", "user"):
         p.frame()
@@ -214,7 +235,7 @@ DEEPSEEK = CallFormat(
     (_BEGIN_ALL, _BEGIN),
     (),
     _deepseek,
-    (_BEGIN_ALL, _BEGIN, "<｜tool▁sep｜>", _END, _END_ALL),
+    (_BEGIN_ALL, _BEGIN, _SEP, _END, _END_ALL),
 )
 DEEPSEEK_V31 = CallFormat("DeepSeek V3.1", DEEPSEEK.triggers, (), _deepseek, DEEPSEEK.preserved)
 COMMAND_R = CallFormat(

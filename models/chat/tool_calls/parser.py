@@ -2,7 +2,8 @@
 
 The parser is a coroutine that receives one character after the other, so the pieces in which the
 text arrives make no difference. Text that turns out not to be a call stays text, with its markers.
-Only the syntax around calls and reasoning is removed, and the blanks beside it.
+Only the syntax around calls and reasoning is removed, and the blanks beside it; and a call that the
+end of the answer cuts short before its name is whole.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from logitless.models.chat.tool_calls.probed.markers import Markers
 T = TypeVar("T")
 Step = Generator[None, str, T]
 BLANK = " \t\r\n"
+_MIN_CUT = 4  # characters of a marker that the end of an answer cut, which text does not end with by chance
 _LETTERS = string.ascii_letters + string.digits
 
 
 class NotACall(Exception):
-    """The text is not a call."""
+    """The text is not a call, or the answer ended before it was one (`Parser` tells by its end)."""
+
+
+class PlainText(NotACall):
+    """The text is not a call, whatever might have followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ class Style:
     reasoning: tuple[str, str] | None = None  # the tags around it; None: it is text like any other
     # deepseek-legacy: the text keeps the reasoning, with its tags, too
     tags_in_content: bool = False
-    parallel: bool = True  # false: the rest after the first call is text
+    parallel: bool = True  # false: further calls are dropped
+    required: bool = False  # the answer is calls and nothing else
     primer: str = ""  # the beginning of the answer, which the prompt contains
     custom: frozenset[str] = frozenset()  # names of custom tools, whose argument is a text
     # (tool, parameter): strings, for calls that are not JSON
@@ -94,6 +101,8 @@ class Parser:
         self._tagged: list[str] = []  # text that repeats reasoning
         self._back: list[str] = []  # characters to be read again, the next one last
         self._ended = False
+        self._hit_end = False  # the call that is being read reached the end
+        self._muted = False  # the call that is being read is one too many
         self._raw: list[str] = []  # text read since `mark`
         self._blanks = ""  # blanks that are text only if no call follows
         self._input: InputText | None = None  # of the last call, if it is one to a custom tool
@@ -146,10 +155,9 @@ class Parser:
         """The next character; "" when there are no more."""
         if self._back:
             c = self._back.pop()
-        elif self._ended:
-            return ""
         else:
-            c = yield
+            c = "" if self._ended else (yield)
+            self._hit_end = not c
         if c:
             self._raw.append(c)
         return c
@@ -200,7 +208,8 @@ class Parser:
 
         An id before the name counts if the template accepts it and no other call has it."""
         if self.n_calls and not self.style.parallel:
-            raise NotACall
+            self._muted, self._blanks = True, ""
+            return self.n_calls - 1
         assert self.style.calls is not None
         self._flush()
         self._blanks = ""
@@ -218,7 +227,13 @@ class Parser:
 
     def argument(self, text: str) -> None:
         """More of the last call's arguments, or of the text in them."""
+        if self._muted:
+            return
         self._emit(CallArguments, text if self._input is None else self._input.feed(text))
+
+    def begins_name(self, text: str) -> bool:
+        """True if a tool's name begins with this text."""
+        return any(name.startswith(text) for name in self.style.names)
 
     def _end_input(self) -> None:
         if self._input is not None:
@@ -277,8 +292,11 @@ class Parser:
         self.back(c)
         if not (yield from self.literal(opening.strip())):
             if not (yield from self.literal(closing)):
-                self.back(self.raw)
-                return
+                if not (self.style.required and self.rest and opening.strip().startswith(self.rest)):
+                    self.back(self.raw)
+                    return
+                while (yield from self.next()):  # a tag that the end cut short
+                    pass
             c = yield from self.after_blanks()  # nothing was thought
             self.back(c)
             self.frame()
@@ -348,23 +366,44 @@ class Parser:
             self.back(c)
             trigger = yield from self._trigger(opening if self._fresh else calls.triggers)
             if not trigger:
+                if self._ended and self._cut_trigger(opening if self._fresh else calls.triggers):
+                    return
                 self._text((yield from self.next()))
                 continue
-            n_calls = self.n_calls
+            n_calls, self._hit_end = self.n_calls, False
             try:
                 yield from calls.read(self, trigger)
-                self._after_call = self.n_calls > n_calls
-            except NotACall:
-                read = self.raw
-                self.content(read[:-1])
-                self.back(read[-1:])  # it may begin something
-                self._after_call = False
+                self._after_call = self.n_calls > n_calls or self._muted
+            except NotACall as error:
+                is_cut = self._hit_end and not isinstance(error, PlainText)
+                if self._muted or is_cut:
+                    while is_cut and (yield from self.next()):  # a piece of a marker
+                        pass
+                    self.frame()
+                    self._after_call = True
+                else:
+                    read = self.raw
+                    self.content(read[:-1])
+                    self.back(read[-1:])  # it may begin something
+                    self._after_call = False
+            self._muted = False
             self._fresh = self._fresh and self._after_call
 
     def _text(self, text: str) -> None:
         self.content(text)
         self.mark()
         self._fresh = self._after_call = False
+
+    def _cut_trigger(self, triggers: tuple[str, ...]) -> bool:
+        """True if the rest of the answer is the beginning of a trigger and too long for a chance."""
+        assert self.style.calls is not None
+        rest = (self.rest or "").rstrip("\ufffd")  # of a character that is cut
+        if not any(rest and trigger.startswith(rest) for trigger in triggers):
+            return False
+        calls = self.style.calls
+        if self.style.required or self._after_call or (self._fresh and (calls.opens_with_name or calls.around)):
+            return True
+        return len(rest) >= (2 if self._fresh else _MIN_CUT) and not rest[0].isalnum()
 
     def _trigger(self, triggers: tuple[str, ...]) -> Step[str]:
         for trigger in triggers:

@@ -187,6 +187,7 @@ def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str, *
         reasoning=None if kind == "none" else template.reasoning,
         tags_in_content=kind == "deepseek-legacy",
         parallel=tools.parallel,
+        required=tools.choice == "required",
         primer=primer,
     )
 

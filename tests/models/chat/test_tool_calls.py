@@ -71,7 +71,11 @@ QUIET = settings(max_examples=150)
         ('<tool_call>{"name": "f", "arguments": {"x": oops}}</tool_call>',
          called(("f", '{"x": '), text="oops}}</tool_call>")),
         ('<tool_call>{"name": "f", "arguments": {}; well', called(("f", "{}"), text="; well")),
-        ("nothing of the kind <tool_call", content("nothing of the kind <tool_call")),
+        ("nothing of the kind <tool_call", content("nothing of the kind")),
+        ("a <t", content("a <t")),
+        ("a <tool_call> for you", content("a <tool_call> for you")),
+        (f"<tool_call>{CALL}</tool_call><tool_call>{{\"na", called(ADD)),
+        ('<tool_call>{"name": "ad', content("")),
         ("<tool_call>hm</tool_call>", content("<tool_call>hm</tool_call>")),
         ("a <tool_call>\n{}\n</tool_call> b\n", content("a <tool_call>\n{}\n</tool_call> b\n")),
         ('<tool_call>{"name": 3}', content('<tool_call>{"name": 3}')),
@@ -131,7 +135,9 @@ def test_llama4(text: str, expected: object) -> None:
         ('<TOOLCALL>[{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
         ("<TOOLCALL> what?", content("<TOOLCALL> what?")),
         ("<TOOLCALL>[]</TOOLCALL>", content("<TOOLCALL>[]</TOOLCALL>")),
-        ("<TOOL", content("<TOOL")),
+        ("<TOOL", content("")),
+        ("<", content("<")),
+        ("x <TO", content("x <TO")),
     ],
 )  # fmt: skip
 def test_nemotron(text: str, expected: object) -> None:
@@ -149,7 +155,9 @@ def test_nemotron(text: str, expected: object) -> None:
         ('[TOOL_CALLS]f{"x": 1}', called(("f", '{"x": 1}'))),
         ('[TOOL_CALLS][{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
         ("[TOOL_CALLS] what?", content("[TOOL_CALLS] what?")),
-        ("[TOOL", content("[TOOL")),
+        ("[TOOL", content("")),
+        ("[TOOL_CALLS]ge", content("")),
+        ("[TOOL_CALLS]nothing", content("[TOOL_CALLS]nothing")),
     ],
 )  # fmt: skip
 def test_mistral(text: str, expected: object) -> None:
@@ -202,7 +210,54 @@ def test_reasoning() -> None:
 
 def test_one_call_only() -> None:
     text = f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>"
-    assert told(parse(text, parallel=False)) == called(ADD, text=f"\n<tool_call>{CALL}</tool_call>")
+    assert told(parse(text, parallel=False)) == called(ADD)
+    assert told(parse(f"{text}\nSo.", parallel=False)) == called(ADD, text="\nSo.")
+
+
+def test_a_call_that_is_required_never_becomes_text() -> None:
+    text = f"<think>Hm.</think>\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>"
+    for end in range(len(text)):
+        message = parse(text[:end], HERMES, THINK, required=True)
+        assert message.content == "", text[:end]
+        assert (message.reasoning or "Hm.").startswith("Hm.") or end < len("<think>Hm.</think>")
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (LLAMA3, '{"city": "Par'),  # an answer in JSON
+        (LLAMA3, '{"name": "Bo'),
+        (LLAMA3, '{"na'),
+        (HERMES, "Is 3 <"),
+        (HERMES, "Is 3 <t"),
+        (HERMES, "The tag <tool_call> is"),
+        (MISTRAL, "See [1]"),
+        (COMMAND_R_ACTION, "An Act"),
+        (GPT_OSS, "<|channel|>what is"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>is its marker"),
+    ],
+)
+def test_text_that_the_end_cuts_is_kept(calls: CallFormat, text: str) -> None:
+    assert told(parse(text, calls)) == content(text)
+
+
+def test_a_name_that_the_end_cuts_is_no_text() -> None:
+    for calls, text in (
+        (LLAMA3, '{"name": "ad'),
+        (LLAMA3, '{"name": '),
+        (GENERIC, '{"tool_calls": [{"na'),
+        (GENERIC, '{"resp'),
+        (GPT_OSS, "<|channel|>commentary to=functions.ad"),
+        (GPT_OSS, "<|channel|>comm"),
+        (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>ad"),
+        (DEEPSEEK_V31, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>ad"),
+        (COMMAND_R_ACTION, 'Action: ```json\n[{"tool_na'),
+        (GEMMA4, "<|tool_call>call:ad"),
+        (QWEN3_CODER, "<tool_call>\n<function=ad"),
+        (MISTRAL, "[TOOL_CALLS]add[CA"),
+    ):
+        assert told(parse(text, calls)) == content(""), text
+        assert told(parse(f"Look. {text}", calls)) == content("Look.") or calls in (LLAMA3, GENERIC), text
 
 
 def test_what_the_prompt_began_is_not_told_again() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
-from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import arguments
 from logitless.models.chat.tool_calls.tagged import tagged_value
@@ -81,7 +81,8 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
     if m.style == JSON:
         if (yield from p.after_blanks()) != "{":
             raise NotACall
-        if not (yield from CallObject(p, None if m.trigger else p.style.names, key=m.key).read()):
+        names = None if m.trigger else p.style.names
+        if not (yield from CallObject(p, names, key=m.key, sure=p.n_calls > 0).read()):
             return False
     else:
         name, id = yield from _name(m, p)
@@ -118,6 +119,8 @@ def _name(m: Markers, p: Parser) -> Step[tuple[str, str | None]]:
             raise NotACall
     p.back(c)
     name = name.strip()
+    if not c and not p.begins_name(name):
+        raise PlainText
     needs_known = not m.trigger or not m.middle.strip()  # nothing else tells a name from text
     if not name or (needs_known and name not in p.style.names):
         raise NotACall
