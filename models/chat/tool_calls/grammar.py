@@ -147,7 +147,10 @@ def _nemotron(functions: Sequence[Function], parallel: bool, required: bool) -> 
 
 
 def _mistral_named(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
-    of_tools = [f"{quoted('[TOOL_CALLS]' + f['name'] + '[ARGS]')} args_{i}" for i, f in enumerate(functions)]
+    id = f"({quoted('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?"  # Mistral Small 3.2 writes one
+    of_tools = [
+        f"{quoted('[TOOL_CALLS]' + f['name'])} {id} {quoted('[ARGS]')} args_{i}" for i, f in enumerate(functions)
+    ]
     return [f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], "[TOOL_CALLS]"
 
 

@@ -234,6 +234,25 @@ def test_texts_of_custom_tools_match_their_grammar(vocabulary: Tokenizer, calls:
     assert n_custom
 
 
+def test_mistral_may_write_the_id_of_a_call(vocabulary: Tokenizer) -> None:
+    """Small 3.2's template does, Devstral's does not; the id is the one that results name."""
+    text = '[TOOL_CALLS]add[CALL_ID]ab3DE67h9[ARGS]{"a": 1, "unit": "C"}'
+    made = call_grammar(MISTRAL_NAMED, [ADD], required=True, parallel=True)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    for written, fits in (
+        (text, True), (text + text, True), (text.replace("[CALL_ID]ab3DE67h9", ""), True),
+        (text.replace("h9", ""), False), (text.replace("3D", "_-"), False), (text.replace("[ARGS]", ""), False),
+    ):  # fmt: skip
+        matcher = grammar.matcher()
+        assert (matcher.accept_bytes(written.encode()) and matcher.can_end) == fits, written
+    parser = Parser(Style(MISTRAL_NAMED, frozenset({"add"})))
+    message = Message().add(parser.push(text * 2 + text.replace("ab3DE67h9", "short"))).add(parser.finish())
+    ids = [call.id for call in message.calls]
+    assert ids[0] == "ab3DE67h9"
+    assert len(set(ids)) == 3
+    assert all(len(id) == 9 and id.isalnum() for id in ids)  # the template refuses others
+
+
 def test_reasoning_may_come_before_a_required_call(vocabulary: Tokenizer) -> None:
     text = f"<think>\nadd? </thin <tool_call> <\n</think>\n\n{WRITTEN[HERMES.name]}"
     for thinking, given in ((False, text), (True, text.removeprefix("<think>")), (False, WRITTEN[HERMES.name])):

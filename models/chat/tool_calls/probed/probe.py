@@ -219,7 +219,7 @@ def _markers(one: str, two: str) -> Markers | None:
 
 
 def _numbered(first: str, second: str) -> tuple[str, str]:
-    """What stands before two calls, with NUMBER in the place of theirs."""
+    """Texts before two calls, with NUMBER in the place of the calls' own."""
     n = len(_shared(first[::-1], second[::-1]))
     one, other = first[: len(first) - n], second[: len(second) - n]
     if one[-1:].isdigit() and other[-1:].isdigit() and int(other[-1]) == int(one[-1]) + 1:
