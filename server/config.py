@@ -64,6 +64,7 @@ class ServerConfig:
     tools: ToolSettings = field(default_factory=ToolSettings)  # that the server runs
     allow_graders: tuple[str, ...] = ()  # kinds of graders that reach beyond the server: endpoint, python
     allow_integrations: tuple[str, ...] = ()  # trackers that jobs may report to beside tensorboard
+    private_addresses: bool = False  # graders' endpoints may be on this machine and its networks
     grader_url: str = ""  # the OpenAI-compatible server whose models score_model graders may ask, too
     grader_key: str = ""  # its API key
     media_urls: bool = False  # whether media at http(s) addresses are fetched

@@ -66,7 +66,7 @@ DOWNLOADS = (
     ),
     Flag(
         "--allow-private-addresses",
-        "let a client of a router (POST /models) and redirects lead downloads to this machine and local networks",
+        "let a router's clients (POST /models), redirects and endpoint graders lead to this machine and its networks",
         env="LOGITLESS_ALLOW_PRIVATE_ADDRESSES",
     ),
     Flag("--offline", "download nothing; use earlier downloads", env="LLAMA_ARG_OFFLINE", common=True),

@@ -17,8 +17,9 @@ from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, Unreachable, fetch, forget_part
 from logitless.cli.hub.hub import Hub, endpoint
-from logitless.cli.hub.public import is_private, open_url
+from logitless.cli.hub.public import open_url
 from logitless.cli.hub.repository import projector_beside
+from logitless.server.outgoing.public import is_private
 
 
 def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path | None:

@@ -78,6 +78,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         props=options.props,
         tools=tool_settings(options),
         allow_graders=tuple(options.allow_graders),
+        private_addresses=options.allow_private_addresses,
         allow_integrations=tuple(options.allow_integrations),
         grader_url=grader_url(options),
         grader_key=options.grader_api_key or "",

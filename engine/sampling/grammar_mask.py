@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from logitless.models.grammar.triggers import Pattern
 Bits = npt.NDArray[np.uint32]
 MaskResult = Bits | GrammarError | None  # None: every token is allowed
 N_WORKERS = 4
+MOST_SECONDS = 1.0  # of a processor for the bitmask of one token
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -242,6 +244,7 @@ class TokenBitmasks:
 
     def _work(self, draft: tuple[int, ...]) -> list[MaskResult]:
         with self._busy:
+            began = time.thread_time()
             if self._problem is None:
                 try:
                     while self._accepted:
@@ -250,7 +253,11 @@ class TokenBitmasks:
                     self._problem = error
             if self._problem is not None:
                 raise self._problem
-            return self._state.masks(draft)
+            masks = self._state.masks(draft)
+            if time.thread_time() - began > MOST_SECONDS * (1 + len(draft)):
+                self._problem = GrammarError(f"takes more than {MOST_SECONDS:g} s of a processor for one token")
+                raise self._problem
+            return masks
 
 
 @functools.cache

@@ -52,6 +52,8 @@ class Param:
     choices: tuple[str, ...] = ()
     least: int = 0  # items of an array
     most: int | None = None
+    required: bool = False  # refused without it, by the function that reads it where it has a default
+    instead: tuple[str, ...] = ()  # fields that may stand in its place
     aliases: tuple[str, ...] = ()  # names that count where the field itself is not given, in order
     flag: str = ""  # "--temp --temperature", of the server's default
     env: str = ""  # its variable

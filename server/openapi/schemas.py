@@ -41,14 +41,19 @@ def object_schema(kinds: tuple[type[Struct], ...]) -> Described:
     _, components = of_types(kinds)
     properties: dict[str, Schema] = {}
     required: list[str] = []
+    either: list[Schema] = []  # of several names one is required
     for kind in kinds:
         own = components.pop(kind.__name__)
         for name, (_, param) in params_of(kind).items():
-            needed = name in own["required"]
+            needed = name in own["required"] or param.required
             schema = _declared(own["properties"][name], param, needed)
             properties |= dict.fromkeys((name, *param.aliases), schema)
-            required += [name] if needed else []
-    return {"type": "object", "properties": properties, "required": required}, components
+            if needed and (others := (*param.aliases, *param.instead)):
+                either.append({"anyOf": [{"required": [each]} for each in (name, *others)]})
+            elif needed:
+                required.append(name)
+    schema = {"type": "object", "properties": properties, "required": required}
+    return schema | ({"allOf": either} if either else {}), components
 
 
 def _declared(schema: Schema, param: Param, required: bool) -> Schema:

@@ -41,7 +41,7 @@ LONG_TEXT = 1 << 16  # characters of a prompt, from where on a look before token
 class Completion(Generation, frozen=True, kw_only=True):
     """POST /completion."""
 
-    prompt: Annotated[Any, Param("a text, token ids, both mixed, or an array of these")] = None
+    prompt: Annotated[Any, Param("a text, token ids, both mixed, or an array of these", required=True)] = None
     n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
     add_special_tokens: Annotated[bool, Param("begin the prompt with BOS, where the vocabulary wants it")] = True
 

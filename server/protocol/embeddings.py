@@ -35,7 +35,11 @@ class EmbeddingBody(Embedded, frozen=True, kw_only=True):
 
     input: Annotated[
         Any,
-        Param("a text, token ids, a prompt with media as of /completion, {content: [parts]}, or an array of these"),
+        Param(
+            "a text, token ids, a prompt with media as of /completion, {content: [parts]}, or an array of these",
+            required=True,
+            instead=("content",),
+        ),
     ] = None
     content: Annotated[Any, Param("llama-server's name of input")] = None
     encoding_format: Annotated[str, Param("of the vectors", choices=("float", "base64"))] = "float"
@@ -57,9 +61,10 @@ class RerankBody(Embedded, frozen=True, kw_only=True):
     """POST /v1/rerank."""
 
     query: Annotated[str, Param("the text to compare with")]
-    documents: Annotated[Sequence[str | Document] | None, Param("texts, or objects with a text", most=MAX_RESULTS)] = (
-        None
-    )
+    documents: Annotated[
+        Sequence[str | Document] | None,
+        Param("texts, or objects with a text", most=MAX_RESULTS, required=True, instead=("texts",)),
+    ] = None
     texts: Annotated[
         Sequence[str | Document] | None, Param("the same in the form of Text Embeddings Inference", most=MAX_RESULTS)
     ] = None

@@ -19,7 +19,14 @@ from logitless.server.protocol.generation import Generation
 class Verify(Generation, frozen=True, kw_only=True):
     """POST /v1/verify."""
 
-    prompt: Annotated[Any, Param("the text or token ids that the draft follows; without it id_slot names them")] = None
+    prompt: Annotated[
+        Any,
+        Param(
+            "the text or token ids that the draft follows; without it id_slot names them",
+            required=True,
+            instead=("id_slot",),
+        ),
+    ] = None
     n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
     rng_used: Annotated[list[int] | None, Param("random numbers that are used up, as an earlier reply said")] = None
 

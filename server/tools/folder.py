@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ class Folder:
 
     def write(self, path: Path, text: str) -> int:
         """Put a file in place at once; returns its bytes. Folders are made as needed."""
-        if ".git" in path.relative_to(self.root).parts:
+        if any(map(_is_gits, path.relative_to(self.root).parts)):
             raise ToolError("files of .git are git's own")
         if path == self.root or path.is_dir():
             raise ToolError(f"{self.name(path)!r} is a folder")
@@ -172,3 +173,10 @@ class Folder:
 
     def _failed(self, verb: str, path: Path, error: OSError) -> ToolError:
         return ToolError(f"cannot {verb} {self.name(path)!r}: {error.strerror or error}")
+
+
+def _is_gits(name: str) -> bool:
+    """True for the names by which some file system finds .git: in any case, with blanks and points behind it,
+    with letters that have no width, by its short name or its data stream."""
+    name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf").casefold()
+    return name.partition(":")[0].rstrip(" .") in (".git", "git~1")

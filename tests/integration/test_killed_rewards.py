@@ -67,6 +67,7 @@ def test_a_job_killed_anywhere_ends_with_the_same_bytes(
 ) -> None:
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("--alias", "stories", "-t", "1", "-c", "512", "--data-dir", str(tmp_path), "--allow-graders", "endpoint")
+    flags += ("--allow-private-addresses",)
 
     def start() -> tuple[Server, openai.OpenAI]:
         server = serve(model, *flags)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
+from urllib.request import OpenerDirector
 
 from logitless.training.errors import TrainingError
 
@@ -38,6 +39,8 @@ class Surroundings:
 
     allowed: frozenset[str] = frozenset()  # of `endpoint` and `python`
     complete: Complete | None = None
+    opener: OpenerDirector | None = None  # of endpoints; None: of any address
+    is_refused: Callable[[str], bool] = lambda url: False  # the opener refuses this address in any case
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def parse_grader(spec: Any, around: Surroundings | None = None, where: str = "gr
             grader = Python.parse(name, fields.text("source"), where)
             fields.done("name", "source", "image_tag", "pass_threshold")
         case "endpoint":
-            grader = Endpoint.parse(name, spec, where)
+            grader = Endpoint.parse(name, spec, where, around)
             fields.done("name", "url", "headers", "pass_threshold")
         case _:
             grader = _multi(name, spec, around, where)

@@ -17,6 +17,7 @@ from logitless.training.graders.grade import (
     GradeFault,
     GraderError,
     Sample,
+    Surroundings,
     check_template,
     filled,
 )
@@ -92,20 +93,23 @@ class Endpoint:
     name: str
     url: str
     headers: Mapping[str, str]
+    opener: urllib.request.OpenerDirector | None = None  # None: of any address
     kind: str = "endpoint"
     SECONDS: ClassVar[float] = SECONDS
 
     @classmethod
-    def parse(cls, name: str, spec: Mapping[str, Any], where: str) -> Endpoint:
+    def parse(cls, name: str, spec: Mapping[str, Any], where: str, around: Surroundings) -> Endpoint:
         url, headers = spec.get("url"), spec.get("headers") or {}
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise GraderError(f"{where}.url: must be an http:// or https:// address")
         if not isinstance(headers, Mapping) or not all(isinstance(v, str) for v in headers.values()):
             raise GraderError(f"{where}.headers: must be an object of strings")
-        return cls(name, url, dict(headers))
+        if around.is_refused(url):
+            raise GraderError(f"{where}.url: is no public address; the server needs --allow-private-addresses")
+        return cls(name, url, dict(headers), around.opener)
 
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
-        answer = post(self.url, {"sample": sample.row, "item": item}, self.headers, self.SECONDS)
+        answer = post(self.url, {"sample": sample.row, "item": item}, self.headers, self.SECONDS, self.opener)
         score = answer.get("score") if isinstance(answer, Mapping) else None
         if not _is_number(score):
             raise GradeFault(f'{self.url} did not answer {{"score": NUMBER}}')
@@ -117,20 +121,27 @@ class Endpoint:
         function = call["function"]
         body = {"type": "function_call", "call_id": call["id"], "item": item}
         body |= {"name": function["name"], "arguments": function["arguments"]}
-        answer = post(self.url, body, self.headers, self.SECONDS)
+        answer = post(self.url, body, self.headers, self.SECONDS, self.opener)
         output = answer.get("output") if isinstance(answer, Mapping) else None
         if output is None:
             raise GradeFault(f'{self.url} did not answer {{"output": TEXT}} to a call of {function["name"]}')
         return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
 
 
-def post(url: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float = SECONDS) -> Any:
-    """The JSON that a server answers to JSON. GradeFault: it does not, or not in time."""
+def post(
+    url: str,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    seconds: float = SECONDS,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> Any:
+    """The JSON that a server answers to JSON. GradeFault: it does not, or not in time, or the opener
+    refuses its address."""
     data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
         until, raw = time.monotonic() + seconds, bytearray()
-        with _OPENER.open(request, timeout=seconds) as reply:
+        with (opener or _OPENER).open(request, timeout=seconds) as reply:
             while piece := reply.read1(1 << 16):
                 raw += piece
                 if len(raw) > MOST_BYTES:
@@ -150,14 +161,14 @@ def post(url: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds:
         raise GradeFault(f"{url}: {' '.join(str(reason).split())}") from None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     """A grader's address is the one that was given."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+_OPENER = urllib.request.build_opener(NoRedirect)
 RESULT = {  # a score model's answer
     "type": "json_schema",
     "json_schema": {

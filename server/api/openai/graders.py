@@ -16,6 +16,7 @@ from logitless.engine.errors import RequestError
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.config import ServerConfig
+from logitless.server.outgoing.public import names_private, public_opener
 from logitless.server.protocol.answers.fine_tuning import (
     Graded,
     GraderErrors,
@@ -29,7 +30,7 @@ from logitless.server.protocol.fields import read
 from logitless.server.protocol.fine_tuning import GraderBody, grader_of, parse_grading
 from logitless.server.workers import to_thread
 from logitless.training.graders.grade import Grade, GradeFault, Surroundings, graded
-from logitless.training.graders.remote import SECONDS, chat_body, server_at
+from logitless.training.graders.remote import SECONDS, NoRedirect, chat_body, server_at
 
 LATER = 1 << 20  # priority of a grader's request: behind those of users
 
@@ -48,7 +49,10 @@ def surroundings(service: AsyncEngine, config: ServerConfig) -> Surroundings:
             raise GradeFault(f"there is no model {model!r} to ask, and no --grader-url", "model_grader_server_error")
         return remote(model, messages, sampling)
 
-    return Surroundings(frozenset(config.allow_graders), complete)
+    allowed = frozenset(config.allow_graders)
+    if config.private_addresses:
+        return Surroundings(allowed, complete)
+    return Surroundings(allowed, complete, public_opener(NoRedirect), names_private)
 
 
 def _ask(service: AsyncEngine, config: ServerConfig, body: dict[str, Any]) -> tuple[str, int]:

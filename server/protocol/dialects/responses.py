@@ -33,7 +33,9 @@ class TextForm(Struct, frozen=True, kw_only=True):
 class ResponsesBody(Struct, frozen=True, kw_only=True):
     """POST /v1/responses, beside the fields of a chat request."""
 
-    input: Annotated[Any, Param("a text, or an array of items: messages, calls, their outputs, reasoning")] = None
+    input: Annotated[
+        Any, Param("a text, or an array of items: messages, calls, their outputs, reasoning", required=True)
+    ] = None
     instructions: Annotated[str, Param("a system message before the input")] = ""
     previous_response_id: Annotated[str, Param("a stored response to go on from")] = ""
     conversation: Annotated[Any, Param("a stored conversation to go on with: its id, or {id}")] = None

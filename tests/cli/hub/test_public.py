@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from logitless.cli.hub import download, model_source, public
+from logitless.cli.hub import download, model_source
+from logitless.cli.hub.public import NotPublic
+from logitless.server.outgoing import public
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def one_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_redirect_into_a_network_is_refused(site: Any, one_is_public: None, tmp_path: Path) -> None:
     near, far = f"http://127.0.0.2:{site.port}/m", f"http://127.0.0.1:{site.port}"
     for url in (near, f"{far}/to/{near}", f"{far}/to/{far}/to/{near}", f"{far}/to/ftp://127.0.0.2:{site.port}/m"):
-        with pytest.raises(public.NotPublic, match=r"127\.0\.0\.2 is at 127\.0\.0\.2.*--allow-private-addresses"):
+        with pytest.raises(NotPublic, match=r"127\.0\.0\.2 is at 127\.0\.0\.2.*--allow-private-addresses"):
             download.fetch(url, tmp_path / "m", name="m", public_only=True)
     assert not any(seen.startswith("127.0.0.2") for seen in site.seen)
     assert not (tmp_path / "m").exists()
@@ -81,7 +83,7 @@ def test_a_redirect_into_a_network_is_refused(site: Any, one_is_public: None, tm
 
 def test_a_name_that_changes_after_it_was_judged(site: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(public, "_addresses", lambda url: ["8.8.8.8"])
-    with pytest.raises(public.NotPublic):
+    with pytest.raises(NotPublic):
         download.fetch(f"http://localhost:{site.port}/m", tmp_path / "m", name="m", public_only=True)
     assert site.seen == []
 
@@ -95,10 +97,10 @@ def test_who_names_an_address(site: Any, one_is_public: None, monkeypatch: pytes
     near, far = f"http://127.0.0.2:{site.port}", f"http://127.0.0.1:{site.port}"
     assert model_source.find(options(f"{near}/m"))  # the user's own
     assert model_source.find(options(f"{near}/to/{near}/m"))
-    with pytest.raises(public.NotPublic):
+    with pytest.raises(NotPublic):
         model_source.find(options(f"{far}/to/{near}/m"))
     assert model_source.find(options(f"{far}/to/{near}/m", allow_private_addresses=True))
-    with pytest.raises(public.NotPublic):  # a client's
+    with pytest.raises(NotPublic):  # a client's
         model_source.find(options(f"{near}/m", public_only=True))
     assert model_source.find(options(f"{near}/n", public_only=True, allow_private_addresses=True))
     monkeypatch.setenv("HF_ENDPOINT", near)

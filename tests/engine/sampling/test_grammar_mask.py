@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -259,3 +260,17 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_only() -> None:
     assert len(bench.answers[good].tokens) == 20
     assert bench.answers[bad].events[-1] == Failed(400, "invalid_request_error", "the grammar: too complex")
     assert len(bench.answers[bad].tokens) == 3
+
+
+def test_a_grammar_that_takes_a_second_of_a_processor_for_a_token_ends_its_request(monkeypatch: pytest.MonkeyPatch):
+    """Time of other threads does not count, and a draft has a second for each of its tokens."""
+    seconds = iter([0.0, 0.9, 10.0, 13.9, 20.0, 21.1])
+    monkeypatch.setattr("logitless.engine.sampling.grammar_mask.time.thread_time", lambda: next(seconds))
+    masks = TokenBitmasks(GrammarConstraint(compile_grammar('root ::= "abcabc"')))
+    assert text_of(masks.rows()[0]) is not None
+    assert text_of(masks.rows(ids("abc"))[0]) is not None
+    for _ in range(2):  # there are no masks any more
+        masks.force(ids("a")[0])
+        with pytest.raises(GrammarError, match="takes more than 1 s of a processor for one token"):
+            masks.rows()[0].wait(60)  # type: ignore[union-attr]
+        seconds = itertools.repeat(0.0)

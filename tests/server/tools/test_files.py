@@ -18,6 +18,19 @@ from logitless.server.tools.toolbox import Toolbox
 
 FILES = ("read_file", "file_glob_search", "grep_search", "write_file", "edit_file")
 
+GITS = (
+    ".git",
+    ".GIT",
+    ".Git",
+    ".git ",
+    ".git.",
+    ".g\u200cit",
+    "\uff0egit",
+    "GIT~1",
+    ".git::$INDEX_ALLOCATION",
+    "a/.gIt",
+)
+
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
@@ -133,7 +146,8 @@ async def test_no_way_out_of_the_folder(work: Path, path: str) -> None:
 async def test_files_that_are_none(work: Path) -> None:
     os.mkfifo(work / "pipe")
     assert "no plain file" in (await call(work, "read_file", path="pipe"))["error"]
-    for name, path in (("read_file", "src"), ("write_file", "src"), ("write_file", "."), ("write_file", ".git/config")):
+    gits = [("write_file", f"{name}/config") for name in GITS]
+    for name, path in (("read_file", "src"), ("write_file", "src"), ("write_file", "."), *gits):
         more = {"content": "x"} if name == "write_file" else {}
         assert "error" in await call(work, name, path=path, **more)
     assert (work / ".git/config").read_text() == "two"

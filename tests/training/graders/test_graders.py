@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 from rapidfuzz import fuzz
 
+from logitless.engine.async_engine import AsyncEngine
+from logitless.server.api.openai.graders import surroundings
+from logitless.server.config import ServerConfig
 from logitless.training.graders import remote, sandbox
 from logitless.training.graders.grade import Grade, GradeFault, GraderError, Sample, Surroundings, graded
 from logitless.training.graders.parse import parse_grader
@@ -253,3 +257,34 @@ def test_endpoints_that_hang_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
         spec = {"type": "endpoint", "url": f"http://127.0.0.1:{server.getsockname()[1]}"}
         assert "took more than 0.05 seconds" in grade(spec, "Cat").problem
     assert grade(spec, "Cat").errors.keys() == {"other_error"}  # nobody listens there now
+
+
+def test_an_endpoint_of_a_private_network_is_refused_and_never_asked(
+    endpoint: tuple[str, list[dict[str, Any]], list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name when the job is made; by its address when it is asked, also after the name has changed."""
+    url, came, answers = endpoint
+    config = ServerConfig(allow_graders=("endpoint",))
+    around = surroundings(AsyncEngine(), config)
+    hosts = ("127.0.0.1", "127.1", "0x7f.1", "2130706433", "[::1]", "[::ffff:10.0.0.1]", "169.254.169.254", "localhost")
+    for host in (*hosts, "10.1.2.3", "x.localhost", "[64:ff9b::7f00:1]"):
+        with pytest.raises(GraderError, match=r"grader\.url: is no public address"):
+            parse_grader({"type": "endpoint", "url": f"http://{host}:1/x"}, around)
+    named = parse_grader({"type": "endpoint", "url": url.replace("127.0.0.1", "reward.example")}, around)
+    addresses = iter(["127.0.0.1", "8.8.8.8"])  # the second name server lies, and leads to this machine then
+
+    def resolve(host: str, port: Any, *args: Any, **flags: Any) -> list[Any]:
+        address = next(addresses, "127.0.0.1")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for _ in range(2):
+        with pytest.raises(GradeFault, match="no public address"):
+            named.grade(Sample("x"), {})
+    assert came == []
+    monkeypatch.undo()
+    own = surroundings(AsyncEngine(), replace(config, private_addresses=True))
+    answers.append(b'{"score": 0.5}')
+    assert parse_grader({"type": "endpoint", "url": url}, own).grade(Sample("x"), {}).reward == 0.5
+    public = parse_grader({"type": "endpoint", "url": "https://reward.example/x"}, around)
+    assert public.kind == "endpoint"
