@@ -36,7 +36,13 @@ from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models import tokenizer
 from logitless.models.adapters.control_vector import read_directions
-from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata, of_file
+from logitless.models.chat.template import (
+    ChatTemplate,
+    ChatTemplateError,
+    builtin_names,
+    from_metadata,
+    of_file,
+)
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import FILE_TYPES
@@ -313,6 +319,9 @@ def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> C
     source, flag = options.chat_template, "--chat-template"
     if options.chat_template_file:
         source, flag = text_file(options.chat_template_file), "--chat-template-file"
+    if source is not None and "{" not in source and source not in builtin_names():
+        known = ", ".join(builtin_names())
+        raise OptionConflict(f"{flag}: {source.strip()[:64]!r} is neither Jinja nor one of {known}")
     try:
         return of_file(gguf.metadata, words) if source is None else from_metadata({}, words, source)
     except ChatTemplateError as error:

@@ -377,8 +377,8 @@ class ModelOptions:
     threads: int = _option(
         "-t --threads",
         -1,
-        "CPU threads; -1: as many as there are cores",
-        whole(1, 256, or_minus_one="all cores"),
+        "CPU threads; 0 and -1: as many as there are cores",
+        whole(0, 256, or_minus_one="all cores"),
         env="LLAMA_ARG_THREADS",
         common=True,
     )
@@ -386,7 +386,7 @@ class ModelOptions:
         "-tb --threads-batch",
         None,
         "llama-server's threads for prefill; one pool runs all work here, so the larger of -t and -tb counts",
-        whole(1, 256, or_minus_one="all cores"),
+        whole(0, 256, or_minus_one="all cores"),
         env="LLAMA_ARG_THREADS_BATCH",
     )
     rpc: Sequence[str] = _option(
@@ -686,7 +686,7 @@ class ModelOptions:
     def n_threads(self) -> int:
         """CPU threads: the larger of `threads` and `threads_batch`; 0: one for each core."""
         wanted = [n for n in (self.threads, self.threads_batch) if n is not None]
-        return 0 if -1 in wanted else max(wanted)
+        return 0 if {-1, 0} & {*wanted} else max(wanted)
 
     @property
     def moves_flag(self) -> str:

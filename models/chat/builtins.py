@@ -70,11 +70,107 @@ _GEMMA = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
+_EXAONE = _roles(
+    "{{ '[|system|]' + c | trim + '[|endofturn|]\n' }}",
+    "{{ '[|user|]' + c | trim + '\n' }}",
+    "{{ '[|assistant|]' + c | trim + '[|endofturn|]\n' }}",
+    "[|assistant|]",
+)
+
+
+def _without_system(text: str) -> str:
+    """The start of a conversation that has no system message first."""
+    return "{% if not messages or messages[0].role != 'system' %}" + text + "{% endif %}"
+
+
+_GRANITE = _turns(
+    "{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + '<|end_of_text|>\n' }}",
+    "<|start_of_role|>assistant<|end_of_role|>",
+)
 BUILTINS: dict[str, str] = {
     "chatml": CHATML,
-    "bailing": _turns(
-        "{{ '<role>' + ('HUMAN' if m.role == 'user' else m.role | upper) + '</role>' + m.content }}",
+    **{
+        name: _turns(
+            "{{ '<role>' + ('HUMAN' if m.role == 'user' else m.role | upper) + '</role>' + m.content }}", generation
+        )
+        for name, generation in (
+            ("bailing", "<role>ASSISTANT</role>"),
+            ("bailing-think", "<role>ASSISTANT</role><think>"),
+        )
+    },
+    "bailing2": _turns(
+        "{{ '<role>' + ('HUMAN' if m.role == 'user' else m.role | upper) + '</role>' + m.content + '<|role_end|>' }}",
         "<role>ASSISTANT</role>",
+        _without_system("<role>SYSTEM</role>detailed thinking off<|role_end|>"),
+    ),
+    "deepseek-ocr": _turns("{{ m.content }}", ""),
+    "exaone-moe": _turns(
+        "{{ '<|' + m.role + '|>\n' + m.content | trim + '<|endofturn|>\n' }}", "{{ '<|assistant|>\n' }}"
+    ),
+    "exaone4": _EXAONE,
+    "gigachat": _roles(
+        "{{ c }}<|message_sep|>",
+        "user<|role_sep|>{{ c }}<|message_sep|>available functions<|role_sep|>[]<|message_sep|>",
+        "assistant<|role_sep|>{{ c }}<|message_sep|>",
+        "assistant<|role_sep|>",
+        "<s>",
+    ),
+    "gpt-oss": _turns(
+        "{{ '<|start|>' + m.role + '<|message|>' + m.content }}"
+        "{{ '<|return|>' if m.role == 'assistant' else '<|end|>' }}",
+        "<|start|>assistant",
+    ),
+    **dict.fromkeys(("granite", "granite-4.0", "granite-4.1"), _GRANITE),
+    "grok-2": _roles(
+        "{{ 'System: ' + c | trim + '<|separator|>\n\n' }}",
+        "{{ 'Human: ' + c | trim + '<|separator|>\n\n' }}",
+        "{{ 'Assistant: ' + c + '<|separator|>\n\n' }}",
+        "Assistant:",
+    ),
+    "hunyuan-dense": _roles(
+        "{{ c }}<｜hy_place▁holder▁no▁3｜>",
+        "<｜hy_User｜>{{ c }}<｜hy_Assistant｜>",
+        "<｜hy_Assistant｜>{{ c }}<｜hy_place▁holder▁no▁2｜>",
+        "",
+    ),
+    "hunyuan-moe": _roles(
+        "<|startoftext|>{{ c }}<|extra_4|>", "<|startoftext|>{{ c }}<|extra_0|>", "{{ c }}<|eos|>", ""
+    ),
+    "hunyuan-vl": _roles(
+        "{{ c }}<｜hy_place▁holder▁no▁3｜>",
+        "{{ c }}<｜hy_User｜>",
+        "{{ c }}<｜hy_Assistant｜>",
+        "",
+        "<｜hy_begin▁of▁sentence｜>",
+    ),
+    "kimi-k2": _turns(
+        "{{ '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' + m.content + '<|im_end|>' }}",
+        "<|im_assistant|>assistant<|im_middle|>",
+    ),
+    "orion": _turns(
+        "{% if m.role == 'system' %}{% set ns.system = ns.system + m.content %}{% elif m.role == 'user' %}Human: "
+        "{% if ns.system %}{{ ns.system + '\n\n' }}{% set ns.system = '' %}{% endif %}"
+        "{{ m.content + '\n\nAssistant: </s>' }}{% else %}{{ m.content }}</s>{% endif %}",
+        "",
+        "{% set ns = namespace(system='') %}",
+    ),
+    "pangu-embedded": _turns(
+        "[unused9]{{ {'system': '系统', 'user': '用户'}.get(m.role, '助手') }}：{{ m.content }}[unused10]",
+        "[unused9]助手：",
+        _without_system("[unused9]系统：[unused10]"),
+    ),
+    "rwkv-world": _turns(
+        "{{ {'system': 'System', 'user': 'User'}.get(m.role, 'Assistant') + ': ' + m.content | trim + '\n\n' }}"
+        "{% if loop.last and m.role == 'user' %}Assistant:{% endif %}",
+        "",
+    ),
+    "seed_oss": _turns(
+        "{{ '<seed:bos>' + m.role + '\n' }}{{ m.content | trim if m.role == 'assistant' else m.content }}<seed:eos>",
+        "{{ '<seed:bos>assistant\n' }}",
+    ),
+    "solar-open": _turns("{{ '<|begin|>' + m.role + '<|content|>' + m.content + '<|end|>' }}", "<|begin|>assistant"),
+    "yandex": _roles(
+        "", "{{ ' Пользователь: ' + c + '\n\n' }}", "{{ ' Ассистент: ' + c + '\n\n' }}", " Ассистент:[SEP]"
     ),
     "chatglm3": _turns("{{ '<|' + m.role + '|>\n ' + m.content }}", "<|assistant|>", "[gMASK]sop"),
     "chatglm4": _turns("{{ '<|' + m.role + '|>\n' + m.content }}", "{{ '<|assistant|>\n' }}", "[gMASK]<sop>"),
@@ -95,19 +191,10 @@ BUILTINS: dict[str, str] = {
     "deepseek3": _roles(
         "{{ c + '\n\n' }}", "<｜User｜>{{ c }}", "<｜Assistant｜>{{ c }}<｜end▁of▁sentence｜>", "<｜Assistant｜>"
     ),
-    "exaone3": _roles(
-        "{{ '[|system|]' + c | trim + '[|endofturn|]\n' }}",
-        "{{ '[|user|]' + c | trim + '\n' }}",
-        "{{ '[|assistant|]' + c | trim + '[|endofturn|]\n' }}",
-        "[|assistant|]",
-    ),
+    "exaone3": _EXAONE,
     "falcon3": _turns("{{ '<|' + m.role + '|>\n' + m.content + '\n' }}", "{{ '<|assistant|>\n' }}"),
     "gemma": _GEMMA,
     "glmedge": _turns("{{ '<|' + m.role + '|>\n' + m.content }}", "<|assistant|>"),
-    "granite": _turns(
-        "{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + '<|end_of_text|>\n' }}",
-        "{{ '<|start_of_role|>assistant<|end_of_role|>\n' }}",
-    ),
     "llama2": _llama2("[INST] ", "{{ '' }}C{{ '\n' }}"),
     "llama2-sys": _llama2("[INST] ", _SYS),
     "llama2-sys-bos": _llama2("{% if loop.first %}[INST] {% else %}<s>[INST] {% endif %}", _SYS),

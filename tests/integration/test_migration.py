@@ -6,7 +6,8 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +16,11 @@ import pytest
 
 from logitless.cli.flags.flags import IGNORED, LATER, WORKS, CliError, Flag, UsageError, from_environment, parse
 from logitless.cli.flags.options import SERVE
+from logitless.cli.setup.model import model_options
+from logitless.cli.setup.tools import tool_settings
+from logitless.engine.loading.drafting import spec_kinds
+from logitless.engine.loading.options import ModelOptions
+from logitless.engine.loading.placement import placement
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, running
 from tests.helpers.paths import ROOT
 from tests.integration.conftest import ServerFactory
@@ -39,6 +45,98 @@ def words(cell: str) -> list[str]:
 def same(heading: str) -> list[tuple[str, str]]:
     """(first word, word) of the rows that claim equality: the names in the first cell but one, of what is first."""
     return [(cells[0], word) for cells in rows(heading) if cells[-1] == "same" for word in words(cells[1])]
+
+
+# The first table
+
+FIRST = "Refused or different here, although valid there"
+
+
+def first_table(kind: str) -> list[tuple[list[str], list[str]]]:
+    """(command lines or requests, cells) of the rows of this kind."""
+    return [(words(cells[0]), cells) for cells in rows(FIRST) if cells[-1].partition(":")[0].split()[0] == kind]
+
+
+def refusal(line: str) -> str:
+    """The line that ends a server with these flags."""
+    argv = [word for word in re.split(r" (?=--)| ", line) if word]
+    try:
+        options = parse(FLAGS, argv, {})
+        spec_kinds(model_options(options))
+        tool_settings(options)
+    except (CliError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("line", [line for lines, _ in first_table("refused") for line in lines if line[0] == "-"])
+def test_a_command_line_is_refused_by_its_flag(line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = re.findall(r"--[a-z-]+", line)
+    told = refusal(line)
+    assert any(flag in told for flag in flags) or "without a key" in told, told
+
+
+def default(name: str) -> Any:
+    return BY_NAME[name].default
+
+
+ODD = '{"mcpServers":{"a":{"command":"x","y":1}}}'
+DIFFERENT: dict[str, Callable[[], bool]] = {
+    "--port": lambda: default("--port") == 8080,
+    "--host": lambda: parse(FLAGS, ["--host", "::"], {}).host == "::",
+    "--dry-penalty-last-n": lambda: default("--dry-penalty-last-n") == -1,
+    "--ctx-checkpoints": lambda: default("--ctx-checkpoints") == 2,
+    "--cache-ram": lambda: default("--cache-ram") is None,
+    "--reasoning-preserve": lambda: default("--reasoning-preserve") is None,
+    "--backend-sampling": lambda: default("--backend-sampling") is True,
+    "--embedding": lambda: default("--embedding") is False,
+    "--threads-batch": lambda: ModelOptions(threads=2, threads_batch=3).n_threads == 3,
+    "--cpu-mask": lambda: parse(FLAGS, ["-C", "3"], {}).cpu_mask == {0, 1},
+    "--cpu-range": lambda: parse(FLAGS, ["-Cr", "0-1"], {}).cpu_range == {0, 1},
+    "--main-gpu": lambda: placement(ModelOptions(main_gpu=1))[0] == ("cpu",),
+    "--rpc": lambda: list(parse(FLAGS, ["--rpc", "h:1"], {}).rpc) == ["h:1"],
+    "--cors-origins": lambda: default("--cors-origins") == "",
+    "--cors-headers": lambda: default("--cors-headers") == ["*"],
+    "--ui-config": lambda: parse(FLAGS, ["--ui-config", "{}"], {}).ui_config == {},
+    "--ui-config-file": lambda: BY_NAME["--ui-config-file"].status == WORKS,
+    "--ui-mcp-proxy": lambda: tool_settings(parse(FLAGS, ["--ui-mcp-proxy"], {})).proxy,
+    "--tools": lambda: "would see all of" in refusal("--tools all"),
+    "--mcp-servers-config": lambda: BY_NAME["--mcp-servers-config"].status == WORKS,
+    "--mcp-servers-json": lambda: (
+        "is not known" in refusal('--mcp-servers-json={"mcpServers":{"a":{"command":"x","y":1}}}')
+    ),
+    "--log-prompts-dir": lambda: BY_NAME["--log-prompts-dir"].status == WORKS,
+    "--draft-max": lambda: parse(FLAGS, ["--draft-max", "5"], {}).spec_draft_n_max == 5,
+    "--draft-min": lambda: parse(FLAGS, ["--draft-min", "5"], {}).spec_draft_n_min == 5,
+    "--slot-save-path": lambda: BY_NAME["--slot-save-path"].status == WORKS,
+    "--ctx-size": lambda: ModelOptions(ctx_size=100_000).ctx_size == 100_000,
+}
+
+
+def test_each_different_flag_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    named = {line.split()[0] for lines, _ in first_table("different") for line in lines if line.startswith("--")}
+    assert named == set(DIFFERENT)
+    assert [name for name, holds in DIFFERENT.items() if not holds()] == []
+
+
+def test_the_first_table_has_all_flags_that_differ_or_are_not_here() -> None:
+    lines = [line for cells in rows(FIRST) for line in words(cells[0])]
+    flags = [BY_NAME[name] for line in lines for name in re.findall(r"(?<!\S)--[a-z-]+", line)]
+    named = {name for flag in flags for name in (*flag.all_names, *flag.off_names)}
+    elsewhere = {name for cells in rows("Flags") if "removed there" in cells[-1] for name in words(cells[0])}
+    of_tables = {*flags_that_are("differs"), *flags_that_are("not here")} - elsewhere
+    assert sorted(of_tables - named) == []
+
+
+def test_the_first_table_has_all_endpoints_and_fields_that_differ() -> None:
+    text = " ".join(cells[0] for cells in rows(FIRST))
+    for heading in ("Endpoints", "Fields of requests"):
+        for cells in rows(heading):
+            if cells[-1].partition(":")[0] in ("differs", "not here"):
+                for word in words(cells[0 if heading == "Endpoints" else 1]):
+                    assert f"`{word}`" in text, word
 
 
 # Flags
@@ -233,6 +331,32 @@ class FakeEmbedder:
         return [np.ones(1, np.float32) for _ in texts]
 
 
+def test_requests_of_the_first_table(client: Client) -> None:
+    """Each request that the table names; those of streams, tools, sounds and routers have tests of their own."""
+
+    def status(path: str, **body: Any) -> int:
+        return client.ask("POST", path, body).status
+
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    chat = "/v1/chat/completions"
+    assert status(chat) == status(chat, messages=[]) == 400
+    assert status(chat, messages=[{"role": "user", "content": [image]}]) == 400
+    assert status("/v1/systemone") == 404
+    for more in ({"echo": True}, {"best_of": 2}, {"suffix": "b"}):
+        client.post("/v1/completions", **more)
+    cut = client.post("/v1/responses", max_output_tokens=1)
+    assert cut["status"] == "incomplete"
+    reply = client.post(chat, logprobs=True, top_logprobs=1, max_tokens=4, temperature=2.0, seed=3)
+    for token in reply["choices"][0]["logprobs"]["content"]:
+        assert token["token"] in [top["token"] for top in token["top_logprobs"]]
+    whole = client.post("/completion", n_predict=8, n_probs=1, ignore_eos=True)
+    assert len(whole["completion_probabilities"]) == whole["tokens_predicted"] == 8
+    for method, path in (("GET", "/tools"), ("POST", "/tools"), ("GET", "/cors-proxy"), ("POST", "/cors-proxy")):
+        assert client.ask(method, path, {} if method == "POST" else None).status == 403
+    for method, path in (("GET", "/models/sse"), ("POST", "/models/load"), ("POST", "/models"), ("DELETE", "/models")):
+        assert client.ask(method, path, {} if method == "POST" else None).status in (404, 405)
+
+
 def test_endpoints_that_are_not_here_are_refused(client: Client) -> None:
     for names, _, here in rows("Endpoints"):
         if here.startswith("not here"):
@@ -320,5 +444,5 @@ def test_metrics_are_the_same(client: Client) -> None:
 
 def test_the_counterparts_of_ollama_are_flags() -> None:
     for _, here in rows("Coming from Ollama"):
-        for name in words(here) if "--" in here else ():
+        for name in (word for word in words(here) if word.startswith("--")):
             assert BY_NAME[name].status != LATER

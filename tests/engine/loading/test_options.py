@@ -51,7 +51,7 @@ def test_checked_options_stay_as_they_are() -> None:
         ({"ctx_size": True}, "--ctx-size: True is not text or a number"),
         ({"kv_unified": 1}, "--kv-unified: 1 is not True or False"),
         ({"cache_type_k": "q4_0"}, "--cache-type-k: 'q4_0' is not one of f32, f16, q8_0"),
-        ({"device": "cuda"}, "--device: 'cuda' is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT"),
+        ({"device": "cuda"}, "--device: 'cuda' is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT, or none"),
         ({"device": {}}, "--device: {} is not text or a number"),
         ({"lora": [4]}, "--lora: [4] is not text"),
         ({"slot_prompt_similarity": float("nan")}, "--slot-prompt-similarity: nan is not a number from 0 to 1"),
@@ -69,7 +69,6 @@ def test_wrong_values_name_the_option(option: dict[str, Any], line: str) -> None
         ({"spec_type": "telepathy"}, "--spec-type: 'telepathy' is not one of none, draft-simple"),
         ({"spec_type": "draft-simple"}, "--spec-type draft-simple needs --model-draft FILE"),
         ({"lora_scaled": "a.gguf"}, "--lora-scaled: 'a.gguf' is not a file and a scale"),
-        ({"main_gpu": 1}, "--main-gpu 1: --device names 0 devices beside the CPU"),
         ({"chat_template": "{% if %}"}, "--chat-template: "),
     ],
 )
