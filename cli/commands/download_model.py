@@ -15,14 +15,15 @@ _PAUSE = 0.1  # seconds between two lines about one file
 
 def run(options: SimpleNamespace) -> int:
     """With --json a line about each file now and then, {"file", "done", "total"} in bytes, and {"path"} at the end."""
-    if options.hf_repo is None and options.model_url is None:
-        raise UsageError("give -hf USER/REPO:QUANT or -mu URL")
+    if options.hf_repo is None and options.model_url is None and options.docker_repo is None:
+        raise UsageError("give -hf USER/REPO:QUANT, -mu URL or -dr MODEL")
     path = model_source.find(options, Lines if options.json else None)
     assert path is not None
     if not _is_gguf(path):
         if options.model_url and not options.model:
             model_source.remove(model_source.shown(options.model_url))
-        raise CliError(f"{model_source.shown(options.model_url or str(options.hf_repo))}: is not a GGUF file")
+        source = model_source.shown(options.model_url) if options.model_url else options.hf_repo or options.docker_repo
+        raise CliError(f"{source}: is not a GGUF file")
     if options.mmproj_url is not None or (options.hf_repo is not None and options.mmproj_auto):
         model_source.find_projector(options, path, Lines if options.json else None)
     _say(path=str(path)) if options.json else print(path)

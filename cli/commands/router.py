@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logitless.router.process import ServerProcess
 
 log = logging.getLogger("logitless.router")
-_SOURCES = ("model", "hf_repo", "hf_file", "model_url")
+_SOURCES = ("model", "hf_repo", "hf_file", "model_url", "docker_repo")
 _OWN = frozenset(  # flags of the router that children do not inherit
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),

@@ -58,8 +58,8 @@ def run(options: SimpleNamespace) -> int:
         why = "--demo" if options.demo else "no -m, and no model in the caches"
         print(f"{why}: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
         options.alias = options.alias or [path.stem]  # the package's path is no name
-    if options.hf_repo is not None and not options.alias:
-        options.alias = [str(options.hf_repo)]
+    if (name := options.hf_repo or options.docker_repo) is not None and not options.alias:
+        options.alias = [str(name)]
     find_draft_model(options, path)
     find_projector(options, path)
     try:
@@ -75,7 +75,9 @@ def run(options: SimpleNamespace) -> int:
 def _wants_router(options: SimpleNamespace) -> bool:
     """True if the server is a router: of models that a flag names, or of the downloaded ones where no flag does."""
     router = next((flag for flag in ("models_dir", "models_preset") if getattr(options, flag)), "")
-    model = next((flag for flag in ("model", "hf_repo", "hf_file", "model_url") if getattr(options, flag)), "")
+    model = next(
+        (flag for flag in ("model", "hf_repo", "hf_file", "model_url", "docker_repo") if getattr(options, flag)), ""
+    )
     if options.demo and (router or model):
         raise UsageError(f"--demo and --{(router or model).replace('_', '-')}: give one of them")
     if router or model or options.demo:

@@ -31,6 +31,27 @@ class Repo:
         return f"{self.id}:{self.quant}" if self.quant else self.id
 
 
+@dataclass(frozen=True)
+class DockerModel:
+    """A model of Docker's hub: REPO/MODEL:TAG; the repository is ai, the tag latest, unless they are given."""
+
+    repo: str
+    tag: str = "latest"
+
+    @classmethod
+    def parse(cls, text: str) -> DockerModel:
+        """ValueError completes "--docker-repo: 'text' ..."."""
+        match = re.fullmatch(
+            r"(?:([a-z0-9][a-z0-9._-]*)/)?([a-z0-9][a-z0-9._-]*)(?::([\w][\w.-]{0,127}))?", text, re.ASCII
+        )
+        if match is None or ".." in text:
+            raise ValueError("is not MODEL, REPO/MODEL or REPO/MODEL:TAG")
+        return cls(f"{match[1] or 'ai'}/{match[2]}", match[3] or "latest")
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.tag}"
+
+
 def url(value: str) -> str:
     """An address of HTTP."""
     try:
@@ -63,6 +84,13 @@ DOWNLOADS = (
         metavar="URL",
         env="LLAMA_ARG_MODEL_URL",
         common=True,
+    ),
+    Flag(
+        "-dr --docker-repo",
+        "a model of Docker's hub: REPO/MODEL:TAG, ai and latest unless they are given",
+        DockerModel.parse,
+        metavar="MODEL",
+        env="LLAMA_ARG_DOCKER_REPO",
     ),
     Flag(
         "--allow-private-addresses",

@@ -28,6 +28,13 @@ def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path |
     Options that a program may leave out: `allow_private_addresses`, `public_only`.
     """
     allow = getattr(options, "allow_private_addresses", False)
+    if (model := getattr(options, "docker_repo", None)) is not None:
+        for flag in ("hf_repo", "hf_file", "model", "model_url"):
+            if getattr(options, flag):
+                raise UsageError(f"--docker-repo and --{flag.replace('_', '-')}: give one of them")
+        from logitless.cli.hub import docker
+
+        return docker.find(model, _folder(), offline=options.offline, progress=progress)
     if options.hf_repo is None:
         if options.hf_file is not None:
             raise UsageError("--hf-file needs --hf-repo")

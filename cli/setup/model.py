@@ -27,7 +27,7 @@ def model_path(options: SimpleNamespace, command: str) -> Path:
 
 def named_model(options: SimpleNamespace) -> Path | None:
     """The model's file, downloaded if need be; None: no flag names one."""
-    if any(getattr(options, flag, None) for flag in ("hf_repo", "hf_file", "model_url")):
+    if any(getattr(options, flag, None) for flag in ("hf_repo", "hf_file", "model_url", "docker_repo")):
         from logitless.cli.hub import model_source
 
         return model_source.find(options)
