@@ -22,35 +22,41 @@ def projectors_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.gguf") if is_projector_name(path.name))
 
 
-def fitting_projector(model: Path, text: GGUFFile, h: Hparams, *, own_folder: bool = False) -> Path | None:
+def fitting_projector(
+    model: Path, text: GGUFFile, h: Hparams, *, own_folder: bool = False, warn: bool = True
+) -> Path | None:
     """The projector beside a model, by name and by tensors; None: there is none, and a warning says
     why not the one that is there. `own_folder`: the folder is this model's, so any name will do
     where none belongs to the model's.
     """
     found = [path for path in projectors_in(model.parent) if path != model] if h.causal else []
     named = [path for path in found if _belongs(path, model)] or (found if own_folder else [])
-    if found and not named:
+    if found and not named and warn:
         log.warning("images are not read: %s is not named like %s; --mmproj takes it", found[0].name, model.name)
     chosen = min(named, key=lambda path: abs(n_bits(path.name) - n_bits(model.name)), default=None)
-    return chosen if chosen is not None and is_usable(chosen, text, h) else None
+    return chosen if chosen is not None and is_usable(chosen, text, h, warn=warn) else None
 
 
-def is_usable(path: Path, text: GGUFFile, h: Hparams) -> bool:
+def is_usable(path: Path, text: GGUFFile, h: Hparams, *, warn: bool = True) -> bool:
     """True if a text model takes images or sounds by this file, as far as the headers say; else a
     warning tells why not."""
     try:
         check_projector(path, text, h)
     except ModelFileError as error:
-        log.warning("images are not read: %s", error)
+        if warn:
+            log.warning("images are not read: %s", error)
         return False
     return True
 
 
 def projector_of_folder(model: Path) -> Path | None:
-    """The projector of a folder that is a model's own; None: it has none for this model."""
+    """The projector of a folder that is a model's own; None: it has none for this model. The server
+    of the model warns."""
+    if not projectors_in(model.parent):
+        return None
     try:
         with GGUFFile.open(model) as text:
-            return fitting_projector(model, text, hparams_of(text), own_folder=True)
+            return fitting_projector(model, text, hparams_of(text), own_folder=True, warn=False)
     except ModelFileError:
         return None
 
@@ -78,7 +84,7 @@ def _media_of(model: Path, _: int, projector: Path | None, __: object) -> tuple[
     try:
         with GGUFFile.open(model) as text:
             h = hparams_of(text)
-            path = projector or fitting_projector(model, text, h)
+            path = projector or fitting_projector(model, text, h, warn=False)
             params = check_projector(path, text, h) if path is not None else None
     except (ModelFileError, OSError):
         return False, False
@@ -86,12 +92,13 @@ def _media_of(model: Path, _: int, projector: Path | None, __: object) -> tuple[
 
 
 def _belongs(projector: Path, model: Path) -> bool:
-    """True if a projector's name is part of the model's or its folder's, or says nothing beside the
-    only model of the folder."""
-    words = words_of(projector.name)
-    if words:
-        return contains(words_of(model.name), words) or contains(words_of(model.absolute().parent.name), words)
-    own = words_of(model.name)
+    """True if a projector's name is part of the model's; or beside the only model of a folder, if it
+    is the folder's, or says nothing."""
+    words, own = words_of(projector.name), words_of(model.name)
+    if words and contains(own, words):
+        return True
+    if words and words != words_of(model.absolute().parent.name):
+        return False
     others = (path for path in model.parent.glob("*.gguf") if not is_other_name(path.name))
     return all(words_of(path.name) == own or not _is_model(path) for path in others)
 

@@ -86,6 +86,11 @@ def test_names_of_the_folder_count(tmp_path: Path, eye: Path) -> None:
     assert chosen(tmp_path / "ultravox-v0_5" / "Llama-3.2-1B-Q4_0.gguf") == "mmproj-ultravox-v0_5-f16.gguf"
 
 
+def test_names_of_a_folder_of_more_models_do_not_count(tmp_path: Path, eye: Path) -> None:
+    put(tmp_path / "llava", "text.gguf", "other.gguf", "mmproj-llava-f16.gguf", projector=eye)
+    assert chosen(tmp_path / "llava" / "text.gguf") == ""
+
+
 def test_any_name_will_do_in_an_own_folder(tmp_path: Path, eye: Path) -> None:
     put(tmp_path, "m.gguf", "mmproj-cat.gguf", projector=eye)
     assert (chosen(tmp_path / "m.gguf"), chosen(tmp_path / "m.gguf", own_folder=True)) == ("", "mmproj-cat.gguf")
