@@ -172,3 +172,26 @@ async def test_a_file_that_nothing_takes_is_refused(page: Tab, tmp_path: Path) -
     await page.run(f"window.addEventListener('dragover', {seen}); 0")
     await drag(page, ".talks", file, "dragEnter", "dragOver")
     assert await page.run("globalThis.seen") == [True, "none"]  # else the browser would show the file instead
+
+
+async def test_image_for_a_routers_model_that_is_not_loaded_loads_it(
+    browser: Browser, serve: Any, tmp_path: Path
+) -> None:
+    spec = AUDIO_SPECS["qwen2.5o audio"]
+    (tmp_path / "all" / "sees").mkdir(parents=True)
+    model = write_audio_text_model(tmp_path / "all" / "sees" / "sees.gguf", spec, STORIES)
+    write_audio_projector(model.parent / "mmproj-sees.gguf", spec)
+    server = serve(None, "--models-dir", str(tmp_path / "all"), "-c", str(2 * N_CTX), "-t", "1")
+    async with browser.tab() as page:
+        await page.open_page(server.url)
+        await page.until("$('absent')?.textContent.endsWith('is not loaded; a message to it loads it.')")
+        await page.until("$('attach')?.title === 'Attach images, sounds, PDFs or text files'")
+        await paste(page, 1)
+        await page.until("document.querySelectorAll('#attached img').length === 1")
+        await page.point("#settings", click=True)
+        await page.fill("[name=max_tokens]", "4")
+        await page.run("document.querySelector('.drawer .icon-button').click(); $('text').focus()")
+        await page.write("What is this?")
+        await page.key("Enter", 13)
+        await page.until("!$('stop') && document.querySelector('.answer')?.textContent && !$('absent')", 60)
+        assert page.said == []
