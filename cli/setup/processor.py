@@ -14,7 +14,12 @@ _NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
 
 def settle(options: SimpleNamespace) -> None:
     """Choose processors and priority of this thread, which all that it starts inherit. CliError: there are no
-    such processors here."""
+    such processors here. DeviceError: variables of the environment ask for kernels that it cannot run."""
+    if any(os.environ.get(name) for name in ("LOGITLESS_ISA", "LOGITLESS_CPU_BF16")):
+        from logitless.backends.host import casts_to_bf16, isa
+
+        isa()  # before the port is taken
+        casts_to_bf16()
     cpus = frozenset().union(*(each for each in (options.cpu_mask, options.cpu_range) if each))
     flag = "--cpu-mask" if options.cpu_mask else "--cpu-range"
     if cpus and not hasattr(os, "sched_setaffinity"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from logitless.backends import host
+from logitless.backends.errors import DeviceError
+from logitless.cli.setup import processor
 from tests.helpers.paths import ROOT
 
 RUN = """
@@ -38,3 +42,16 @@ def test_a_mask_and_a_range_choose_the_processors() -> None:
     assert answer() == f"{usable} {nice}"
     assert answer("--prio", "-1").endswith(" 5" if nice < 5 else str(nice))
     assert "may use none of them" in answer("-Cr", "4000-4090")
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOGITLESS_ISA", "foo"), ("LOGITLESS_CPU_BF16", "yes")])
+def test_variables_of_other_kernels_end_the_start(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    for look in (host.isa, host.casts_to_bf16):
+        look.cache_clear()
+    try:
+        with pytest.raises(DeviceError, match=rf"^{name}={value}: must be "):
+            processor.settle(SimpleNamespace(cpu_mask=None, cpu_range=None, prio=0))
+    finally:
+        for look in (host.isa, host.casts_to_bf16):
+            look.cache_clear()
