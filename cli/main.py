@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from logitless.cli.command_table import COMMANDS
+from logitless.cli.command_table import COMMANDS, Command
 from logitless.cli.flags.flags import CliError, UsageError, parse, unknown
 from logitless.cli.log import say_warnings
 from logitless.engine.loading.options import OptionConflict, OptionError
@@ -66,6 +66,12 @@ def _dispatch(words: list[str]) -> int:
     if words and f"{name} {words[0]}" in (c.name for c in COMMANDS):
         name += f" {words.pop(0)}"
     command = next((c for c in COMMANDS if c.name == name), None)
+    group = [c for c in COMMANDS if c.name.startswith(f"{name} ")] if command is None else []
+    if group and (not words or {*_HELP} & {*words}):
+        print(overview(name, group))
+        return 0 if words else 2
+    if group:
+        raise UsageError(f"unknown command: {name} {words[0]}; there are {', '.join(c.name for c in group)}")
     if command is None:
         line = unknown("--" + name, [f"--{c.name}" for c in COMMANDS]).replace("--", "").replace("flag", "command")
         raise UsageError(f"{line}; `logitless --help` lists them")
@@ -95,10 +101,13 @@ def _dispatch(words: list[str]) -> int:
     return code
 
 
-def overview() -> str:
+def overview(group: str = "", commands: Sequence[Command] = COMMANDS) -> str:
+    """The commands with their summaries: all of them, or those whose name begins with the group's."""
     from logitless.cli.flags import help
 
-    rows = help.table(((c.name, c.summary) for c in COMMANDS), left=17)
+    rows = help.table(((c.name, c.summary) for c in commands), left=17)
+    if group:
+        return f"usage: logitless {group} COMMAND [flags]\n\nCommands:\n{rows}"
     summary = help.wrapped("Serves a GGUF model over OpenAI's API, with sampling on the device.")
     flags = help.table((("-h, --help", "Show this and leave."), ("--version", "Show the version and leave.")), left=17)
     return f"usage: logitless COMMAND [flags]\n\n{summary}\n\nCommands:\n{rows}\n\nFlags:\n{flags}\n\n" + help.wrapped(

@@ -73,7 +73,10 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'logitless.graph' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"logitless.graph.{_HOME_OF[name]}"), name)
+    try:
+        value = globals()[name] = getattr(import_module(f"logitless.graph.{_HOME_OF[name]}"), name)
+    except AttributeError as error:  # Python would say "cannot import name" and hide the cause
+        raise ImportError(f"logitless.graph.{_HOME_OF[name]} cannot be imported: {error}") from error
     return value
 
 

@@ -70,7 +70,10 @@ def __getattr__(name: str) -> Any:
         return import_module("logitless.graph")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'logitless' has no attribute {name!r}")
-    value = getattr(import_module(f"logitless.{_HOME_OF[name]}"), name)
+    try:
+        value = getattr(import_module(f"logitless.{_HOME_OF[name]}"), name)
+    except AttributeError as error:  # Python would say "cannot import name" and hide the cause
+        raise ImportError(f"logitless.{_HOME_OF[name]} cannot be imported: {error}") from error
     globals()[name] = value
     return value
 

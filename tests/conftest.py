@@ -109,6 +109,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), prove what docs show",
     )
     parser.addoption(
+        "--lowest",
+        action="store_true",
+        help="install the lowest versions of all dependencies by uv, and serve (tests/test_packaging.py)",
+    )
+    parser.addoption(
         "--image-table",
         action="store_true",
         help="measure the table of docs/models.md (tests/models/vision/test_image_table.py)",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import email
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -218,3 +220,54 @@ def test_the_wheel_beside_a_distribution_with_our_old_names(wheel: Path, hostile
     assert run(sys.executable, "-c", code, site, cwd=tmp_path, path=str(site)) == "length\n"
     told = run(sys.executable, "-m", "logitless", "devices", cwd=tmp_path, path=str(site))
     assert told.startswith("cpu")
+
+
+# -- metadata and dependencies
+
+
+def test_the_metadata_has_authors_keywords_addresses_and_absolute_links(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        message = email.message_from_bytes(archive.read(name))
+    assert message["Author"] == "The logitless authors"
+    assert "gguf" in message["Keywords"].split(",")
+    assert {url.split(", ")[0] for url in message.get_all("Project-URL")} == {
+        "Repository",
+        "Documentation",
+        "Changelog",
+    }
+    assert message["Description-Content-Type"] == "text/markdown"
+    links = re.findall(r"\]\(([^)]+)\)", message.get_payload(decode=True).decode())
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def test_a_failed_lazy_import_names_its_cause(tmp_path: Path) -> None:
+    """A package that lacks a name, as an older version does."""
+    (tmp_path / "aiohttp.py").write_text("def __getattr__(name): raise AttributeError(f'too old for {name}')\n")
+    code = f"import sys; sys.path[0] = {str(tmp_path)!r}\nfrom logitless import LLM"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "aiohttp" in done.stderr
+    assert "cannot import name 'LLM' from 'logitless'" not in done.stderr
+
+
+def test_the_lowest_versions_serve(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--lowest"):
+        pytest.skip("--lowest installs packages")
+    python = tmp_path / "venv" / "bin" / "python"
+    run("uv", "venv", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    run("uv", "pip", "install", "--python", python, "--resolution", "lowest-direct", ROOT, cwd=tmp_path)
+    code = (
+        "import json, urllib.request\n"
+        "from logitless import LLM, serve\n"
+        "with LLM(threads=1) as llm, serve(llm, port=0) as server:\n"
+        "    body = json.dumps({'prompt': 'ROMEO:', 'max_tokens': 3}).encode()\n"
+        "    request = urllib.request.Request(server.url + '/v1/completions', body)\n"
+        "    request.add_header('Content-Type', 'application/json')\n"
+        "    print(json.load(urllib.request.urlopen(request))['choices'][0]['finish_reason'])\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip().endswith("length"), done.stderr

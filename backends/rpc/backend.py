@@ -56,6 +56,9 @@ class RemoteHandle:
         weakref.finalize(self, freed.append, id).atexit = False
 
 
+OTHER_SERVER = "it answers, but not as `logitless rpc-server` does"
+
+
 class RemoteBackend(Backend):
     """The device `rpc:HOST:PORT`. DeviceError without a server of the same version."""
 
@@ -79,10 +82,12 @@ class RemoteBackend(Backend):
                 raise
             sock.settimeout(ANSWER_SECONDS)
         except OSError as error:
+            if isinstance(error.__cause__, ProtocolError):
+                raise DeviceError(f"device {name!r} is not available: {OTHER_SERVER}") from None
             why = error.strerror or str(error).removeprefix(f"{name}: ")
             raise DeviceError(f"device {name!r} is not available: {why}") from None
         except (KeyError, TypeError, ValueError):
-            raise DeviceError(f"device {name!r} is not available: it answers, but not as a server of devices") from None
+            raise DeviceError(f"device {name!r} is not available: {OTHER_SERVER}") from None
 
     # --- messages ---------------------------------------------------------------------------------
 
