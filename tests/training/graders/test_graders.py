@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +21,7 @@ from rapidfuzz import fuzz
 from logitless.engine.async_engine import AsyncEngine
 from logitless.server.api.openai.graders import surroundings
 from logitless.server.config import ServerConfig
-from logitless.training.graders import remote, sandbox
+from logitless.training.graders import remote, sandbox, sandbox_child
 from logitless.training.graders.grade import Grade, GradeFault, GraderError, Sample, Surroundings, graded
 from logitless.training.graders.parse import parse_grader
 from logitless.training.graders.remote import server_at
@@ -174,6 +178,85 @@ def test_python_cannot_do_harm(body: str, told: str, tmp_path: Path, monkeypatch
     assert found.reward == 0
     assert told in found.problem
     assert (tmp_path / "kept").read_text() == "kept"
+
+
+SERVER = os.getpid()
+_X86_64 = {  # calls that reach other processes, files or the system, with arguments that would work
+    "tgkill": (234, SERVER, SERVER, 0), "kill": (62, SERVER, 0), "tkill": (200, SERVER, 0),
+    "rt_sigqueueinfo": (129, SERVER, 0, 0), "rt_tgsigqueueinfo": (297, SERVER, SERVER, 0, 0),
+    "pidfd_open": (434, SERVER, 0), "pidfd_send_signal": (424, 0, 0, 0, 0), "ptrace": (101, 16, SERVER, 0, 0),
+    "process_vm_readv": (310, SERVER, 0, 0, 0, 0, 0), "process_madvise": (440, 0, 0, 0, 0, 0), "kcmp": (312, SERVER, 0),
+    "prlimit64": (302, SERVER, 7, 0, 0), "prlimit64 of its own": (302, 0, 7, 1, 0), "setrlimit": (160, 7, 0),
+    "setpriority": (141, 0, SERVER, 0), "sched_setaffinity": (203, SERVER, 0, 0), "sched_setscheduler": (144, SERVER),
+    "sched_setattr": (314, SERVER), "ioprio_set": (251, 1, SERVER, 0), "setpgid": (109, 0, 0), "setsid": (112,),
+    "shmget": (29, 1, 4096, 0), "shmat": (30, 0, 0, 0), "semget": (64, 1, 1, 0), "msgget": (68, 1, 0),
+    "mq_open": (240, b"/x", 0), "memfd_create": (319, b"x", 0), "keyctl": (250, 0), "bpf": (321, 0),
+    "utime": (132, b"/tmp", 0), "utimes": (235, b"/tmp", 0), "utimensat": (280, -100, b"/tmp", 0, 0),
+    "fchmodat2": (452, -100, b"/tmp", 0o777, 0), "chmod": (90, b"/tmp", 0o777), "fchmod": (91, 0, 0o777),
+    "open": (2, b"/tmp", 0), "creat": (85, b"/tmp/x", 0), "truncate": (76, b"/tmp/x", 0), "ftruncate": (77, 0, 0),
+    "mkdir": (83, b"/tmp/x", 0), "renameat2": (316, -100, b"/tmp/x", -100, b"/tmp/y", 0), "flock": (73, 0, 2),
+    "fcntl F_SETOWN": (72, 0, 8, SERVER), "fcntl F_SETLK": (72, 0, 6, 0), "ioctl TIOCSTI": (16, 0, 0x5412, b"x"),
+    "socket": (41, 1, 1, 0), "socketpair": (53, 1, 1, 0, 0), "io_uring_setup": (425, 1, 0), "inotify_init": (253,),
+    "fork": (57,), "vfork": (58,), "clone": (56, 17, 0), "execve": (59, b"/bin/true", 0, 0), "unshare": (272, 1 << 28),
+    "setns": (308, 0, 0), "mount": (165, 0, 0, 0, 0, 0), "chroot": (161, b"/"), "setuid": (105, 0),
+    "capset": (126, 0, 0), "prctl": (157, 1, 9), "seccomp": (317, 1, 0, 0), "personality": (135, 0), "sync": (162,),
+    "swapon": (167, b"/x", 0), "mount_setattr": (442, 0), "landlock_create_ruleset": (444, 0, 0, 1),
+    "a number of x32": (0x40000000,),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86_64's")
+def test_python_has_no_call_that_reaches_beyond_its_process() -> None:
+    """Each gets EPERM, and so does any number that is not in the list."""
+    source = f"""
+import ctypes, errno
+def grade(sample, item):
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    given = {{**{_X86_64!r}, **{{str(n): (n, *[0] * 6) for n in item['others']}}}}
+    through = []
+    for name, arguments in given.items():
+        ctypes.set_errno(0)
+        if call(*arguments) != -1 or ctypes.get_errno() != errno.EPERM:
+            through.append(f"{{name}}: {{ctypes.get_errno()}}")
+    assert not through, through
+    return len(given)
+"""
+    machine = sandbox_child._MACHINES["x86_64"]
+    answered = {sandbox_child._CLONE3, sandbox_child._OPENAT2, 335, 336}  # ENOSYS; signals of probes
+    some = {machine.openat, machine.fcntl, machine.prlimit}  # allowed with zeros
+    others = sorted({*range(500)} - {*machine.allowed} - answered - some)
+    found = grade({**PYTHON, "source": source}, "Cat", {"others": others})
+    assert not found.problem
+    assert found.reward == len(_X86_64) + len(others)
+
+
+@pytest.mark.parametrize("file", ["environ", "mem"])
+def test_python_reads_no_memory_of_the_server(file: str) -> None:
+    code = f"import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare({sandbox_child._NEW_USER}) != 0)"
+    if os.getuid() and subprocess.run([sys.executable, "-c", code]).returncode:
+        pytest.skip("the system gives no user namespaces")
+    source = f"def grade(sample, item):\n    open('/proc/{SERVER}/{file}', 'rb').read(1)\n    return 1"
+    assert "PermissionError" in grade({**PYTHON, "source": source}, "Cat").problem
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import threading; t = threading.Thread(target=print); t.start(); t.join()",
+        "from concurrent.futures import ThreadPoolExecutor as P\n    assert [*P(3).map(abs, [-1, 2])] == [1, 2]",
+        "import numpy as np; np.linalg.svd(np.random.default_rng(0).normal(size=(300, 300)))",
+        "import time, datetime; time.sleep(0.001); datetime.datetime.now()",
+        "import os, json, statistics; open(statistics.__file__).read(); os.listdir('/'); os.cpu_count(); os.getcwd()",
+        "import random, secrets, uuid, hashlib, decimal; secrets.token_hex(); uuid.uuid4(); decimal.Decimal(1) / 3",
+        "import resource, platform, locale; resource.getrlimit(7); platform.platform(); locale.getlocale()",
+        "import signal; signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(0, 0.001); signal.pause()",
+        "import mmap; mmap.mmap(-1, 4096)[0] = 1",
+        "import select, os; r, w = os.pipe(); os.write(w, b'x'); assert select.select([r], [], [], 1)[0]",
+    ],
+)
+def test_python_computes_with_the_calls_of_the_list(body: str) -> None:
+    found = grade({**PYTHON, "source": f"def grade(sample, item):\n    {body}\n    return 1"}, "Cat")
+    assert found == Grade(1.0)
 
 
 def test_python_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
