@@ -2,7 +2,8 @@
 
 The engine reads `\\uXXXX` in strings without a pattern only, and `\\/` nowhere: such an escape is held back until it is
 whole, and then given to the engine as the character that it stands for. Numbers have at most 15 digits before and 15
-behind the point and two of the exponent, unless the schema asks for more; brackets nest at most 100 deep."""
+behind the point and two of the exponent, and an array or object 4,096 parts, unless the schema asks for more; brackets
+nest at most 100 deep, and at most 64 empty ones follow each other."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Bits = npt.NDArray[np.uint32]
 
-MAX_DEPTH = 100
+MAX_DEPTH, MAX_PARTS, MAX_EMPTY = 100, 4096, 64
 _DIGITS, _EXPONENT = 15, 2
 _WIDE = 2**63  # bounds beyond are not enforced, so that no number needs their digits
 
@@ -30,14 +31,17 @@ _NUMBER = re.compile(rb"-?(\d+)(?:(\.)(\d*))?(?:([eE])[+-]?(\d*))?")
 _IN_NUMBER = b"0123456789+-.eE"
 _HEX = re.compile(rb"[0-9a-fA-F]*")
 _PURE = re.compile(rb"\\(?:u[0-9a-fA-F]{0,4})?|u[0-9a-fA-F]{0,4}|[0-9a-fA-F]{1,2}")  # parts of an escape
-_NOTABLE = re.compile(rb"[0-9\[{/\\]").search
+_NOTABLE = re.compile(rb"[0-9\[{/\\,]").search
+_OPENING = re.compile(rb"[\[{]").search
 _ESCAPED = {c: bytes([92, letter]) for c, letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True)}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _PATTERNS = ("pattern", "patternProperties", "format")
+_OTHER_VALUES = b'"-0123456789tfn]}'  # first characters that open no array or object
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
 
 class Limits(NamedTuple):
-    """Digits of a number: before the point, behind it, of the exponent.
+    """Digits of a number: before the point, behind it, of the exponent; parts of an array or object.
 
     `patterns`: strings may have one; `mixed`: there is other text beside JSON.
     """
@@ -47,6 +51,7 @@ class Limits(NamedTuple):
     exponent: int = _EXPONENT
     patterns: bool = False
     mixed: bool = False
+    parts: int = MAX_PARTS
 
 
 def limits_of(lark: str) -> Limits | None:
@@ -57,9 +62,11 @@ def limits_of(lark: str) -> Limits | None:
             schemas.append(json.JSONDecoder().raw_decode(lark, match.end())[0])
     if not schemas:
         return None
-    before, behind, exponent, patterns = _DIGITS, _DIGITS, _EXPONENT, False
+    before, behind, exponent, patterns, most = _DIGITS, _DIGITS, _EXPONENT, False, MAX_PARTS
     for key, value in _keywords(schemas):
         patterns |= key in _PATTERNS
+        if key in _COUNTS and isinstance(value, int):
+            most = max(most, value)
         for number in _numbers(value) if key in (*_BOUNDS, "const", "enum", "multipleOf") else ():
             digits = Decimal(repr(number)).as_tuple()
             size = digits.exponent if isinstance(digits.exponent, int) else 0
@@ -68,7 +75,7 @@ def limits_of(lark: str) -> Limits | None:
                 before = max(before, len(digits.digits) + size)
             exponent = 3 if abs(number) >= 1e99 else exponent
     mixed = re.match(r"(%llguidance .*\n)?start: %json ", lark) is None
-    return Limits(before, behind, exponent, patterns, mixed)
+    return Limits(before, behind, exponent, patterns, mixed, most)
 
 
 def _keywords(schemas: Any) -> Iterator[tuple[str, Any]]:
@@ -97,7 +104,8 @@ class Pieces:
         self._n = len(pieces)
         self.first_byte = first_byte  # the id of byte 0
         self._leading, self._longest = (np.zeros(self._n, np.uint8) for _ in range(2))
-        opening, slashed, exponents = [], [], []
+        sets: dict[str, list[int]] = {key: [] for key in ("open", "comma", "slash", "quote open", "quote comma")}
+        exponents = []
         self.parts: list[tuple[int, bytes]] = []  # tokens that are parts of an escape
         self.digits: dict[int, list[int]] = {}  # tokens of a single digit, by their byte
         self.slashes: list[tuple[int, int]] = []  # (a token with `\/`, the same with `/`)
@@ -114,15 +122,19 @@ class Pieces:
                     exponents.append(id)
                 if len(piece) == 1:
                     self.digits.setdefault(piece[0], []).append(id)
-            if b"[" in piece or b"{" in piece:
-                opening.append(id)
-            if piece.startswith(b"/"):
-                slashed.append(id)
+            after = piece.partition(b'"')[2]
+            for key, fits in (
+                ("open", _OPENING(piece)), ("quote open", _OPENING(after)), ("slash", piece[:1] == b"/"),
+                ("comma", b"," in piece), ("quote comma", b"," in after),
+            ):  # fmt: skip
+                if fits:
+                    sets[key].append(id)
             if _PURE.fullmatch(piece):
                 self.parts.append((id, piece))
             if b"\\/" in piece and b"\\" not in (plain := piece.replace(b"\\/", b"/")) and plain in ids:
                 self.slashes.append((id, ids[plain]))
-        self.opening, self.slashed, self._exponents = (self.packed(ids) for ids in (opening, slashed, exponents))
+        self.sets = {key: self.packed(ids) for key, ids in sets.items()}  # of tokens, by their characters
+        self._exponents = self.packed(exponents)
         self.beginnings = [(id, piece) for id, piece in self.parts if piece.startswith(b"\\")]
         self.blocked = lru_cache(64)(self._blocked)
 
@@ -144,7 +156,9 @@ class _State(NamedTuple):
     quoted: bool = False
     escaped: bool = False
     number: bytes = b""
-    depth: int = 0
+    parts: tuple[int, ...] = ()  # commas of each array and object that is open
+    empty: int = 0  # empty arrays and objects that follow each other
+    last: int = 0  # the last character that is no blank
     held: bytes = b""
 
 
@@ -205,7 +219,7 @@ class JsonText:
             return True
         if not self._state.quoted:
             return False
-        bits = np.zeros(self._pieces.first_byte // 32 + 9, np.uint32)
+        bits = np.zeros(-(-(self._pieces.first_byte + 256) // 32), np.uint32)
         self._compute(bits)
         self._read_bytes(bits)
         return bool((held == b"\\" and self._bytes[0x2F]) or (self._limits.patterns and self._completes(held)))
@@ -361,8 +375,8 @@ class JsonText:
             self._compute(before)
             self._read_bytes(before)
             if held == b"\\":
-                n_words = len(pieces.slashed)
-                bits[:n_words] |= before[:n_words] & pieces.slashed
+                n_words = len(pieces.sets["slash"])
+                bits[:n_words] |= before[:n_words] & pieces.sets["slash"]
             self._parts(bits, pieces.parts)
 
     def _compute(self, bits: Bits) -> None:
@@ -399,14 +413,21 @@ class JsonText:
             return
         if state.quoted and self._limits.mixed and takes[0x30] and takes[ord(",")] and not takes[ord("x")]:
             state = self._state = _State()  # a number: the quotes were of another text than JSON
-        if state.quoted or takes[ord("x")]:
-            return
         pieces = self._pieces
-        words = bits[: len(pieces.opening)]
-        left = _left(state.number, limits)
-        within = words & ~pieces.blocked(min(max(left, 0), 255), max(limits.before, limits.behind), limits.exponent)
-        if state.depth >= MAX_DEPTH:
-            within &= ~pieces.opening
+        words = bits[: len(pieces.sets["open"])]
+        within, left = words, limits.before
+        at = "quote " if state.quoted else ""
+        if len(state.parts) >= MAX_DEPTH and (state.quoted or any(takes[byte] for byte in _OTHER_VALUES)):
+            within = within & ~pieces.sets[at + "open"]
+        is_full = state.parts and (state.parts[-1] + 1 >= limits.parts or state.empty >= MAX_EMPTY)
+        if is_full and (state.quoted or takes[ord("]")] or takes[ord("}")]):
+            within = within & ~pieces.sets[at + "comma"]
+        if not state.quoted and not takes[ord("x")]:
+            left = _left(state.number, limits)
+            most = max(limits.before, limits.behind)
+            within = within & ~pieces.blocked(min(max(left, 0), 255), most, limits.exponent)
+        if within is words:
+            return
         if within.any() or self._engine.is_accepting():
             words[:] = within
         elif left <= 0 and state.number:  # which cannot end yet: the digits that bring its end nearest
@@ -439,7 +460,7 @@ def _left(number: bytes, limits: Limits) -> int:
 
 def _advanced(state: _State, text: bytes) -> _State:
     """The state after a text."""
-    quoted, escaped, number, depth, _ = state
+    quoted, escaped, number, parts, empty, last, _ = state
     if quoted and b'"' not in text and b"\\" not in text and not escaped:
         return state
     for byte in text:
@@ -447,13 +468,19 @@ def _advanced(state: _State, text: bytes) -> _State:
             quoted, escaped = escaped or byte != 0x22, not escaped and byte == 0x5C
             continue
         number = number + bytes([byte]) if byte in _IN_NUMBER else b""
-        if byte == 0x22:
-            quoted = True
-        elif byte in b"[{":
-            depth += 1
+        if byte in b" \n\r\t":
+            continue
+        if byte in b"[{":
+            parts += (0,)
         elif byte in b"]}":
-            depth = max(0, depth - 1)
-    return _State(quoted, escaped, number, depth)
+            empty = empty + 1 if last in b"[{" and last else 0
+            parts = parts[:-1]
+        elif byte == 0x2C and parts:
+            parts = (*parts[:-1], parts[-1] + 1)
+        elif byte != 0x2C:
+            quoted, empty = byte == 0x22, 0
+        last = byte
+    return _State(quoted, escaped, number, parts, empty, last)
 
 
 def _meant(code: int) -> bytes:

@@ -13,13 +13,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from logitless.models.grammar import Grammar, Matcher, json_rule
-from logitless.models.grammar.json_text import MAX_DEPTH, limits_of
-from tests.helpers.grammars import accepts, compile_grammar, tokenizer_of
+from logitless.models.grammar.json_text import MAX_DEPTH, MAX_EMPTY, MAX_PARTS, limits_of
+from tests.helpers.grammars import TOKENS, accepts, compile_grammar, tokenizer_of
 
 # pieces as large vocabularies have them: parts of escapes, digits, brackets
 PIECES = (
     *("\\", "\\u", "\\u00", "\\/", "</", "<\\/", "/", "u00", "00", "f6", "fd", "\\\\", '\\"', "a\\", '":"'),
-    *("000", "0000000000000000", "1.5", "e100", "E+", "[[", "]]", "[{", ", ", "\n\n", "  "),
+    *("000", "0000000000000000", "1.5", "e100", "E+", "[[", "]]", "[{", '","', '",', ", ", "\n\n", "  "),
 )
 TEXT = {"type": "string"}
 KINDS = ("json_schema", "strict_json_schema")
@@ -131,6 +131,15 @@ def test_a_mask_allows_the_tokens_that_the_text_may_go_on_with(schema: Any) -> N
         n_accepted += 1
     assert not in_mask_only
     assert n_accepted > 3
+
+
+@pytest.mark.parametrize("n", range(31, 34))
+def test_escapes_are_read_in_a_vocabulary_of_any_size(n: int) -> None:
+    rest = -len(TOKENS) % 32
+    tokenizer = tokenizer_of(*(f"filler {i}" for i in range(rest + n)))
+    grammar = Grammar.compile("json_schema", '{"type": "string", "pattern": "^[aö]{2}$"}', tokenizer)
+    assert accepts(grammar, '"\\u00f6a"')
+    assert not accepts(grammar, '"\\u00f7a"')
 
 
 def test_a_rollback_into_an_escape_restores_the_state() -> None:
@@ -245,9 +254,19 @@ def test_a_number_has_the_digits_that_its_schema_asks_for(schema: Any, fits: lis
         assert not accepts(grammar, text)
 
 
+def test_nesting_that_a_schema_requires_is_allowed() -> None:
+    schema: Any = {"type": "null"}
+    for _ in range(MAX_DEPTH + 20):
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    matcher = grammar_of(schema).matcher()
+    for _ in range(MAX_DEPTH + 20):
+        assert b"[" in {matcher.tokenizer.piece(id) for id in allowed(matcher)}
+        assert matcher.accept_bytes(b"[")
+
+
 def test_limits_follow_the_schemas_of_a_grammar() -> None:
     assert limits_of('start: "a"') is None
-    assert limits_of('start: %json {"type": "integer"}') == (15, 15, 2, False, False)
+    assert limits_of('start: %json {"type": "integer"}') == (15, 15, 2, False, False, MAX_PARTS)
     assert limits_of('start: %json {"maximum": 1e300, "minimum": -1e17} x: %json {"pattern": "a"}')[:4] == (
         18,
         15,
@@ -255,3 +274,30 @@ def test_limits_follow_the_schemas_of_a_grammar() -> None:
         True,
     )
     assert limits_of('start: %json {"const": 0.0000000000000000001}')[1] == 19  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("schema", "begin", "part", "most"),
+    [
+        ({"type": "array"}, "[[]", ",[]", MAX_EMPTY),
+        ({"type": "array"}, "[{ }", ", { }", MAX_EMPTY),
+        ({}, '{"a":[]', ',"":{}', MAX_PARTS),
+        ({"type": "array"}, "[null", ",null", MAX_PARTS),
+        ({"type": "array", "items": TEXT}, '["', '","', MAX_PARTS),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 5000}, "[1", ",1", 5000),
+        ({"type": "array", "items": {"type": "array", "maxItems": 0}, "minItems": 70}, "[[]", ",[]", 70),
+    ],
+    ids=str,
+)
+def test_an_array_or_object_ends_unless_its_schema_asks_for_more(schema: Any, begin: str, part: str, most: int) -> None:
+    matcher = grammar_of(schema).matcher()
+    assert matcher.accept_bytes((begin + part * (most - 2)).encode())
+
+    def next_bytes() -> set[bytes]:
+        return {matcher.tokenizer.piece(id) for id in allowed(matcher)}
+
+    comma = part[: part.index(",") + 1].encode()
+    assert comma in next_bytes()
+    assert matcher.accept_bytes(part.encode())
+    assert not {text for text in next_bytes() if comma in text}
+    assert next_bytes() & {b"]", b"}", b'"'}
