@@ -16,7 +16,8 @@ from logitless.models.hparams.keys import Keys
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, read_blocks
 from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Projector, Sizing
 
-MAX_ASPECT = 200  # longer side over the shorter one up to which a tile may exceed its tokens by rounding
+MAX_ASPECT = 200  # longer side over the shorter one up to which a tile may exceed its tokens as rounding wants
+NARROW_ROWS = 16384  # most rows of a narrower tile, where its projector's own limit is lower
 WINDOW = 112  # pixels of the side of an attention window
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
@@ -78,6 +79,13 @@ class VisionParams:
     def most_columns(self) -> int:
         """Rows of the text model along a dynamic tile's side, at most."""
         return max(self.tokens[1], math.isqrt(MAX_ASPECT * self.tokens[1]) + 2)
+
+    @property
+    def narrow_rows(self) -> int:
+        """Rows of a dynamic tile beyond MAX_ASPECT, at most."""
+        if self.projector.positions is Positions.SUMMED_TABLES:  # it has a vector for each column
+            return self.most_columns
+        return max(self.tokens[1], NARROW_ROWS)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(lines, columns) of the rows that a tile of so many pixels becomes."""

@@ -47,8 +47,8 @@ def _dynamic(image: Image, p: VisionParams) -> Pieces:
 
 def dynamic_size(width: int, height: int, p: VisionParams) -> tuple[int, int]:
     """(width, height) of a tile: whole units, of about the image's aspect, within the limits of
-    tokens (`smart_resize` of Qwen2-VL, which may exceed the upper one by its rounding; neither a
-    bidirectional image, which must fit into a step, nor a very narrow one does)."""
+    tokens (`smart_resize` of Qwen2-VL, which may exceed the upper one by its rounding, a very narrow
+    image by more, up to `narrow_rows`; a bidirectional image must fit into a step)."""
     unit, sides = p.unit, (F32(width), F32(height))
     least, most = (n * unit * unit for n in p.tokens)
     columns, rows = (max(unit, round_half_up(float(n / F32(unit))) * unit) for n in sides)
@@ -58,7 +58,11 @@ def dynamic_size(width: int, height: int, p: VisionParams) -> tuple[int, int]:
     elif columns * rows < least:
         factor = np.sqrt(F32(least) / F32(width * height))
         columns, rows = (math.ceil(n * factor / F32(unit)) * unit for n in sides)
-    if columns * rows > most and (not p.causal or max(sides) > MAX_ASPECT * min(sides)):
+    if p.causal:
+        if max(sides) <= MAX_ASPECT * min(sides):
+            return columns, rows
+        most = p.narrow_rows * unit * unit
+    if columns * rows > most:
         shorter = min(columns, rows)
         longer = most // (shorter * unit) * unit
         return (longer, rows) if rows == shorter else (columns, longer)

@@ -93,7 +93,7 @@ temp = 0.5   ; not a comment: only lines are
         ("[a]\nstop-timeout = -1", "stop-timeout: is not a number"),
         ("[a]\nalias = c, b\n[b]\nm = x", r"\[a\] alias 'b': is the name of \[b\]"),
         ("[a]\nalias = x\n[b]\nm = x\nalias = y, x", r"\[b\] alias 'x': is the name of \[a\]"),
-        ("[a]\ncontrol-vector = x", r"\[a\] not supported yet: --control-vector"),
+        ("[a]\nspec-replace = x", r"\[a\] not supported yet: --spec-replace"),
     ],
 )
 def test_wrong_presets_are_one_line(tmp_path: Path, text: str, line: str) -> None:
