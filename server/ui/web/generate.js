@@ -78,8 +78,10 @@ export async function follow({ pieces, answer, change, name = "", signal }) {
     change(next);
     return next;
 }
+/** Resolved when the page is left, which may go on to live in the browser's cache of pages. */
+const left = () => new Promise(resolve => { addEventListener("pagehide", () => resolve(), { once: true }); });
 /** Do this while no other tab does; at once where the browser has no locks, as at an address without TLS. */
-const alone = (name, signal, act) => (navigator.locks ? navigator.locks.request(name, { signal }, act) : act());
+const alone = (name, signal, act) => (navigator.locks ? navigator.locks.request(name, { signal }, () => Promise.race([act(), left()])) : act());
 /** Mark a conversation as running, which its button stops, while `act` follows the stream of this name. */
 async function whileRunning(id, name, act, begin = () => { }) {
     const control = new AbortController();

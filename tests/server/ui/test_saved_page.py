@@ -28,6 +28,12 @@ STREAMS = """(async () => {
     const rows = await done(database.transaction('messages').objectStore('messages').getAll());
     database.close();
     return rows.flatMap(r => r.node.stream ? [r.node.stream.id] : []); })()"""
+VERSIONS = """(async () => {
+    const done = r => new Promise(resolve => { r.onsuccess = () => resolve(r.result); });
+    const database = await done(indexedDB.open('logitless'));
+    const heads = await done(database.transaction('conversations').objectStore('conversations').getAll());
+    database.close();
+    return heads.map(h => h.version); })()"""
 DEAF = "delete globalThis.BroadcastChannel; Object.defineProperty(document, 'visibilityState', {value: 'visible'});"
 OLD = """new Promise(resolve => { const request = indexedDB.open('logitless', 1);
     request.onupgradeneeded = () => { request.result.createObjectStore('conversations', {keyPath: 'id'});
@@ -127,6 +133,44 @@ async def test_second_tab_follows_and_stops_the_firsts_answer(page: Page, browse
         await other.until("one('.cut')?.textContent.startsWith('Stopped.') && !one('#stop')")
         await page.until("one('.cut')?.textContent.startsWith('Stopped.') && !one('#stop')")
         page.server.scheduler.gate.release(1000)
+
+
+NO_LOCKS = """for (const [of, name] of [[navigator, 'locks'], [crypto, 'randomUUID']])
+    Object.defineProperty(of, name, {value: undefined});"""
+
+
+@pytest.mark.parametrize("script", ["", NO_LOCKS], ids=["locks", "no locks"])
+async def test_second_tab_goes_on_with_the_answer_of_one_that_is_left(
+    page: Page, browser: Browser, script: str
+) -> None:
+    """Without locks, as at an address without TLS, both follow the stream at once."""
+    await page.ask("First", "one")
+    await stored(page, 2)
+    gate = page.server.scheduler.gate = threading.Semaphore(0)
+    async with second(page, browser, script) as other:
+        await other.ask("Count", "one two three", wait=False)
+        gate.release(5)
+        await page.until("all('.answer').at(-1).textContent.startsWith('one') && one('#stop')")
+        await other.tab.open("about:blank")
+        gate.release(1000)
+        await page.until("all('.answer').at(-1).textContent === 'one two three' && !one('#stop')")
+        assert (await stored(page, 4))[1] == ["Count", "First", "one", "one two three"]
+
+
+async def test_tabs_that_have_heard_each_other_write_no_more(page: Page, browser: Browser) -> None:
+    await page.ask("First", "one")
+    await stored(page, 2)
+    async with second(page, browser) as other:
+        await page.click("#settings")
+        await page.fill("#system", "Be brief.")
+        await page.fill("#preset-name", "Poet")
+        await page.press("Save")
+        await other.click("#settings")
+        await other.until("one('#system').value === 'Be brief.' && one('#preset').options.length === 2")
+        versions = []
+        for tab in (page, other, page, other):  # each round trip would be a writing
+            versions.append(await tab.run(VERSIONS))
+        assert versions == versions[:1] * 4
 
 
 @pytest.mark.parametrize("ends", ["before the reload's", "after"])
