@@ -320,11 +320,16 @@ class AsyncEngine:
     def release(self, stream: Stream) -> None:
         """Free the room of a stream's log-probabilities."""
         self._with_logprobs.discard(stream)
-        if stream.weight > MUCH and not self._trims:
-            self._trims = True
-            self._loop.call_later(TRIM_SECONDS, self._trim)
+        if stream.weight > MUCH:
+            self.trim_soon()
         if stream.held:
             self._post(lambda _: self._held.discard(stream))
+
+    def trim_soon(self) -> None:
+        """Return free memory to the system soon: a large request has ended."""
+        if not self._trims:
+            self._trims = True
+            self._loop.call_later(TRIM_SECONDS, self._trim)
 
     def _trim(self) -> None:
         self._trims = False

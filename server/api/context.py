@@ -48,6 +48,7 @@ _GRAMMARS = (
     *(b"grammar", b"guided", b"structured", b"regex", b"ebnf", b"schema", b"format"),
     *(b"tools", b"functions", b"\\u"),
 )
+_HUGE = 1 << 22  # bytes of a body whose memory is returned to the system
 _IMAGES = (b"image", b"multimodal")
 _CHATS = (b"messages", b"input")
 
@@ -218,6 +219,8 @@ class Context:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""
         client, bodies = client_of(request), request.app[BODIES]
         async with bodies.read(request, client) as raw:
+            if len(raw) > _HUGE:
+                self.service.trim_soon()
             work: Callable[[], T] = partial(parse, raw)
             if (trace := request.get(TRACE)) is not None:
                 work = trace.timing(work)

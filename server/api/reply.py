@@ -111,7 +111,8 @@ class Reply:
     def is_large(self) -> bool:
         """True if `whole` takes so long that other streams should not wait for it."""
         n_prompt = sum(len(result.request.prompt) for result in self.results)
-        return len(self.results) > MANY or n_prompt > LONG or self.options.top is not None
+        has_logprobs = self.options.top is not None or self.options.prompt_top is not None
+        return len(self.results) > MANY or n_prompt > LONG or has_logprobs
 
     def chosen(self) -> list[Result]:
         """The results to show: the best `n` of the `best_of` of every prompt."""

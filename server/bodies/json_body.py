@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Iterator
 from json import JSONDecoder, decoder, scanner
 from typing import Any, Final, NoReturn
 
@@ -22,6 +23,11 @@ MAX_DEPTH: Final = 256  # what is told again, rendered or compiled costs some ca
 MAX_VALUES: Final = (1 << 20) + (1 << 12)  # of one body: a million token ids, and what is around them
 _QUICK = 1 << 16  # texts, arrays and objects, or eight times the numbers, that the parser in C reads in some 60 ms
 _PIECE = 1 << 20  # bytes that are counted at once; even, for pairs of backslashes
+_LARGE = 1 << 22  # bytes of a body whose texts are measured before they are made
+_WIDENED = 1 << 16  # bytes of such a text
+MAX_TEXT_BYTES: Final = 96 << 20
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*+"', re.DOTALL)
+_WIDE = re.compile(r"[^\x00-\x7f]+")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -41,6 +47,7 @@ def json_value(raw: bytes | bytearray) -> object:
     quick = len(raw) <= _QUICK or raw.count(b'"') // 2 + n_brackets + raw.count(b",") // 8 <= _QUICK
     if not quick and _n_values(raw) > MAX_VALUES:
         raise TooLarge(f"the body has more than {MAX_VALUES} values")
+    _check_texts(raw)
     try:
         body = (_QUICK_DECODER if quick else _patient_decoder()).decode(_text(raw))
         if _SURROGATE.search(raw):
@@ -61,8 +68,57 @@ def json_value(raw: bytes | bytearray) -> object:
 
 
 def _text(raw: bytes | bytearray) -> str:
-    """The body as text, without a byte order mark."""
-    return raw.decode("utf-8-sig" if raw.startswith(codecs.BOM_UTF8) else "utf-8")
+    """The body as text, without a byte order mark. In a large one rare characters beyond ASCII are escaped:
+    one of them would make each other character take four bytes."""
+    if len(raw) <= _LARGE or raw.isascii() or not _is_sparse(raw):
+        return raw.decode("utf-8-sig" if raw.startswith(codecs.BOM_UTF8) else "utf-8")
+    decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+    pieces = []
+    try:
+        for piece in _pieces(raw):
+            text = decode(piece)
+            pieces.append(text if text.isascii() else _WIDE.sub(lambda wide: json.dumps(wide[0])[1:-1], text))
+        decode(b"", True)
+    except UnicodeDecodeError:
+        return raw.decode()  # raises it with its place in the body
+    return "".join(pieces)
+
+
+def _pieces(raw: bytes | bytearray) -> Iterator[bytes]:
+    view = memoryview(raw)
+    for start in range(0, len(raw), _PIECE):
+        check()
+        yield bytes(view[start : start + _PIECE])
+
+
+def _is_sparse(raw: bytes | bytearray) -> bool:
+    """True if few bytes are beyond ASCII."""
+    return 16 * sum(int(np.count_nonzero(np.frombuffer(piece, np.int8) < 0)) for piece in _pieces(raw)) < len(raw)
+
+
+def _check_texts(raw: bytes | bytearray) -> None:
+    """TooLarge: the texts of a large body would take more than MAX_TEXT_BYTES, because characters beyond
+    ASCII widen all others of their text to two or four bytes."""
+    if len(raw) <= _LARGE or (raw.isascii() and b"\\u" not in raw):
+        return
+    size = 0
+    for n, text in enumerate(_STRING.finditer(raw)):
+        if n % 4096 == 0:
+            check()
+        start, end = text.span()
+        if end - start > _WIDENED:
+            part = bytes(memoryview(raw)[start:end])
+            if not part.isascii() or b"\\u" in part:
+                astral = b"\\ud" in part or b"\\uD" in part or max(part) >= 0xF0
+                size += (4 if astral else 2) * _n_characters(part)
+                if size > MAX_TEXT_BYTES:
+                    raise TooLarge(f"the texts of the body take more than {MAX_TEXT_BYTES} bytes")
+
+
+def _n_characters(text: bytes) -> int:
+    """Characters of UTF-8 with JSON's escapes, about."""
+    n_continued = int(np.count_nonzero(np.frombuffer(text, np.int8) < -64))
+    return len(text) - n_continued - 5 * text.count(b"\\u")
 
 
 def _n_values(raw: bytes | bytearray) -> int:

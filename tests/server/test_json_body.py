@@ -118,3 +118,29 @@ def test_a_large_body_is_given_up_when_its_client_leaves(monkeypatch: pytest.Mon
     for raw in (b'["a"]', b"[1]", b"[1.5]"):
         with pytest.raises(workers.ClientLeft):
             json_value(raw)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 5_000_000 + "😀",
+        "é" + "a" * 5_000_000,
+        "日本語" * 1_700_000,
+        "\\u00e9" + "x" * 5_000_000,
+        "ab\\n" * 2_000_000,
+    ],
+)
+def test_a_large_text_is_read_as_json_reads_it(text: str):
+    raw = f'{{"kéy": "{text}", "n": [1, "ö", "\\"é\\""]}}'.encode()
+    assert json_value(raw) == json.loads(raw)
+    with pytest.raises(InvalidRequest, match=r"not UTF-8 \(byte 9\)"):
+        json_value(raw[:9] + b"\xff" + raw[9:])
+
+
+@pytest.mark.parametrize("wide", ["😀", "\\ud83d\\ude00"])
+def test_texts_that_one_character_widens_to_four_bytes_have_a_bound(wide: str):
+    text = "a" * 13_000_000
+    assert json_value(f'["{text}{wide}"]'.encode()) == [text + "😀"]
+    with pytest.raises(TooLarge, match="the texts of the body take more than 100663296 bytes"):
+        json_value(f'["{text}{wide}", "{text}{wide}"]'.encode())
+    assert json_value(f'["{text}{text}", "{wide}"]'.encode()) == [text + text, "😀"]

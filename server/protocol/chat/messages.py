@@ -97,10 +97,13 @@ class Tool(Struct, frozen=True, kw_only=True):
     type: Annotated[str, Param("function, custom, or the type of a hosted tool, which is skipped")] = "function"
 
 
+MAX_MESSAGES = 1 << 17  # of a conversation: each is some objects, in a body of 64 MiB too many
+
+
 class Chat(Struct, frozen=True, kw_only=True):
     """The conversation of a chat, and how it becomes a prompt."""
 
-    messages: Annotated[list[ChatMessage], Param("the conversation", least=1)]
+    messages: Annotated[list[ChatMessage], Param("the conversation", least=1, most=MAX_MESSAGES)]
     add_generation_prompt: Annotated[bool, Param("begin the assistant's answer")] = True
     continue_final_message: Annotated[bool | None, Param("go on with the assistant's last message")] = None
     documents: Annotated[Sequence[dict[str, Any]] | None, Param("texts that templates of RAG models show")] = None
