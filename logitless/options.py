@@ -27,6 +27,9 @@ class Options(TypedDict, total=False):
     parallel: int
     kv_unified: bool | None
     kv_unified_per_slot: int
+    fit: bool | str
+    fit_ctx: int
+    warmup: bool
     batch_size: int
     ubatch_size: int
     cache_type_k: str

@@ -411,7 +411,6 @@ def test_a_model_of_vectors_does_not_write(shared_data: Path) -> None:
         ({"ctx_size": -3}, OptionError, "ctx_size: -3 is not a whole number from 0 to 1073741824"),
         ({"ctx": 3}, OptionError, "ctx: there is no such option"),
         ({"kv_unified": "yes"}, OptionError, "kv_unified: 'yes' is not True or False"),
-        ({"main_gpu": 2}, OptionError, "main_gpu 2: device names 0 devices beside the CPU, and they count from 0"),
         ({"device": "vulkan:99"}, (OptionError, DeviceError), "vulkan:99"),
         ({"model_draft": "my--draft.gguf"}, (OptionError, ModelError), "my--draft.gguf"),
         ({"ctx_size": 3, "kv_unified": False}, OptionError, "ctx_size 3 leaves nothing for each of 4 slots"),

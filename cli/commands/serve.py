@@ -120,6 +120,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     def build() -> LoadedModel:
         with compile_progress():
             served = model.load(store, name=config.model, names=names, around=around, port=config.port)
+        processor.lock_memory(options)
         return replace(served, train_share=options.train_share / 100)
 
     sys.setswitchinterval(SWITCH)

@@ -72,13 +72,22 @@ PROCESSOR = Group(
             None,
             "LO-HI",
         ),
+        Flag(
+            "-lm --load-mode",
+            "mlock, mmap+mlock: keep the model in memory, where the system allows it; the others change nothing",
+            choice("auto", "none", "mmap", "mlock", "mmap+mlock", "dio"),
+            "auto",
+            "MODE",
+            env="LLAMA_ARG_LOAD_MODE",
+        ),
+        Flag("--mlock", "the same as --load-mode mlock", env="LLAMA_ARG_MLOCK", means="--load-mode mlock"),
         Flag("--prio", "priority of the process: -1 low, 0 normal, 1 medium, 2 high, 3 highest", whole(-1, 3), 0),
     ),
 )
 CONTEXT = Group(
     "Context and batches",
     model_flags(
-        "ctx_size parallel kv_unified kv_unified_per_slot batch_size ubatch_size cache_type_k cache_type_v",
+        "ctx_size parallel kv_unified kv_unified_per_slot fit fit_ctx batch_size ubatch_size cache_type_k cache_type_v",
     ),
 )
 CACHE = Group(
@@ -326,7 +335,7 @@ SERVING = Group(
             many=True,
         ),
         Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
-        *model_flags("sleep_idle_seconds"),
+        *model_flags("sleep_idle_seconds warmup"),
         *model_flags("kv_events_endpoint kv_events_replay_endpoint kv_events_topic"),
         Flag(
             "-a --alias",

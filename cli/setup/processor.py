@@ -1,15 +1,28 @@
-"""Processors and priority of the process: --cpu-mask, --cpu-range, --prio."""
+"""Processors, priority and memory of the process: --cpu-mask, --cpu-range, --prio, --mlock."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import resource
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import CliError
 
 log = logging.getLogger("logitless.loading")
 _NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
+
+
+def lock_memory(options: SimpleNamespace) -> None:
+    """Keep all that this process has in memory (--mlock), and what it will have where there is no limit."""
+    if "mlock" not in options.load_mode:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    now, later = 1, 2  # MCL_CURRENT, MCL_FUTURE
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if library.mlockall(now | later if limit == resource.RLIM_INFINITY else now):
+        log.warning("--mlock: %s (ulimit -l)", os.strerror(ctypes.get_errno()))
 
 
 def settle(options: SimpleNamespace) -> None:

@@ -113,7 +113,9 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
         return n_ctx
     per_slot = options.kv_unified_per_slot
     wanted = (per_slot or h.n_ctx_train) * (1 if options.unified and not per_slot else options.n_slots)
-    n_ctx = min(wanted, max(cache.most(room // 2) // 256 * 256, MIN_CTX))
+    if not options.fit:
+        return wanted
+    n_ctx = min(wanted, max(cache.most(room // 2) // 256 * 256, options.fit_ctx))
     if n_ctx < wanted:
         log.warning("context reduced from %d to %d tokens to fit into memory", wanted, n_ctx)
     return n_ctx

@@ -346,6 +346,7 @@ def _engine_options(
         devices=devices,
         placement=places,
         embeddings=options.embedding or options.rerank,
+        warmup=options.warmup,
         control_vectors=control_vectors(options),
         control_layers=options.control_vector_layer_range or (0, 0),
         overrides=overrides,

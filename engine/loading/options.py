@@ -21,6 +21,7 @@ from logitless.engine.loading.values import (
     layers,
     metadata_rules,
     number,
+    on_or_off,
     one_device,
     proportions,
     split_mode,
@@ -76,6 +77,8 @@ class Option:
                 return tuple(item for given in _items(value) for item in self._item(given))
             if isinstance(value, list | tuple):
                 value = ",".join(map(str, value))
+            elif isinstance(value, bool) and isinstance(self.default, bool):
+                return value
             elif isinstance(value, bool) or not isinstance(value, str | int | float | Path):
                 raise ValueError("is not text or a number")
             return self.kind(str(value))
@@ -169,6 +172,27 @@ class ModelOptions:
         "most tokens of one slot; without --ctx-size the cache has room for as many in each; 0: all of its part",
         whole(0, 2**30),
         env="LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+    )
+    fit: bool = _option(
+        "-fit --fit",
+        True,
+        "off: without --ctx-size the context of the training, whatever the memory is",
+        on_or_off,
+        "on|off",
+        env="LLAMA_ARG_FIT",
+    )
+    fit_ctx: int = _option(
+        "-fitc --fit-ctx",
+        4096,
+        "least tokens of a context that is fitted to the memory",
+        whole(1, 2**30),
+        env="LLAMA_ARG_FIT_CTX",
+    )
+    warmup: bool = _option(
+        "--warmup",
+        True,
+        "make the plans of usual steps before a request needs them; off: the first requests wait for them",
+        off="--no-warmup",
     )
     batch_size: int = _option(
         "-b --batch-size",

@@ -96,6 +96,14 @@ def choice(*allowed: str) -> Choice:
     return Choice(allowed)
 
 
+def on_or_off(text: str) -> bool:
+    """on or off, or another word for them."""
+    known = {"on": True, "1": True, "true": True, "enabled": True, "off": False, "0": False, "false": False}
+    if (value := (known | {"disabled": False}).get(text.strip().lower())) is None:
+        raise ValueError("is not on or off")
+    return value
+
+
 def several(*allowed: str) -> Callable[[str], list[str]]:
     """Converter of a comma list of these words."""
 

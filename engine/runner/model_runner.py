@@ -84,6 +84,7 @@ class RunnerOptions:
     devices: tuple[str, ...] = ("cpu",)
     placement: PlacementOptions = ANYWHERE
     embeddings: bool = False  # prepare the kernels of embeddings at load
+    warmup: bool = True  # plans of usual steps are made before a request needs them
     control_vectors: tuple[tuple[str, float], ...] = ()  # files and their scales
     control_layers: tuple[int, int] = (0, 0)  # the first and the last with vectors; 0: of all
     overrides: Overrides = NONE  # metadata that replaces the file's
@@ -260,6 +261,8 @@ class ModelRunner:
         if self._self_tests:
             self._go_on_testing()
             return True
+        if not self.options.warmup:
+            return False
         for blocks in self._blocks:
             blocks.prefault(request_waits)
         try:

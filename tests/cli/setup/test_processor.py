@@ -55,3 +55,24 @@ def test_variables_of_other_kernels_end_the_start(name: str, value: str, monkeyp
     finally:
         for look in (host.isa, host.casts_to_bf16):
             look.cache_clear()
+
+
+LOCK = """
+import sys
+from logitless.cli.flags.flags import parse
+from logitless.cli.flags.options import PROCESSOR
+from logitless.cli.setup.processor import lock_memory
+lock_memory(parse(PROCESSOR.flags, sys.argv[1:], {}))
+print(next(line for line in open("/proc/self/status") if line.startswith("VmLck")).split()[1])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="not Linux")
+@pytest.mark.parametrize("words", [["--mlock"], ["-lm", "mlock"], ["-lm", "mmap+mlock"], ["-lm", "mmap"], []])
+def test_memory_is_locked_where_the_system_allows_it(words: list[str]) -> None:
+    got = subprocess.run([sys.executable, "-c", LOCK, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert got.returncode == 0, got.stderr
+    if "mlock" in " ".join(words):
+        assert int(got.stdout) > 0 or "--mlock: " in got.stderr
+    else:
+        assert (int(got.stdout), got.stderr) == (0, "")
