@@ -263,7 +263,8 @@ class JsonText:
                 return count, text[start:]
             if not part:
                 return count, b""
-            fed = part if self._feed(part) else meant if quoted and meant and self._feed(meant) else b""
+            # the character first: a name that is taken stays so however it is written
+            fed = next((form for form in ((meant, part) if quoted and meant else (part,)) if self._feed(form)), b"")
             if not fed:
                 break
             count += len(fed)
@@ -280,7 +281,7 @@ class JsonText:
             return b"", b"", start
         if kind == b"/":
             return text[start : start + 2], b"/", start + 2
-        if kind != b"u" or not self._limits.patterns:
+        if kind != b"u":
             return text[start : start + 2], b"", start + 2
         match = _HEX.match(text, start + 2, start + 6)
         digits = match[0] if match else b""

@@ -82,6 +82,15 @@ def test_a_slash_may_be_escaped_anywhere(schema: Any) -> None:
     assert accepts(grammar_of(schema), source)
 
 
+@pytest.mark.parametrize("name", ["a", "\\u0061", "\\u0062", "c"])
+def test_a_name_counts_however_it_is_written(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": TEXT}, "additionalProperties": TEXT}
+    for value in (1, "t"):
+        source = f'{{"{name}": {json.dumps(value)}}}'
+        assert accepts(grammar_of(schema), source) == Draft202012Validator(schema).is_valid(json.loads(source)), source
+    assert not accepts(grammar_of(schema), '{"b": "", "\\u0062": ""}')
+
+
 @pytest.mark.parametrize("pattern", [None, "^[^a]*$"])
 @pytest.mark.parametrize("text", ['"\\ud83d"', '"\\ud83dx"', '"\\ude42"', '"\\ud83d\\u0042"', '"\\u12"', '"\\x42"'])
 def test_what_is_no_character_stays_forbidden(text: str, pattern: str | None) -> None:
