@@ -28,6 +28,7 @@ class Closing:
         self._open = {*inner, *(path for path, _ in composed)}
         # of the outermost compositions, and of objects that are inner elsewhere
         self._members: dict[str, dict[str, None] | None] = {}
+        self._sealed: set[str] = set()  # alternatives, each with its own members
         self._root = root
         for path, _ in composed:
             if path not in inner:
@@ -54,10 +55,11 @@ class Closing:
         self._members |= {
             branch: {**shared, **(names or {})} for (branch, _), names in zip(branches, each, strict=True)
         }
+        self._sealed |= {branch for branch, _ in branches}
         self._members[path] = dict.fromkeys(name for names in (shared, *each) for name in names or {})
 
     def __call__(self, schema: Schema, path: str) -> Schema:
-        sealed = is_sealed(schema)
+        sealed = is_sealed(schema) or path in self._sealed
         if (names := self._members.get(path)) is not None and (names or sealed):
             own = schema.get("properties", {})
             schema["properties"] = {**dict.fromkeys(names, True), **own}

@@ -94,6 +94,11 @@ CLOSED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [  # schema, what fi
         [{"x": True, "y": 1}, {"x": True, "c": 1}, {"b": 1}],
     ),
     (
+        {"type": "object", "anyOf": [{"properties": {"c": TEXT}}, {"required": ["c"]}], "unevaluatedProperties": False},
+        [{"c": "t"}, {}],
+        [{"c": 1}],
+    ),
+    (
         {**X, "patternProperties": {"^p": INTEGER}, "unevaluatedProperties": False},
         [{"x": True, "p1": 1}],
         [{"x": True, "y": 1}, {"x": True, "p1": "t"}],
