@@ -3,12 +3,13 @@
 import {json, text} from "./api.js";
 import type {Props, SlotState} from "./bodies.js";
 import {received} from "./generate.js";
-import {absent, chosen, connect, lookAtModels, needsKey, of, refusalOf} from "./models.js";
+import {absent, chosen, connect, lookAtModels, of, refusalOf} from "./models.js";
 import {Chart, count, IconButton, rate} from "./parts.js";
 import {get, set, useStore} from "./store.js";
 import {html, useEffect, useState} from "./vendor/preact.js";
 
 const SECONDS = 60;
+const REFUSED = [401, 403]; // for want of a key, or the page's address is not allowed
 
 /** The samples of /metrics without labels, by name. */
 export function parsed(lines: string) {
@@ -55,9 +56,9 @@ export function watchServer() {
   let router = false;
   every(async () => {
     try {
-      if (needsKey(get().refusal) && document.getElementById("key")) return 30_000; // its form connects
-      if (get().refusal) await connect();
-      else {
+      if (get().refusal) {
+        if (REFUSED.includes(await connect())) return 30_000; // its log is not to fill with that
+      } else {
         router = router || (await json<{role?: string}>("props")).role === "router";
         if (router) {
           const before = absent() + chosen()?.id;

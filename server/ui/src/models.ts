@@ -62,15 +62,17 @@ export const needsKey = (refusal: string) => refusal === NO_KEY || refusal === W
 /** Why the server does not talk to this page. */
 export const refusalOf = (error: unknown) => (statusOf(error) !== 401 ? reason(error) : apiKey.get() ? WRONG_KEY : NO_KEY);
 
-/** Everything that the key or the choice of a model may have changed. */
+/** Ask everything that the key or the choice of a model may have changed; the status of a refusal, 0 if there is none. */
 export async function connect() {
   try {
     await lookAtModels();
     await streamsOf([]); // the list of models is open to all; this wants the key
     await lookAtProps();
     set({refusal: ""});
+    return 0;
   } catch (error) {
     set({refusal: refusalOf(error)});
+    return statusOf(error);
   }
 }
 

@@ -1,11 +1,12 @@
 // Live view of the server: throughput, KV cache blocks and slots, polled once a second while it is visible.
 import { json, text } from "./api.js";
 import { received } from "./generate.js";
-import { absent, chosen, connect, lookAtModels, needsKey, of, refusalOf } from "./models.js";
+import { absent, chosen, connect, lookAtModels, of, refusalOf } from "./models.js";
 import { Chart, count, IconButton, rate } from "./parts.js";
 import { get, set, useStore } from "./store.js";
 import { html, useEffect, useState } from "./vendor/preact.js";
 const SECONDS = 60;
+const REFUSED = [401, 403]; // for want of a key, or the page's address is not allowed
 /** The samples of /metrics without labels, by name. */
 export function parsed(lines) {
     const found = new Map();
@@ -50,10 +51,10 @@ export function watchServer() {
     let router = false;
     every(async () => {
         try {
-            if (needsKey(get().refusal) && document.getElementById("key"))
-                return 30_000; // its form connects
-            if (get().refusal)
-                await connect();
+            if (get().refusal) {
+                if (REFUSED.includes(await connect()))
+                    return 30_000; // its log is not to fill with that
+            }
             else {
                 router = router || (await json("props")).role === "router";
                 if (router) {

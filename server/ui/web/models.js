@@ -49,16 +49,18 @@ const NO_KEY = "This server wants an API key.", WRONG_KEY = "The server does not
 export const needsKey = (refusal) => refusal === NO_KEY || refusal === WRONG_KEY;
 /** Why the server does not talk to this page. */
 export const refusalOf = (error) => (statusOf(error) !== 401 ? reason(error) : apiKey.get() ? WRONG_KEY : NO_KEY);
-/** Everything that the key or the choice of a model may have changed. */
+/** Ask everything that the key or the choice of a model may have changed; the status of a refusal, 0 if there is none. */
 export async function connect() {
     try {
         await lookAtModels();
         await streamsOf([]); // the list of models is open to all; this wants the key
         await lookAtProps();
         set({ refusal: "" });
+        return 0;
     }
     catch (error) {
         set({ refusal: refusalOf(error) });
+        return statusOf(error);
     }
 }
 export const caps = (props) => props?.chat_template_caps ?? {};

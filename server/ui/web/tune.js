@@ -203,6 +203,7 @@ export function Tune() {
         let timer = 0, ended = false, known = new Map();
         const look = async () => {
             clearTimeout(timer);
+            let pause = document.hidden ? 5000 : 1000;
             try {
                 const rows = (await json(`${JOBS}?limit=20`)).data, found = await Promise.all(rows.map(row => details(row, known.get(row.id))));
                 const made = found.some(one => known.size && one.row.status === "succeeded" && known.get(one.row.id)?.row.status !== "succeeded");
@@ -218,9 +219,10 @@ export function Tune() {
                 setTold([404, 501].includes(statusOf(error)) ? ABSENT : reason(error));
                 if ([403, 404, 501].includes(statusOf(error)))
                     return;
+                pause = 10_000;
             }
             if (!ended)
-                timer = setTimeout(look, document.hidden ? 5000 : 1000);
+                timer = setTimeout(look, pause);
         };
         again.current = look;
         look();
