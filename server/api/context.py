@@ -133,11 +133,13 @@ def json_pieces(data: object) -> Iterator[bytes]:
     for items, rest in zip(lists, rests, strict=True):
         between = b"["
         for item in items:
-            piece += between + encode_json(item)
+            piece += between
             between = b","
-            if len(piece) >= PIECE:
-                yield bytes(piece)
-                piece.clear()
+            for part in json_pieces(item):
+                piece += part
+                if len(piece) >= PIECE:
+                    yield bytes(piece)
+                    piece.clear()
         piece += (b"[]" if between == b"[" else b"]") + rest
     yield bytes(piece)
 

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
-from logitless.server.api.context import CONTEXT, Context, client_of, json_response
-from logitless.server.api.generate import run
+from logitless.server.api.context import CONTEXT, Context, json_response, lazy
+from logitless.server.api.generate import run, send_json
 from logitless.server.api.ollama.answers import OllamaReply, nanoseconds, said
 from logitless.server.api.ollama.models import model_of
 from logitless.server.api.openai.embeddings import embedder_for_texts, vectors_of
@@ -30,7 +30,8 @@ from logitless.server.protocol.dialects.ollama_names import seconds, timestamp
 from logitless.server.protocol.embeddings import normalized
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.protocol.lora import parse_lora
-from logitless.server.workers import compute
+
+_LONG = 1 << 10  # tokens of texts whose vectors take long to write
 
 Parse = Callable[..., Asked]
 
@@ -68,7 +69,7 @@ def _check_keep(context: Context, keep: float | None) -> None:
         raise InvalidRequest("field 'keep_alive': a server of one model does not unload it; a router does")
 
 
-async def embed(request: web.Request) -> web.Response:
+async def embed(request: web.Request) -> web.StreamResponse:
     """POST /api/embed: vectors of length 1."""
     began = time.monotonic()
 
@@ -79,7 +80,10 @@ async def embed(request: web.Request) -> web.Response:
     asked, n_tokens, found = await _vectors(request, texts, "input", 2)
     told = nanoseconds((time.monotonic() - began) * 1e3)
     count = n_tokens if found else UNSET
-    return json_response(OllamaVectors(asked.model, found, told, 0, count))
+    answer = OllamaVectors(asked.model, found, told, 0, count)
+    if n_tokens > _LONG:
+        return await send_json(request, request.app[CONTEXT], lambda: answer)
+    return json_response(answer)
 
 
 async def embeddings(request: web.Request) -> web.Response:
@@ -90,7 +94,7 @@ async def embeddings(request: web.Request) -> web.Response:
         return asked, asked.prompt
 
     _, _, found = await _vectors(request, text, "prompt", -1)
-    return json_response(OllamaVector(found[0] if found else []))
+    return json_response(OllamaVector(next(iter(found), [])))
 
 
 async def _vectors(
@@ -118,8 +122,5 @@ async def _vectors(
     await context.embeds(request, "", ids)
     made = await vectors_of(context, embedder, ids, pooling, lora)
 
-    def shown() -> list[list[float]]:
-        return [normalized(vector[:dimensions], norm).tolist() for vector in made]
-
-    large = sum(vector.size for vector in made) > 1 << 14
-    return asked, sum(map(len, ids)), await compute(shown, client_of(request)) if large else shown()
+    shown: list[list[float]] = lazy(lambda: (normalized(vector[:dimensions], norm).tolist() for vector in made))
+    return asked, sum(map(len, ids)), shown if made else []

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -16,7 +16,8 @@ from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.models.media.prompt_media import PromptMedia
-from logitless.server.api.context import CONTEXT, Context, client_of, json_response
+from logitless.server.api.context import CONTEXT, Context, json_response, lazy
+from logitless.server.api.generate import send_json
 from logitless.server.protocol.answers import UNSET
 from logitless.server.protocol.answers.vectors import (
     Embedding,
@@ -35,16 +36,16 @@ from logitless.server.protocol.embeddings import (
     parse_rerank,
     rank_or_refuse,
 )
-from logitless.server.workers import compute
 
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("logitless.http")
+MOST_NUMBERS = 1 << 25  # of the vectors of an answer: 128 MiB
 _LARGE = 1 << 14  # numbers of a reply whose writing would hold up the streams of others
 
 
-async def openai_embeddings(request: web.Request) -> web.Response:
+async def openai_embeddings(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings."""
     context = request.app[CONTEXT]
     embedder, pooling = embedder_for_texts(context)
@@ -55,14 +56,14 @@ async def openai_embeddings(request: web.Request) -> web.Response:
     n_tokens = sum(map(len, job.texts))
     model = job.model or context.config.model
 
-    def reply() -> web.Response:
-        data = [Embedding(index=i, embedding=_shown(_sized(v, job), job.base64)) for i, v in enumerate(vectors)]
-        return json_response(Embeddings(data=data, model=model, usage=PromptUsage(n_tokens, n_tokens)))
+    def item(i: int) -> Embedding:
+        return Embedding(index=i, embedding=_shown(_sized(vectors[i], job), job.base64))
 
-    return await _written(request, reply, vectors)
+    data = lazy(lambda: map(item, range(len(vectors))))
+    return await _written(request, Embeddings(data=data, model=model, usage=PromptUsage(n_tokens, n_tokens)), vectors)
 
 
-async def native_embeddings(request: web.Request) -> web.Response:
+async def native_embeddings(request: web.Request) -> web.StreamResponse:
     """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are,
     without pooling.
     """
@@ -70,13 +71,13 @@ async def native_embeddings(request: web.Request) -> web.Response:
     embedder, pooling = _embedder(context)
     parser = context.parser_for(request)
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    if pooling == "none" and sum(map(len, job.texts)) * embedder.n_embd > MOST_NUMBERS:
+        most = MOST_NUMBERS // embedder.n_embd
+        raise InvalidRequest(f"field 'input': without pooling one request has at most {most} tokens, a vector each")
     await context.embeds(request, job.model, job.texts)
     vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.media)
-
-    def reply() -> web.Response:
-        return json_response([NativeEmbedding(i, _rows(v, job)) for i, v in enumerate(vectors)])
-
-    return await _written(request, reply, vectors)
+    items = lazy(lambda: (NativeEmbedding(i, _rows(v, job)) for i, v in enumerate(vectors)))
+    return await _written(request, items, vectors)
 
 
 async def rerank(request: web.Request) -> web.Response:
@@ -149,7 +150,7 @@ async def vectors_of(
 
 def _rows(vector: F32, job: EmbeddingJob) -> list[list[float] | str]:
     if job.pooling == "none":
-        return [_shown(row[: job.dimensions], job.base64) for row in vector]
+        return lazy(lambda: (_shown(row[: job.dimensions], job.base64) for row in vector))
     return [_shown(vector if job.pooling == "rank" else _sized(vector, job), job.base64)]
 
 
@@ -171,7 +172,7 @@ def _shown(vector: F32, as_base64: bool) -> list[float] | str:
     return numbers
 
 
-async def _written(request: web.Request, reply: Any, vectors: Sequence[F32]) -> web.Response:
-    large = sum(v.size for v in vectors) > _LARGE
-    response: web.Response = await compute(reply, client_of(request)) if large else reply()
-    return response
+async def _written(request: web.Request, answer: object, vectors: Sequence[F32]) -> web.StreamResponse:
+    if sum(v.size for v in vectors) > _LARGE:
+        return await send_json(request, request.app[CONTEXT], lambda: answer)
+    return json_response(answer)

@@ -243,3 +243,33 @@ async def test_the_servers_scale_is_of_requests_that_do_not_say(bert: Model):
     raw, asked = (np.array(body["data"][0]["embedding"]) for _, body in answers)
     assert abs(np.linalg.norm(asked) - 1) < 1e-5 < abs(np.linalg.norm(raw) - 1)
     np.testing.assert_allclose(raw / np.linalg.norm(raw), asked, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/api/embed"])
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+async def test_vectors_written_in_pieces_are_the_vectors(
+    bert: Model, monkeypatch: pytest.MonkeyPatch, path: str, pooling: str
+):
+    body = {"model": "fake", "input": ["cat sat.", "dog", "cat"]}
+    async with running(tokenizer=bert[1], embedder=bert[0], pooling=pooling if path == "/embeddings" else "") as server:
+        status, whole = await server.post(path, body)
+        monkeypatch.setattr("logitless.server.api.openai.embeddings._LARGE", 0)
+        monkeypatch.setattr("logitless.server.api.ollama.generate._LONG", 0)
+        for module in ("context", "generate"):
+            monkeypatch.setattr(f"logitless.server.api.{module}.PIECE", 64)
+        async with server.http.post(server.url + path, json=body) as reply:
+            pieces = await reply.json()
+            assert (status, reply.headers.get("Transfer-Encoding")) == (200, "chunked")
+    for answer in (whole, pieces) if path == "/api/embed" else ():
+        del answer["total_duration"]
+    assert pieces == whole
+
+
+async def test_vectors_of_too_many_tokens_are_refused_before_they_are_made(
+    bert: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("logitless.server.api.openai.embeddings.MOST_NUMBERS", 6 * N_EMBD)
+    async with running(tokenizer=bert[1], embedder=bert[0], pooling="none") as server:
+        status, answer = await server.post("/embeddings", {"input": ["cat sat.", "dog"]})
+        assert (status, "at most 6 tokens, a vector each" in answer["error"]["message"]) == (400, True)
+        assert (await server.post("/embeddings", {"input": ["cat sat."]}))[0] == 200
