@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from logitless.models.chat.builtins import BUILTINS, CHATML, CHATML_END
+from logitless.models.chat.efforts import Efforts
 from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds, Renderer
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
@@ -85,7 +87,7 @@ class ChatTemplate:
         self.between_parts = probe.between_parts() if self.caps["supports_typed_content"] else "\n"
         self._results_within = probe.reads_results_within_turns() and not probe.shows_results()
         self._reasoning_form = probe.reasoning_form()
-        self._names_efforts = probe.names_efforts()
+        self._efforts = Efforts(probe.with_effort, self.source + tool_use)
         self._takes_results = probe.takes_results()
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
@@ -117,12 +119,13 @@ class ChatTemplate:
         (default: true).
 
         If the template knows no tools, the system message explains them. Content is a text, null or
-        a list of typed parts. Raises ChatTemplateError, one line with the template's own message,
+        a list of typed parts. A reasoning_effort that the template does not know never reaches it
+        (`Efforts`). Raises ChatTemplateError, one line with the template's own message,
         if the template refuses the conversation, fails, or exceeds a bound.
         """
-        variables = self._defaults(kwargs) | kwargs | {"add_generation_prompt": add_generation_prompt}
-        if kwargs.get("reasoning_effort") == "none" and self._names_efforts:
-            variables["reasoning_effort"] = "low"  # the level that is least
+        variables = self._defaults(kwargs) | self._efforts.variables(kwargs.get("reasoning_effort"))
+        variables |= {name: kwargs[name] for name in kwargs if name != "reasoning_effort"}
+        variables["add_generation_prompt"] = add_generation_prompt
         if tools and self.calls.instructs:
             messages = generic.instructed(messages, tools, required=tools_required, parallel=parallel_tool_calls)
         elif tools and not self.caps["supports_tools"] and generic.is_written(self.calls):
@@ -175,6 +178,13 @@ class ChatTemplate:
         if variables.get("reasoning_effort") == "none" or variables.get("enable_thinking") is False:
             values |= {"enable_thinking": False, "thinking": False}  # the name in DeepSeek's and Kimi's
         return values
+
+    def without_empty_thought(self, prompt: str) -> str:
+        """The prompt less the reasoning without a word with which it ends, if it does (Qwen 3, Hunyuan 3)."""
+        if self.reasoning is None:
+            return prompt
+        opening, closing, restart = (re.escape(part.strip()) for part in (*self.reasoning, self.calls.restart))
+        return re.sub(rf"{opening}\s*{closing}\s*(?:{restart})?\s*\Z", "", prompt)
 
     def continuation(self, text: str, thought: str, opened: bool) -> tuple[str, str]:
         """(syntax, answer) that begin an answer with this text and reasoning, after the generation
@@ -322,9 +332,11 @@ class _Probe:
             first["content"][0][_FOREIGN] = _FOREIGN
         return self._text([_user("a"), first, *turns[1:]], tools=[_TOOL])
 
-    def names_efforts(self) -> bool:
-        """True if the template writes the reasoning effort into the prompt, as gpt-oss's does."""
-        return "MARK-A" in self._text([_user("a")], reasoning_effort="MARK-A")
+    def with_effort(self, effort: Mapping[str, Any]) -> str:
+        """The rendering of a short conversation with an effort, by the name of its variable. Raises
+        ChatTemplateError."""
+        thinking = {"enable_thinking": True, "thinking": True, "add_generation_prompt": True}
+        return str(self._try([_user("a")], {**thinking, **effort}))
 
     def reads_results_within_turns(self) -> bool:
         """True if the template reads the results of calls from the message that calls."""

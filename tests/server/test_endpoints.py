@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yarl
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.stats import TrainingStats
+from logitless.models.chat.template import ChatTemplate
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
@@ -267,6 +269,36 @@ async def test_apply_template():
         assert body["prompt"].endswith("[assistant]Wh\n\nill")
         _, body = await server.post("/apply-template", {"messages": messages, "continue_final_message": False})
         assert body["prompt"].endswith("ill[/][assistant]")
+
+
+async def test_efforts_and_reasoning_of_a_template_like_hunyuans():
+    source = (
+        "{% set e = reasoning_effort if reasoning_effort is defined else 'no_think' %}"
+        "{% if e not in ['no_think', 'low', 'high'] %}{{ raise_exception('no ' + e) }}{% endif %}{{ e }}"
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+        "{% if add_generation_prompt %}<think>{{ '</think>' if e == 'no_think' }}{% endif %}"
+    )
+    async with running(template=ChatTemplate(source, bos_token="", eos_token="")) as server:
+
+        async def prompt(*more: dict[str, str], **fields: Any) -> str:
+            messages = [{"role": "user", "content": "Hi"}, *more]
+            status, body = await server.post("/apply-template", {"messages": messages, **fields})
+            assert status == 200, body
+            return body["prompt"]
+
+        assert await prompt(reasoning_effort="none") == "no_think[Hi]<think></think>"
+        assert await prompt(reasoning_effort="medium") == "high[Hi]<think>"
+        assert await prompt(chat_template_kwargs={"reasoning_effort": "minimal"}) == "low[Hi]<think>"
+        text, thought = {"role": "assistant", "content": "It is"}, {"reasoning_content": "Hm."}
+        assert (await prompt({**text, **thought})).count("<think>") == 1
+        assert (await prompt({**text, **thought})).endswith("[Hi]<think>\nHm.\n</think>\n\nIt is")
+        assert (await prompt({**text, **thought}, reasoning_effort="high")).count("<think>") == 1
+        assert (await prompt(text)).endswith("[Hi]<think></think>It is")
+        body = {"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "banana"}
+        status, body = await server.post("/apply-template", body)
+        assert status == 400
+        assert "reasoning_effort" in body["error"]["message"]
+        assert "no_think, low, high" in body["error"]["message"]
 
 
 async def test_render_gives_the_token_ids_of_the_real_routes():

@@ -11,6 +11,7 @@ from msgspec.structs import replace as replace_struct
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
+from logitless.models.chat.efforts import UnknownEffort
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.chat.tool_calls import Style
 from logitless.server.protocol.chat.messages import Chat, content_text, parse_messages
@@ -168,6 +169,8 @@ def _render(
         kwargs |= {"tools_required": tools.choice == "required", "parallel_tool_calls": tools.parallel}
     try:
         text = template.render(messages, add_generation_prompt=add, **kwargs)
+    except UnknownEffort as error:
+        bad_request("reasoning_effort", str(error))
     except ChatTemplateError as error:
         raise InvalidRequest(f"field 'messages': {' '.join(str(error).split())}") from None
     tokenizer = parser.tokenizer
@@ -176,6 +179,8 @@ def _render(
     begun = _begun(text, template) if add else ""
     prefill = ""
     if last is not None:
+        if last[1]:  # the continued answer has reasoning of its own
+            text = template.without_empty_thought(text)
         syntax, prefill = template.continuation(*last, opened=bool(begun))
         text, begun = text + syntax, begun + syntax
     if begun and not prefill and chat.reasoning_budget_tokens == 0 and template.reasoning is not None:
