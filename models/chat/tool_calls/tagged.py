@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import warnings
+from contextlib import suppress
 from typing import NoReturn
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, closing, name_before
@@ -98,13 +101,24 @@ def _ended(p: Parser, ends: tuple[str, ...]) -> Step[bool]:
 
 
 def as_json(text: str) -> str:
-    """The text itself where it is JSON (or Python's word for it), else a string of it."""
+    """The text itself where it is JSON, JSON of a list or dictionary that Python writes, else a string of it."""
     text = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
     try:
         json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        literal = from_python(text) if text.startswith(("[", "{")) else None
+        return json.dumps(text, ensure_ascii=False) if literal is None else literal
     return text
+
+
+def from_python(text: str) -> str | None:
+    """JSON of a Python literal; None: it is none."""
+    # models write line breaks in strings as they are
+    for literal in (text, text.replace("\n", "\\n")):
+        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of an unknown escape
+            return json.dumps(ast.literal_eval(literal), ensure_ascii=False, allow_nan=False)
+    return None
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Reasoning efforts: the levels that templates know, and what they get for others."""
+"""Reasoning efforts of chat templates: each level in the words of the template, or left out."""
 
 from __future__ import annotations
 

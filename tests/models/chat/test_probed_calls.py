@@ -368,6 +368,91 @@ def test_values_as_python_writes_them(vocabulary: Tokenizer) -> None:
         assert allows(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>") == allowed
 
 
+NESTED: dict[str, Any] = {
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "object",
+                "properties": {"on": {"type": "boolean"}, "by": {"type": ["string", "null"]}},
+                "required": ["on"],
+            },
+            "b": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+            "c": {"type": "null"},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ("a={'on': True, 'by': None}, b=[1, None], c=None", True),
+        ("""a={'on': True, 'by': "it's"}""", True),
+        ("a={'on': False}", True),
+        ('a={"on": true, "by": null}, b=[1, null], c=null', True),
+        ("a={'by': None}", False),
+        ("a={'on': 1}", False),
+        ("a={'off': True}", False),
+        ("b=[True]", False),
+        ("c=0", False),
+    ],
+)
+def test_python_literals_are_held_to_the_schema(vocabulary: Tokenizer, arguments: str, fits: bool) -> None:
+    made = call_grammar(LFM2, [NESTED], required=True, parallel=False)
+    text = f"<|tool_call_start|>[add({arguments})]<|tool_call_end|>"
+    assert allows(Grammar.compile("lark", made.lark, vocabulary), text) == fits
+    if fits:
+        (call,) = parsed(LFM2, text).calls
+        assert set(json.loads(call.arguments)) <= {"a", "b", "c"}
+
+
+def test_a_schema_that_repeats_itself_has_a_bounded_grammar(vocabulary: Tokenizer) -> None:
+    tree = {"type": "object", "properties": {f"k{i}": {"$ref": "#/$defs/tree"} for i in range(9)}}
+    for kinds in ({"type": "array", "items": {"$ref": "#/$defs/tree"}}, tree):
+        schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": kinds}}
+        made = call_grammar(LFM2, [{"name": "add", "parameters": schema}], required=True, parallel=False)
+        assert len(made.lark) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("zone='it's late'", {"zone": "it's late"}),
+        ("zone='he said 'hi', then 'bye'', x=1", {"zone": "he said 'hi', then 'bye'", "x": 1}),
+        ("zone='abc", {"zone": "abc"}),
+        ('x=2, zone="abc', {"x": 2, "zone": "abc"}),
+        ("zone={'a': 'b', 'c': [1", {"zone": "{'a': 'b', 'c': [1"}),
+        ("zone='a', 'b'", {"zone": "a', 'b"}),
+        ("zone='UTC', x={'k': None}", {"zone": "UTC", "x": {"k": None}}),
+        ("zone='a, b=c', x='(d)]'", {"zone": "a, b=c", "x": "(d)]"}),
+    ],
+)
+def test_badly_quoted_calls_have_arguments_that_are_json(arguments: str, expected: dict[str, Any]) -> None:
+    for calls, text in (
+        (LFM2, f"<|tool_call_start|>[now({arguments})]<|tool_call_end|>"),
+        (template("PYTHON_ONLY").calls, f"[now({arguments})]"),
+    ):
+        message = parsed(calls, text)
+        assert found(message) == [("now", expected)]
+        assert message.content == ""
+        assert found(parsed(calls, *text)) == [("now", expected)]  # a character after the other
+    cut = parsed(LFM2, f"<|tool_call_start|>[now({arguments[:9]}")
+    assert [call.name for call in cut.calls] == ["now"]
+    assert cut.content == ""
+
+
+def test_lists_and_dictionaries_of_python_between_tags() -> None:
+    """Seed-OSS and MiniCPM 5 write `{{ value }}`."""
+    (call,) = parsed(
+        template("GLM_46").calls,
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>{'k': [True, None]}"
+        "</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>{'k': 1}</arg_value>\n</tool_call>",
+    ).calls
+    assert json.loads(call.arguments) == {"a": {"k": [True, None]}, "unit": "{'k': 1}"}
+
+
 @pytest.mark.parametrize(
     ("name", "calls"), [("EMPTY_THOUGHT", COMMAND_R.name), ("LINE_AFTER", NEMOTRON.name), ("NAME_FIRST", GENERIC.name)]
 )

@@ -9,7 +9,8 @@ from typing import Any
 
 from logitless.models.chat.tool_calls.free_text import TEXT
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
-from logitless.models.chat.tool_calls.probed.pythonic import argument_rules
+from logitless.models.chat.tool_calls.probed.python_schema import ANY_RULES
+from logitless.models.chat.tool_calls.probed.pythonic import argument_rules, value_rule
 from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of, standalone
@@ -24,7 +25,7 @@ def rules_of_calls(
 ) -> tuple[list[str], str]:
     """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that
     begins one. `restart`: a text that may come first."""
-    rules = []
+    rules = [*ANY_RULES] if m.style in (PYTHON, TAGGED) else []
     if m.style == TAGGED and m.cdata:
         rules += ["text: text_bare | text_within", _text("text_bare", m.value_end, "", CDATA)]
         rules.append(_text("text_within", CDATA_END + m.value_end, CDATA))
@@ -84,7 +85,7 @@ def _line_breaks(regex: str) -> str:
 
 def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "text") -> str:
     """Rule of a value and the text `end` after it: strings are written without quotes, others as
-    JSON.
+    JSON or as Python does. Its grammar has ANY_RULES.
 
     `text`: the rule of a string and `end`.
     """
@@ -94,7 +95,13 @@ def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "t
         if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
             return f"({' | '.join(map(quoted, choices))}) {ends}"
         return text
-    return f"{json_rule(standalone(schema, whole))} {ends}"
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    rule = value_rule if kind in ("object", "array", "boolean", "null") else _json_rule
+    return f"{rule(schema, whole)} {ends}"
+
+
+def _json_rule(schema: Any, whole: Mapping[str, Any]) -> str:
+    return json_rule(standalone(schema, whole))
 
 
 def tagged_rules(

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME
 from logitless.models.chat.tool_calls.free_text import TEXT, json_string
 from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
-from logitless.models.chat.tool_calls.tagged import as_json
+from logitless.models.chat.tool_calls.probed.python_schema import literal
+from logitless.models.chat.tool_calls.tagged import as_json, from_python
 from logitless.models.grammar import json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of, standalone
 
 _OPEN, _CLOSE = "([{", ")]}"
-_PLAIN = frozenset(("type", "description", "title", "default", "examples"))
-_STRING = r"/'([^'\\]|\\['\"\\nt])*'/"
 
 
-def arguments(p: Parser, name: str, id: str | None) -> Step[bool]:
+def arguments(p: Parser, name: str, id: str | None, close: str) -> Step[bool]:
     """Begin the call and read its arguments, whose opening bracket has been read, up to the closing
     one.
 
     The call is told as JSON, a value when it is whole. False: the answer ended in the arguments.
+    `close`: the syntax after the bracket of the last call, which also ends a value with a wrong quote.
     """
     n_given = 0
     while True:
@@ -40,16 +38,22 @@ def arguments(p: Parser, name: str, id: str | None) -> Step[bool]:
         if not c and n_given:
             return False
         if c != "=" or not key:
+            if n_given:
+                p.argument("}")  # what follows is no argument
             raise NotACall
         if not n_given:
             p.begin(name, id)
         p.argument(f"{', ' if n_given else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         p.mark()
         n_given += 1
-        text = yield from _value(p)
-        if text is None:
-            return False
-        p.argument(_as_json(text))
+        text, is_whole = yield from _value(p, close.strip())
+        if not is_whole:
+            text, bracket, _ = text.rpartition(")")
+            if not bracket:
+                return False
+            p.mark()
+            p.back(f"){close}")
+        p.argument(_as_json(text.strip()))
         p.mark()
         if (c := (yield from p.after_blanks())) != ",":
             p.back(c)
@@ -60,16 +64,17 @@ def arguments(p: Parser, name: str, id: str | None) -> Step[bool]:
     return True
 
 
-def _value(p: Parser) -> Step[str | None]:
-    """The text of a value, before the comma or the bracket that ends it; None where the answer ends
-    first."""
+def _value(p: Parser, close: str) -> Step[tuple[str, bool]]:
+    """(the text of a value, True) before the comma or the bracket that ends it; (the text, False) where the answer
+    or the call ends first: within brackets, or within a string whose last quote is missing."""
     text, quote, depth = "", "", 0
+    ending = f"){close}"
     while c := (yield from p.next()):
         if quote:
             if c == "\\":
                 text += c
                 c = yield from p.next()
-            elif c == quote:
+            elif c == quote and (yield from _is_last_quote(p, depth)):
                 quote = ""
         elif c in "\"'":
             quote = c
@@ -79,21 +84,40 @@ def _value(p: Parser) -> Step[str | None]:
             depth -= 1
         elif not depth and c in ",)":
             p.back(c)
-            return text.strip()
+            return text.strip(), True
         text += c
-    return None
+        if (quote or depth) and close.endswith(">") and text.endswith(ending):  # a tag, which no value has
+            break
+    return (text if text.rstrip().endswith(ending) else ""), False
+
+
+def _is_last_quote(p: Parser, depth: int) -> Step[bool]:
+    """True if the quote that was read ends its string, by what follows: models write some within strings, too."""
+    n_before = len(p.raw)
+    c = yield from p.after_blanks()
+    is_last = not c or c in ")]}" or (c in ",:" and depth > 0)
+    if c == "," and not depth:  # behind it stands another argument
+        c = yield from p.after_blanks()
+        n = 0
+        while c and (c == "_" or c.isalnum()) and n < MAX_NAME:
+            n += 1
+            c = yield from p.next()
+        if c in (" ", "\t"):
+            c = yield from p.after_blanks()
+        is_last = not c or (c == "=" and n > 0) or (c == ")" and not n)
+    p.back(p.raw[n_before:])
+    return is_last
 
 
 def _as_json(text: str) -> str:
     """A Python or JSON literal as JSON, other text as a string."""
     text_as_json = as_json(text)
-    if text[:1] not in ("'", '"', "[", "{", "(") or not text_as_json.startswith('"') or text.startswith('"'):
+    if text[:1] not in ("'", '"', "(") or not text_as_json.startswith('"') or text_as_json == text:
         return text_as_json
-    # models write line breaks in strings as they are
-    for literal in (text, text.replace("\n", "\\n")):
-        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return json.dumps(ast.literal_eval(literal), ensure_ascii=False, allow_nan=False)
-    return text_as_json
+    python = from_python(text)
+    if python is not None and (text[0] == "(" or python.startswith('"')):
+        return python
+    return json.dumps(text[1:].removesuffix(text[0]), ensure_ascii=False) if text[0] != "(" else text_as_json
 
 
 def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
@@ -107,9 +131,7 @@ def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
         more = f'"," " "? {one}'
         skipped = "" if name in required else f" | first_{i}_{k + 1}"
         text = function.get(TEXT)
-        value = (
-            [f"value_{i}_{k}: {_value_rule(inner, schema)}"] if text is None else json_string(text, f"value_{i}_{k}")
-        )
+        value = [f"value_{i}_{k}: {value_rule(inner, schema)}"] if text is None else json_string(text, f"value_{i}_{k}")
         rules += [
             *value,
             f"first_{i}_{k}: {one} more_{i}_{k + 1}{skipped}",
@@ -118,14 +140,7 @@ def argument_rules(function: Mapping[str, Any], i: int) -> list[str]:
     return rules
 
 
-def _value_rule(schema: Any, whole: Mapping[str, Any]) -> str:
-    """Rule of a value: JSON, and Python's words for booleans and its strings."""
-    rules = [json_rule(standalone(schema, whole))]
-    if isinstance(schema, dict):
-        choices: Sequence[Any] = schema["enum"] if isinstance(schema.get("enum"), list) else ()
-        rules += [quoted(repr(choice)) for choice in choices if isinstance(choice, str | bool)]
-        if schema.get("type") == "boolean" and not choices:
-            rules += ['"True"', '"False"']
-        if schema.get("type") == "string" and set(schema) <= _PLAIN:
-            rules.append(_STRING)
-    return "(" + " | ".join(rules) + ")" if len(rules) > 1 else rules[0]
+def value_rule(schema: Any, whole: Mapping[str, Any]) -> str:
+    """Rule of a value: JSON, or a Python literal."""
+    rule, python = json_rule(standalone(schema, whole)), literal(schema, whole)
+    return f"({rule} | {python})" if python and python != rule else rule

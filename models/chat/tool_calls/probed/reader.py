@@ -87,7 +87,7 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
     else:
         name, id = yield from _name(m, p)
         if m.style == PYTHON:
-            if not (yield from arguments(p, name, id)):
+            if not (yield from arguments(p, name, id, m.end + m.section_end)):
                 return False
         elif m.style == TAGGED:
             p.begin(name, id)
