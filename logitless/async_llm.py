@@ -34,6 +34,8 @@ from logitless.requests import (
     Prompt,
     chat_job,
     completion_job,
+    one_params,
+    plain_prompt,
 )
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import Job, RequestParser
@@ -151,16 +153,22 @@ class AsyncLLM:
                     yield chunk
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **fields: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        **fields: Any,
     ) -> AsyncGenerator[ChatChunk, None]:
         """Answer a conversation as chunks of a message.
 
         `messages` have OpenAI's shape. `fields` are others of POST /v1/chat/completions: `tools`,
         `tool_choice`, `response_format`, `reasoning_effort`, `chat_template_kwargs`, ….
+        `sampling_params`: vLLM's name of `params`.
         """
         served = await self._ready()
         with public_errors():
-            job = chat_job(self._writes(served), served, messages, params, fields)
+            job = chat_job(self._writes(served), served, messages, one_params(params, sampling_params), fields)
         result = ChatResult(job, served.tokenizer)
         async with aclosing(self._events(job)) as events:
             async for _, event in events:
@@ -187,11 +195,18 @@ class AsyncLLM:
                         on_result()
         return [result.completion() for result in results]
 
-    async def answer(self, messages: Messages, params: SamplingParams | None = None, **fields: Any) -> ChatCompletion:
+    async def answer(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        **fields: Any,
+    ) -> ChatCompletion:
         """Answer a conversation as a whole message; see `chat`."""
         served = await self._ready()
         with public_errors():
-            job = chat_job(self._writes(served), served, messages, params, fields)
+            job = chat_job(self._writes(served), served, messages, one_params(params, sampling_params), fields)
         result = ChatResult(job, served.tokenizer)
         async with aclosing(self._events(job, whole=True)) as events:
             async for _, event in events:
@@ -200,15 +215,17 @@ class AsyncLLM:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, with the BOS and EOS that the model wants."""
+        if not isinstance(text, str):
+            raise RequestError(f"text: expected a text, not {type(text).__name__}")
         return self.model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of token ids. RequestError: one is not in the vocabulary."""
-        ids = [int(id) for id in token_ids]
+        ids = plain_prompt("token_ids", list(token_ids))
         n_vocab = self.model.tokenizer.n_vocab
-        if wrong := [id for id in ids if not 0 <= id < n_vocab]:
+        if wrong := [id for id in ids if not 0 <= int(id) < n_vocab]:
             raise RequestError(f"token_ids: {wrong[0]} is outside the vocabulary of {n_vocab}")
-        return self.model.tokenizer.pieces(ids).decode("utf-8", "replace")
+        return self.model.tokenizer.pieces([int(id) for id in ids]).decode("utf-8", "replace")
 
     # -- vectors and scores
 
@@ -224,7 +241,7 @@ class AsyncLLM:
             raise RequestError(f"pooling: {kind!r} gives no embeddings; mean, cls and last do")
         with public_errors():
             parser = self._requests(served)
-            ids = [parser.tokens(text if isinstance(text, str) else [int(id) for id in text]) for text in texts]
+            ids = [parser.tokens(plain_prompt(f"texts[{i}]", text)) for i, text in enumerate(_listed("texts", texts))]
             for i, one in enumerate(ids):
                 if len(one) > embedder.n_ctx:
                     raise RequestError(f"texts[{i}]: {len(one)} tokens exceed the context of {embedder.n_ctx}")
@@ -234,6 +251,7 @@ class AsyncLLM:
     async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:
         """The documents by relevance to the query, the best first, for models with a ranking head."""
         served = await self._ready()
+        _listed("documents", documents)
         if served.embedder is None or not served.embedder.ranks:
             raise RequestError("this model has no head that ranks documents", 501)
         body = {"query": query, "documents": list(documents), **({"top_n": top_n} if top_n is not None else {})}
@@ -251,7 +269,8 @@ class AsyncLLM:
         `gradient_norm`: the norm of the loss's gradient by all weights, too.
         """
         served = await self._ready()
-        items = [dict(t) if isinstance(t, Mapping) else t if isinstance(t, str) else [*map(int, t)] for t in texts]
+        listed = enumerate(_listed("texts", texts))
+        items = [dict(t) if isinstance(t, Mapping) else plain_prompt(f"texts[{i}]", t) for i, t in listed]
         if not items:
             return []
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
@@ -369,6 +388,8 @@ class AsyncLLM:
         if self._loading is None:
             self.service.start(self._load)
             self._loading = asyncio.ensure_future(self.service.loaded())
+        if self._loading.get_loop() is not asyncio.get_running_loop():
+            raise Error("this model belongs to the event loop that used it first: open another, or use LLM")
         with public_errors():
             return await asyncio.shield(self._loading)
 
@@ -441,8 +462,17 @@ class AsyncLLM:
 Params = SamplingParams | Sequence[SamplingParams | None] | None
 
 
+def _listed(label: str, values: Any) -> Sequence[Any]:
+    """Several texts. RequestError with the label for a single one, or another type."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise RequestError(f"{label}: expected a list, not {type(values).__name__}")
+    return list(values)
+
+
 def _paired(prompts: Sequence[Prompt], params: Params) -> list[tuple[Prompt, SamplingParams | None]]:
-    if params is None or isinstance(params, SamplingParams):
+    prompts = [plain_prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(_listed("prompts", prompts))]
+    if not isinstance(params, list | tuple):
+        params = one_params(params)
         return [(prompt, params) for prompt in prompts]
     if len(params) != len(prompts):
         raise RequestError(f"params: {len(params)} of them for {len(prompts)} prompts")

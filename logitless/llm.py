@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Params, Rows
 from logitless.engine.finetuning.store import Row
-from logitless.errors import Error
+from logitless.errors import Error, RequestError
 from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Ranking, Score
 from logitless.params import SamplingParams
 from logitless.progress import Progress, compile_progress
@@ -107,19 +107,35 @@ class LLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
-        self, prompts: str, params: SamplingParams | None = None
+        self,
+        prompts: str | Mapping[str, Any],
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
     ) -> Completion: ...
     @overload
-    def generate(self, prompts: Sequence[Prompt], params: Params = None) -> list[Completion]: ...
-    def generate(self, prompts: str | Sequence[Prompt], params: Params = None) -> Completion | list[Completion]:
+    def generate(
+        self, prompts: Sequence[Prompt], params: Params = None, *, sampling_params: Params = None
+    ) -> list[Completion]: ...
+    def generate(
+        self,
+        prompts: str | Mapping[str, Any] | Sequence[Prompt],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+    ) -> Completion | list[Completion]:
         """Continue a text, or several in one batch. A prompt is a text, or a list of token ids.
 
         `params`: for all prompts, or a list with one for each. Results are in the prompts' order,
-        and the same whatever shares the batch.
+        and the same whatever shares the batch. vLLM's `{"prompt": …}`, `{"prompt_token_ids": …}` and
+        `sampling_params` are taken, too.
         """
-        if isinstance(prompts, str):
+        params = sampling_params if params is None else params
+        if isinstance(prompts, str | Mapping):
             (completion,) = self._run(self._llm.complete([prompts], params))
             return completion
+        if not isinstance(prompts, Sequence):
+            raise RequestError(f"prompts: expected a text or a list of prompts, not {type(prompts).__name__}")
         with Progress("generating", len(prompts), self._progress and len(prompts) > 1) as bar:
             return self._run(self._llm.complete(prompts, params, bar.advance))
 
@@ -165,10 +181,23 @@ class LLM:
         """The documents by relevance to the query, the best first, for models with a ranking head."""
         return self._run(self._llm.rerank(query, documents, top_n=top_n))
 
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self, texts: str | Mapping[str, Any], *, gradient_norm: bool = False
+    ) -> Score: ...
+    @overload
     def score(
         self, texts: Sequence[str | Sequence[int] | Mapping[str, Any]], *, gradient_norm: bool = False
-    ) -> list[Score]:
-        """Log-probabilities and loss of given texts, token ids or training rows."""
+    ) -> list[Score]: ...
+    def score(
+        self,
+        texts: str | Mapping[str, Any] | Sequence[str | Sequence[int] | Mapping[str, Any]],
+        *,
+        gradient_norm: bool = False,
+    ) -> Score | list[Score]:
+        """Log-probabilities and loss of given texts, token ids or training rows, or of one text or row."""
+        if isinstance(texts, str | Mapping):
+            return self._run(self._llm.score([texts], gradient_norm=gradient_norm))[0]
         return self._run(self._llm.score(texts, gradient_norm=gradient_norm))
 
     # -- fine-tuning

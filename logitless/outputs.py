@@ -34,6 +34,11 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # if asked for; the first token has none
 
+    @property
+    def outputs(self) -> tuple[Completion]:
+        """The completion itself, where vLLM has a list of them: `outputs[0].text`."""
+        return (self,)
+
 
 @dataclass(frozen=True)
 class Chunk:

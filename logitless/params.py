@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec import NODEFAULT
 from msgspec.structs import fields
 
@@ -12,6 +13,22 @@ from logitless.engine.sampling.params import DEFAULT_SAMPLERS, SamplerParams
 from logitless.errors import RequestError
 
 _READ_LATER = ("logit_bias", "json_schema", "guided_json", "logprobs", "adapters", "speculation")  # with the model
+
+
+def plain(value: Any) -> Any:
+    """The value with numpy's scalars and arrays as Python's numbers and lists."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return type(value)(plain(item) for item in value)
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _frozen(value: Any) -> Any:
+    """The value with frozen sets and tuples as mappings and lists: it has a hash."""
+    if isinstance(value, Mapping):
+        return frozenset((key, _frozen(item)) for key, item in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
 class SamplingParams(SamplerParams, frozen=True, kw_only=True):
@@ -28,6 +45,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     """
 
     max_tokens: int = -1  # -1: until the model ends it, or the context is full
+    repetition_penalty: float | None = None  # vLLM's: repeat_penalty over the whole text
     stop: str | Sequence[str] = ()  # texts that end it, and are not part of it
     ignore_eos: bool = False
     stop_token_ids: Sequence[int] = ()  # tokens that end it, beside the model's end tokens
@@ -44,7 +62,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Sequence[str] | None = None
     guided_grammar: str | None = None
-    logprobs: int | None = None  # log-probabilities of the chosen token, and of so many likely ones (1 or more)
+    logprobs: int | None = None  # of the chosen token, and of so many likely ones (1 or more)
     prompt_logprobs: int | None = None  # of each token of the prompt, and of so many likely ones; -1: all
     skip_special_tokens: bool = True  # special tokens have no text
     truncate_prompt_tokens: int | None = None  # keep the last so many tokens of the prompt; -1: as many as fit
@@ -60,11 +78,17 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
         from logitless.server.protocol.fields import read
         from logitless.server.protocol.generation import Generation
 
-        checked = {name: value for name, value in self.fields().items() if name not in _READ_LATER}
+        n = plain(self.logprobs)
+        if n is not None and (not isinstance(n, int) or n < 0):
+            raise RequestError(f"field 'logprobs': must be 0 or more, not {n!r}; prompt_logprobs has all")
+        checked = {name: plain(value) for name, value in self.fields().items() if name not in _READ_LATER}
         try:
             read(Generation, checked)
         except InvalidRequest as error:
             raise RequestError(error.message) from None
+
+    def __hash__(self) -> int:
+        return hash(_frozen(self.fields()))
 
     def fields(self) -> dict[str, Any]:
         """The parameters that differ from their defaults."""
@@ -72,6 +96,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
         for field in fields(self):
             default = field.default_factory() if field.default is NODEFAULT else field.default
             value = getattr(self, field.name)
+            value = plain(value)
             if value is not None and value != default:
                 found[field.name] = value
         return found

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token, TokenProb
+from logitless.engine.sampling.params import params_of
 from logitless.errors import RequestError
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
 from logitless.models.chat.tool_calls import Message as ParsedMessage
 from logitless.models.tokenizer import Tokenizer
 from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Message, TokenLogprob, ToolCall
 from logitless.params import SamplingParams
-from logitless.server.protocol.chat.chat import parse_chat
+from logitless.server.protocol.chat.chat import ChatGeneration, parse_chat
+from logitless.server.protocol.chat.messages import Chat
 from logitless.server.protocol.completions import Job, RequestParser
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+
+
+def plain_prompt(label: str, prompt: Any) -> str | list[int]:
+    """A text or token ids; vLLM's {"prompt": …} and {"prompt_token_ids": …} are these.
+
+    RequestError with the label for anything else.
+    """
+    if isinstance(prompt, Mapping):
+        names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
+        if len(names) != 1 or len(prompt) != 1:
+            wrong = next((name for name in prompt if name not in names), "two of them")
+            raise RequestError(f"{label}: expected 'prompt' or 'prompt_token_ids', not {wrong!r}")
+        prompt = prompt[names[0]]
+    if isinstance(prompt, str):
+        return prompt
+    ids = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+    if not isinstance(ids, Sequence) or isinstance(ids, bytes):
+        raise RequestError(f"{label}: expected a text or token ids, not {type(prompt).__name__}")
+    for i, id in enumerate(ids):
+        if not isinstance(id, int | np.integer) or isinstance(id, bool):
+            raise RequestError(f"{label}: token {i}: expected a whole number, not {id!r}")
+    return [int(id) for id in ids]
+
+
+def one_params(params: Any, sampling_params: Any = None) -> SamplingParams | None:
+    """The parameters of one request, by our name or vLLM's. RequestError for both, or another type."""
+    if params is not None and sampling_params is not None:
+        raise RequestError("params and sampling_params are the same: give one of them")
+    params = sampling_params if params is None else params
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(f"params: expected SamplingParams, not {type(params).__name__}")
+    return params
 
 
 def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams | None) -> Job:
@@ -26,7 +65,7 @@ def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams
     body = _body(parser, params)
     if (n := body.pop("logprobs", None)) is not None:
         body["n_probs"] = max(1, n)
-    return parser.native({**body, "prompt": prompt if isinstance(prompt, str) else [int(id) for id in prompt]})
+    return parser.native({**body, "prompt": plain_prompt("prompt", prompt)})
 
 
 def chat_job(
@@ -36,7 +75,18 @@ def chat_job(
     params: SamplingParams | None,
     fields: Mapping[str, Any],
 ) -> Job:
-    """The request of a conversation; `fields` are further ones of POST /v1/chat/completions."""
+    """The request of a conversation; `fields` are further ones of POST /v1/chat/completions.
+
+    RequestError for one that there is not.
+    """
+    for name in fields.keys() - chat_fields():
+        near = difflib.get_close_matches(name, chat_fields(), 1)
+        raise RequestError(f"field {name!r}: there is none{f' (did you mean {near[0]}?)' if near else ''}")
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise RequestError(f"field 'messages': expected a list of messages, not {type(messages).__name__}")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"field 'messages': item {i}: expected an object, not {type(message).__name__}")
     body = _body(parser, params)
     if (n := body.pop("logprobs", None)) is not None:
         body |= {"logprobs": True, "top_logprobs": max(1, n)}
@@ -44,8 +94,18 @@ def chat_job(
     return parse_chat({**body, **_plain(fields), "messages": _plain(plain)}, parser, served.template)
 
 
+@cache
+def chat_fields() -> frozenset[str]:
+    """The fields of a chat's body, by all their names, but those of a reply over HTTP."""
+    kinds = (Chat, ChatGeneration)
+    names = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+    aliases = {alias for kind in kinds for _, param in params_of(kind).values() for alias in param.aliases}
+    return frozenset((names | aliases | {"functions", "function_call"}) - {"stream", "stream_options", "messages"})
+
+
 def _body(parser: RequestParser, params: SamplingParams | None) -> dict[str, Any]:
     """The fields of a request's body."""
+    params = one_params(params)
     body = params.fields() if params is not None else {}
     if (scales := body.pop("adapters", None)) is not None:
         body["lora"] = [{"id": _adapter_id(parser, name), "scale": scale} for name, scale in scales.items()]
@@ -63,7 +123,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _adapter_id(parser: RequestParser, name: str) -> int:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import fields
 from pathlib import Path
@@ -42,6 +42,7 @@ from logitless.training.reporting import trackers
 from tests.helpers.paths import ROOT
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
+TALK = [{"role": "user", "content": "Good night!"}]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 MODULES = sorted(path.stem for path in (ROOT / "logitless").glob("*.py") if path.stem != "__main__")
 WEATHER = {
@@ -466,6 +467,65 @@ def test_wrong_requests_name_the_field(llm: LLM, params: dict[str, Any], line: s
         with pytest.raises(RequestError) as caught:
             call("ROMEO:", SamplingParams(**params))
         assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda m: m.chat(TALK, temprature=0), "field 'temprature': there is none (did you mean temperature?)"),
+        (lambda m: m.chat(TALK, stream=True), "field 'stream': there is none"),
+        (lambda m: m.chat("hello"), "field 'messages': expected a list of messages, not str"),
+        (lambda m: m.chat(["hello"]), "field 'messages': item 0: expected an object, not str"),
+        (lambda m: m.chat(TALK, {"temperature": 0}), "params: expected SamplingParams, not dict"),
+        (lambda m: m.chat(TALK, GREEDY, sampling_params=GREEDY), "params and sampling_params are the same"),
+        (lambda m: m.generate(5), "prompts: expected a text or a list of prompts, not int"),
+        (lambda m: m.generate([5]), "prompts[0]: expected a text or token ids, not int"),
+        (lambda m: m.generate([[1.5]]), "prompts[0]: token 0: expected a whole number, not 1.5"),
+        (lambda m: m.generate({"text": "a"}), "expected 'prompt' or 'prompt_token_ids', not 'text'"),
+        (lambda m: m.generate("a", {"max_tokens": 1}), "params: expected SamplingParams, not dict"),
+        (lambda m: m.generate("a", SamplingParams(logprobs=-1)), "field 'logprobs': must be 0 or more, not -1"),
+        (lambda m: m.score(5), "texts: expected a list, not int"),
+        (lambda m: m.embed([None]), "texts[0]: expected a text or token ids, not NoneType"),
+        (lambda m: m.rerank("a", "b"), "documents: expected a list, not str"),
+        (lambda m: m.tokenize(5), "text: expected a text, not int"),
+        (lambda m: m.detokenize(["a"]), "token_ids: token 0: expected a whole number, not 'a'"),
+    ],
+)
+def test_wrong_types_are_request_errors(llm: LLM, call: Callable[[LLM], object], line: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        call(llm)
+    assert line in str(refusal.value)
+
+
+def test_habits_of_vllm(llm: LLM) -> None:
+    one = llm.generate("ROMEO:", GREEDY)
+    assert one.outputs[0].text == one.text
+    assert llm.generate("ROMEO:", sampling_params=GREEDY).text == one.text
+    assert llm.generate({"prompt": "ROMEO:"}, GREEDY).text == one.text
+    ids = np.array(llm.tokenize("ROMEO:"))
+    assert [c.text for c in llm.generate([{"prompt_token_ids": ids}, ids], GREEDY)] == [one.text] * 2
+    chat = llm.chat(TALK, sampling_params=GREEDY)
+    assert chat.text == llm.chat(TALK, GREEDY).text == llm.chat(TALK, temperature=0, max_tokens=8).text
+    assert llm.score("ROMEO: hello").loss == llm.score(["ROMEO: hello"])[0].loss
+    numbers = SamplingParams(temperature=np.float32(0), max_tokens=np.int64(8))
+    assert llm.generate("ROMEO:", numbers).text == one.text
+    assert len({numbers, SamplingParams(temperature=0, max_tokens=8), SamplingParams(logit_bias={1: 2.0})}) == 2
+    strong = llm.generate("ROMEO:", SamplingParams(temperature=0, max_tokens=8, repetition_penalty=1.5))
+    same = SamplingParams(temperature=0, max_tokens=8, repeat_penalty=1.5, repeat_last_n=-1)
+    assert strong.text == llm.generate("ROMEO:", same).text
+
+
+def test_async_model_in_a_second_loop_says_so() -> None:
+    model = AsyncLLM(threads=1)
+
+    async def use() -> None:
+        await model.complete(["a"], SamplingParams(max_tokens=1))
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(use())
+        with pytest.raises(Error, match="belongs to the event loop that used it first"):
+            second.run(use())
+        first.run(model.close())
 
 
 def test_what_a_model_cannot_do_is_refused(llm: LLM) -> None:
