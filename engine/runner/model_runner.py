@@ -154,6 +154,7 @@ class ModelRunner:
         self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
+        self._slept = False  # the next `wake` may take up devices that were lost
         self._open(options.devices)
         self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
         self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
@@ -369,6 +370,7 @@ class ModelRunner:
 
     def sleep(self) -> None:
         """Free weights, KV cache, plans and threads. Only `wake` may be called next."""
+        self._slept = True
         self._ahead.clear()
         self.preemptible.clear()
         if self.is_first:
@@ -376,6 +378,20 @@ class ModelRunner:
         else:
             self.session.release()
         self.gguf.release()
+
+    def _reopen(self) -> None:
+        """Open the devices; after sleep also those that were lost, where they have returned."""
+        present, wanted = self.devices, tuple(self.options.devices)
+        if self._slept and self.is_first and present != wanted:
+            try:
+                self._open(wanted)
+                log.warning("the devices are complete again: %s", ", ".join(wanted))
+            except DeviceError as error:
+                log.info("%s: still without it", error)
+                self._open(present)
+        else:
+            self._open(present)
+        self._slept = False
 
     def wake(self) -> None:
         """Load the model again.
@@ -385,7 +401,7 @@ class ModelRunner:
         self.gguf.check_unchanged()
         if self._projector is not None:
             self._projector[0].check_unchanged()
-        self._open(self.devices)
+        self._reopen()
         self.adapters.move_to(self.session)
         self.weight_sets.move_to(self.session, self.model)
         self.load()

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,23 @@ def test_rpc_device_matches_llama_cpp_and_falls_back_when_the_server_dies(
         continued(engine, expected["prompt_ids"], 1)
     assert engine.devices == ("cpu",)
     assert continued(engine, expected["prompt_ids"], 6) == expected["greedy_ids"][:6]
+    engine.sleep()
+    engine.wake()
+    assert engine.devices == (lender.name,)  # it has returned
+    assert continued(engine, expected["prompt_ids"], 6) == expected["greedy_ids"][:6]
+    engine.close()
+
+
+def test_rpc_device_that_stays_away_is_left_out_after_sleep(lend: Callable[..., Lender], shared_data: Path) -> None:
+    lender = lend()
+    options = RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, threads=1, devices=(lender.name,))
+    engine = ModelRunner(shared_data / "models" / "stories260K.gguf", options)
+    engine.devices = ("cpu",)  # as after a loss
+    engine.options = replace(options, devices=("rpc:127.0.0.1:1",))
+    engine.sleep()
+    engine.wake()
+    assert engine.devices == ("cpu",)
+    assert len(continued(engine, [1, 2, 3], 2)) == 2
     engine.close()
 
 
