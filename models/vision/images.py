@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM", "TGA")  # PPM: PNM of all kinds; TGA, without a mark, last
 MAX_PIXELS = 64 << 20  # a larger image is refused before it is decoded
+MAX_DECODED = 24 << 20  # of those; a JPEG file is decoded at half of its size, or less, beyond
+STRIP = 256  # lines of a transparent image that are put on white at once
 MAX_SCANS = 64  # of a JPEG file; the usual progressive ones have about ten
 MAX_DIGITS = 2 << 20  # bytes of a PNM file whose numbers are text: they take a second
 MAX_BYTES: Final = 20 << 20  # of one image that is only named
@@ -48,8 +50,13 @@ def decode_image(data: bytes) -> Image:
                 raise ImageError(f"has {len(data)} bytes of numbers in text, at most {MAX_DIGITS} are possible")
             if image.mode == "F":  # floats of any range
                 raise UnidentifiedImageError
+            if width * height > MAX_DECODED and image.draft(None, (width // 2, height // 2)) is None:
+                raise ImageError(
+                    f"has {width} x {height} pixels, at most {MAX_DECODED} are possible, but in a JPEG file"
+                )
             image.load()
-            return _rgb(ImageOps.exif_transpose(image) or image)
+            ImageOps.exif_transpose(image, in_place=True)
+            return _rgb(image)
     except ImageError:
         raise
     except UnidentifiedImageError:
@@ -64,9 +71,14 @@ def _rgb(image: Image) -> Image:
     if image.mode.startswith("I"):  # 16 bits of grey
         return image.point(lambda x: x / 256).convert("L").convert("RGB")
     if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
+        whole = Image.new("RGB", image.size)
+        for top in range(0, image.height, STRIP):
+            strip = image.crop((0, top, image.width, min(image.height, top + STRIP)))
+            strip.info = image.info  # a palette's transparency
+            rgba = strip.convert("RGBA")
+            whole.paste(Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB"), (0, top))
+        return whole
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 # -- files

@@ -213,3 +213,24 @@ def test_bounds_of_products_are_one_number_each(tmp_path: Path, shared_data: Pat
         path = write_projector(tmp_path / "p.gguf", replace(SPECS["gemma4v"], extra=extra))
         with pytest.raises(ModelFileError, match=f"attn_q.input_max.*{named}"), Runs(model, path):
             pass
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
+def test_strips_of_a_transparent_image_make_the_whole_image(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = np.random.default_rng(3)
+    given = Image.fromarray(r.integers(0, 256, (37, 23, 4), dtype=np.uint8), "RGBA").convert(mode)
+    out = io.BytesIO()
+    given.save(out, "PNG", **({"transparency": 3} if mode == "P" else {}))
+    rgba = Image.open(io.BytesIO(out.getvalue())).convert("RGBA")
+    wanted = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    monkeypatch.setattr(images, "STRIP", 10)
+    assert np.array_equal(np.asarray(decode_image(out.getvalue())), np.asarray(wanted))
+
+
+def test_a_large_photo_is_decoded_at_half_its_size_and_other_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_DECODED", 60 * 60)
+    photo = picture(64, 64)
+    assert decode_image(png(photo, "JPEG")).size == (32, 32)
+    assert decode_image(png(picture(60, 60), "JPEG")).size == (60, 60)
+    with pytest.raises(ImageError, match="has 64 x 64 pixels, at most 3600 are possible, but in a JPEG file"):
+        decode_image(png(photo))
