@@ -29,7 +29,8 @@ _PLAIN_KEY = re.compile(rf"{_BARE}(?:[^:{{}}\[\],<\"\n]*{_BARE})?")
 _OBJECT = ("properties", "required", "additionalProperties", "patternProperties")
 
 SHARED = (
-    f'any: TEXT | {json_rule({"type": "number"})} | {json_rule({"type": "boolean"})} | "null" | dict | list',
+    f"any: TEXT | {json_rule({'type': 'number'})} | {json_rule({'type': 'boolean'})} | NULL | dict | list",
+    'NULL: "null" | "None"',  # which Jinja writes
     f"TEXT: {_MARK} ( {_INSIDE} ) {_MARK}",
     f'KEY: /{_NEW_KEY}/ ":"',
     'dict: "{" (KEY any ("," KEY any)*)? "}"',
@@ -87,7 +88,9 @@ class _Writer:
             return self._array(schema)
         if kind == "string":
             return self._text(schema)
-        if kind in ("number", "integer", "boolean", "null"):
+        if kind == "null":
+            return "NULL"
+        if kind in ("number", "integer", "boolean"):
             return json_rule({key: schema[key] for key in schema if key in _OF_NUMBERS})
         return "any"
 

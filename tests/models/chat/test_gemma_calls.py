@@ -193,3 +193,14 @@ def test_gemma4_schemas_that_multiply_are_cut() -> None:
     for _ in range(60):
         schema = {"properties": {"x": schema}, "anyOf": [{"required": ["x"]}, {}]}
     assert len(argument_rules(schema, "f")) < 100_000
+
+
+def test_null_may_be_written_as_the_template_does(vocabulary: Tokenizer) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": ["integer", "null"]}, "y": {}}, "required": ["x", "y"]}
+    made = call_grammar(GEMMA4, [{"name": "add", "parameters": schema}], required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    for word, fits in (("None", True), ("null", True), ("nil", False)):
+        text = f"<|tool_call>call:add{{x:{word},y:{word}}}<tool_call|>"
+        assert allows(grammar, text) == fits
+        if fits:
+            assert json.loads(parsed(GEMMA4, text).calls[0].arguments) == {"x": None, "y": None}
