@@ -246,7 +246,10 @@ async def generated(request: web.Request, context: Context, job: Job, reply: Rep
                 for index, event in events:
                     if isinstance(event, Failed):
                         raise failure(event)
-                    yield _event_data(reply, index, event)
+                    if _is_heavy(reply, [(index, event)]):
+                        yield await compute(partial(_event_data, reply, index, event), client_of(request))
+                    else:
+                        yield _event_data(reply, index, event)
 
 
 async def begin_session(
@@ -282,7 +285,7 @@ async def _told(request: web.Request, context: Context, stream: Stream, reply: R
         try:
             while events := await stream.batch():
                 record.take(events)
-                if reply.options.top is not None and _is_heavy(events):
+                if _is_heavy(reply, events):
                     data = await compute(partial(_events_data, reply, events), client_of(request))
                 else:
                     data = _events_data(reply, events)
@@ -357,8 +360,12 @@ async def _attend(request: web.Request, writer: _Writer, interval: int, timeout:
         n_writes = writer.n_writes
 
 
-def _is_heavy(events: list[tuple[int, Event]]) -> bool:
+def _is_heavy(reply: Reply, events: list[tuple[int, Event]]) -> bool:
     """True if the log-probabilities of these events take long to write."""
+    if reply.options.top is None:
+        return False
+    if reply.keeps_logprobs and any(isinstance(event, Finished) for _, event in events):
+        return True
     of_prompt = any(isinstance(event, Token) and event.prompt_probs for _, event in events)
     return of_prompt or sum([event_weight(event) for _, event in events]) > HEAVY
 
