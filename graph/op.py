@@ -80,6 +80,7 @@ class Op:
         if key not in signature.accepted:
             signature.check_axes(self.name, src)
             signature.accepted.add(key)
+        require(isinstance(name, str), self.name, f"a name is a text, not {name!r}", *src)
         require(all(n > 0 for n in shape), self.name, f"the result would have the shape {shape}", *src)
         return Tensor(self.name, src, shape, dtype, attrs, name)
 

@@ -307,6 +307,8 @@ class Plan:
     def _feed(self, feeds: Mapping[str, Array] | None) -> None:
         self._life.require()
         if feeds is not None:
+            if not isinstance(feeds, Mapping):
+                raise ValueError(f"feeds must be arrays by name, not {type(feeds).__name__}")
             for name, feed in self._immediate:
                 feed.set(feeds.get(name))
             self._check_relations(self.input_buffers)
@@ -319,6 +321,8 @@ class Plan:
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         """Values of the fetches after a run; `rows`: see `run`."""
         counts = rows if rows is not None else [None] * len(self._fetches)
+        if len(counts) != len(self._fetches):
+            raise ValueError(f"rows of {len(counts)} fetches wanted, there are {len(self._fetches)}")
         return [fetch.value(n) for fetch, n in zip(self._fetches, counts, strict=True)]
 
     def _check_relations(self, values: Mapping[str, Array]) -> None:

@@ -83,6 +83,8 @@ class Session:
         """`hint_of` prefers devices for nodes: see partition. ValueError without a backend."""
         if not backends:
             raise ValueError("a session needs at least one backend")
+        if isinstance(backends, str) or not all(hasattr(b, "compile") for b in backends):
+            raise ValueError(f"a session needs devices as open_backends gives them, not {backends!r}")
         self.backends = list(backends)
         self.hint_of = hint_of
         self._variables: dict[str, _Variable] = {}
@@ -337,6 +339,8 @@ class Session:
         `variable_backend`: devices of mutable variables, if not their present ones.
         """
         self.life.require()
+        if not callable(build):
+            raise ValueError(f"build must be a function that returns the fetches, not {build!r}")
         placement = partition(
             build(),
             self.backends,

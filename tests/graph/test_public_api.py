@@ -160,6 +160,12 @@ def test_wrong_calls_name_op_and_cure() -> None:
             session.define("w", (2,), source=lambda: np.ones(2)),  # type: ignore[arg-type, return-value]
             session.read("w"),
         ),
+        "feeds must be arrays by name, not list": lambda: session.compute([graph.silu(x)], [1]),  # type: ignore[arg-type]
+        "rows of 2 fetches wanted, there are 1": (
+            lambda: session.plan(lambda: [graph.silu(x)]).run({"x": np.ones((2, 3))}, [1, 1])
+        ),
+        "a session needs devices as open_backends gives them, not ['cpu']": lambda: graph.Session(["cpu"]),  # type: ignore[list-item]
+        "build must be a function that returns the fetches, not <feed 'x' f32[2, 3]>": lambda: session.plan(x),  # type: ignore[arg-type]
         "fetches must be a list of tensors, not <feed 'x' f32[2, 3]>": lambda: session.compute(x),  # type: ignore[arg-type]
     }
     assert {one_line(call) for call in rows.values()} == set(rows)
