@@ -315,7 +315,9 @@ class AsyncLLM:
         `batch_size`, `context_length`, `learning_rate_multiplier`, `warmup_steps` ("auto" or not
         given: chosen from the data), `validation_split`, `early_stopping_patience`, those of
         the adapter (`lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora`,
-        `lora_init`, `lora_plus_ratio`), `neftune_noise_alpha`, and `full=True` for all weights
+        `lora_init`, `lora_plus_ratio`), `neftune_noise_alpha`, those of the optimizer
+        (`optimizer`, `weight_decay`, `adam_beta1`, `adam_beta2`, `max_grad_norm`),
+        `chat_template`, and `full=True` for all weights
         instead of an adapter. `integrations`: trackers that get the metrics, as OpenAI's:
         `[{"type": "wandb", "wandb": {"project": "…"}}]`, mlflow, tensorboard. Requests use the result
         by `SamplingParams(model=job.model)`.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from logitless.training.schedule import default_warmup
+from logitless.training.schedule import OptimizerSettings, default_warmup
 
 if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import I32
@@ -41,10 +41,27 @@ class Hyperparameters:
     lora_init: str = "gaussian"
     lora_plus_ratio: float = 1.0
     neftune_noise_alpha: float = 0.0
+    optimizer: str = "adamw"
+    weight_decay: float = 0.1  # of sgd 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    max_grad_norm: float = 1.0
+    chat_template: str = ""  # "": the model's
     full: bool = False
     validation_split: float = 0.0
     early_stopping_patience: int = 0
     own: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def optimizer_settings(self) -> OptimizerSettings:
+        return OptimizerSettings(
+            kind=self.optimizer,
+            beta1=self.adam_beta1,
+            beta2=self.adam_beta2,
+            decay=self.weight_decay,
+            gclip=self.max_grad_norm,
+            lora_plus_ratio=self.lora_plus_ratio,
+        )
 
     def as_row(self) -> dict[str, Any]:
         """All of them by name, as a job shows them."""
@@ -55,6 +72,7 @@ class Hyperparameters:
 DEFAULTS = {f.name: "auto" if f.default is MISSING else f.default for f in fields(Hyperparameters) if f.name != "own"}
 
 
+OF_ADAM = ("adam_beta1", "adam_beta2", "max_grad_norm")  # SGD has neither moments nor clipping
 REINFORCED: dict[str, Any] = {  # hyperparameters that only this method has
     "compute_multiplier": 1.0,
     "eval_interval": "auto",

@@ -60,6 +60,20 @@ def method_row(method: str, hyperparameters: Row, grader: Row | None = None) -> 
     return {"type": method, method: {"hyperparameters": hyperparameters, **({"grader": grader} if grader else {})}}
 
 
+def template_of(job: Row, tokenizer: Tokenizer, template: ChatTemplate | None) -> ChatTemplate | None:
+    """The chat template of a job's rows: its own, or the model's. TrainingError: it is not usable."""
+    from logitless.models.chat.template import ChatTemplateError, from_metadata
+    from logitless.training.errors import TrainingError
+
+    source = job["hyperparameters"].get("chat_template")
+    if not source:
+        return template
+    try:
+        return from_metadata({}, tokenizer, source)
+    except ChatTemplateError as error:
+        raise TrainingError(f"hyperparameters.chat_template: {' '.join(str(error).split())}") from None
+
+
 def grader_row(job: Row) -> Row | None:
     """The grader of a job that learns from rewards."""
     grader: Row | None = job["method"].get("reinforcement", {}).get("grader") if job.get("method") else None
@@ -92,6 +106,18 @@ def metrics_of(event: Step | Validated) -> Row:
 def checkpoint_path(store: Store, id: str) -> Path:
     """File with everything that a job's run depends on, from which it resumes."""
     return store.folder / "checkpoints" / f"{id}.gguf"
+
+
+def failure_of(error: Exception, store: Store, id: str) -> Row:
+    """The `error` of a job that failed; of one that diverged it names the last checkpoint."""
+    from logitless.training.errors import TrainingDiverged, TrainingError
+
+    code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
+    message = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, TrainingDiverged):
+        code, names = "training_diverged", [row["fine_tuned_model_checkpoint"] for row in store.checkpoints(id)]
+        message += f"; the last checkpoint is {names[0]}" if names else "; there is no checkpoint"
+    return {"code": code, "message": message, "param": None}
 
 
 def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> Row | None:
@@ -150,7 +176,7 @@ def prepare(
     from logitless.training.data.sources import rows_of
     from logitless.training.errors import TrainingError
     from logitless.training.methods.registry import hyperparameters, objective
-    from logitless.training.schedule import OptimizerSettings, Schedule
+    from logitless.training.schedule import Schedule
     from logitless.training.trainer import Settings
 
     asked: Row = job["hyperparameters"]
@@ -208,7 +234,7 @@ def prepare(
             warmup=h.warmup_steps,
             cos_decay_steps=max(1, n_steps),
         ),
-        optimizer=OptimizerSettings(lora_plus_ratio=h.lora_plus_ratio),
+        optimizer=h.optimizer_settings,
         noise=Neftune(h.neftune_noise_alpha, job["seed"]),
     )
     choices = told(asked, h, len(training), float(sizes[training].mean()))

@@ -27,7 +27,7 @@ from logitless.training.errors import TrainingError
 from logitless.training.methods.grpo import GRPO
 from logitless.training.policy.reinforcement import Policy, ReinforcementTrainer, reference_steps
 from logitless.training.policy.served_forward import ALIGNMENT, ServedForward, is_served
-from logitless.training.schedule import OptimizerSettings, Schedule, default_warmup
+from logitless.training.schedule import Schedule, default_warmup
 from logitless.training.trainer import Settings
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def settings_of(h: Hyperparameters, n_steps: int) -> Settings:
             warmup=h.warmup_steps,
             cos_decay_steps=max(1, n_steps),
         ),
-        optimizer=OptimizerSettings(lora_plus_ratio=h.lora_plus_ratio),
+        optimizer=h.optimizer_settings,
     )
 
 

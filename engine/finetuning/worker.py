@@ -25,6 +25,7 @@ from logitless.engine.finetuning.job import (
     Prepared,
     base_of,
     checkpoint_path,
+    failure_of,
     grader_row,
     media_reader,
     method_of,
@@ -33,6 +34,7 @@ from logitless.engine.finetuning.job import (
     metrics_table,
     prepare,
     set_status,
+    template_of,
     trackers_of,
 )
 from logitless.engine.finetuning.store import Row, Store, event_of, new_id
@@ -210,15 +212,16 @@ class FineTuningWorker:
         """Read and tokenize the data, on a thread of its own."""
         try:
             self.engine.prepare_training()
+            template = template_of(job, self._tokenizer, self._template)
             n_ctx_train = self.engine.hparams.n_ctx_train
             if method_of(job) == REINFORCEMENT:
                 from logitless.engine.finetuning.reinforcement_job import prepare_reinforcement
 
                 n_ctx = min(n_ctx_train, self.engine.n_ctx_slot)  # requests sample the answers
-                self._prepared = prepare_reinforcement(job, self.store, self._tokenizer, self._template, n_ctx)
+                self._prepared = prepare_reinforcement(job, self.store, self._tokenizer, template, n_ctx)
             else:
                 media = media_reader(job, self.store, self._open_media)
-                self._prepared = prepare(job, self.store, self._tokenizer, self._template, n_ctx_train, media)
+                self._prepared = prepare(job, self.store, self._tokenizer, template, n_ctx_train, media)
         except Exception as error:
             self._prepared = error
         self.wake()
@@ -474,7 +477,7 @@ class FineTuningWorker:
             from logitless.engine.finetuning.shared_rollouts import SharedRollouts
 
             self._policy = SharedRollouts(self._policy, trainable, job["id"], self.engine, self._queues)
-        reader = AnswerReader(self._tokenizer, self._template)
+        reader = AnswerReader(self._tokenizer, template_of(job, self._tokenizer, self._template))
         return reinforcement_trainer(prepared, trainable, self.engine, self._policy, grader, reader, named)
 
     def _forget_run(self, trainer: Trainer | None) -> None:
@@ -751,24 +754,15 @@ class FineTuningWorker:
         """Store a job's failure (off-thread). With a full disk the job is paused: somebody paused it while
         it waited for room, or it could not begin.
         """
-        from logitless.training.errors import TrainingDiverged, TrainingError
-
         pauses = is_full(error)
-        message = " ".join(str(error).split()) or type(error).__name__
-        code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
-        if isinstance(error, TrainingDiverged):
-            code = "training_diverged"
-            with suppress(OSError):
-                names = [row["fine_tuned_model_checkpoint"] for row in self._keeper.checkpoints(id)]
-                message += f"; the last checkpoint is {names[0]}" if names else "; there is no checkpoint"
-        detail = {"code": code, "message": message, "param": None}
         try:
+            detail = failure_of(error, self._keeper, id)
             if (job := self._keeper.get("jobs", id)) is not None:
                 if pauses:
-                    told = f"The job is paused until it is resumed, because the disk is full: {message}"
+                    told = f"The job is paused until it is resumed, because the disk is full: {detail['message']}"
                     fields: Row = {"status": "paused"}
                 else:
-                    told = f"The job failed: {message}"
+                    told = f"The job failed: {detail['message']}"
                     fields = {"status": "failed", "finished_at": int(time.time()), "error": detail}
                 self._update(job, **fields, estimated_finish=None, events=(told,), level="error")
         except Exception as refused:  # its row still says running: do not retry it at once

@@ -11,11 +11,12 @@ from msgspec import Struct
 from msgspec.structs import asdict as asdict_struct
 
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.finetuning.hyperparameters import DEFAULTS, REINFORCED
+from logitless.engine.finetuning.hyperparameters import DEFAULTS, OF_ADAM, REINFORCED
 from logitless.engine.finetuning.job import ENDED, base_of, method_row
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.server.protocol.fields import article, bad_request, read
 from logitless.training.adapters.options import HYPERPARAMETERS, STARTS, lora_options
 from logitless.training.errors import TrainingError
@@ -25,6 +26,7 @@ from logitless.training.methods.grpo import LOSSES
 from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
 from logitless.training.reporting.trackers import KINDS, TENSORBOARD, WANDB
 
+MAX_TEMPLATE = 1 << 18  # characters
 _EFFORTS = ("default", "none", "minimal", "low", "medium", "high")
 _OF_ADAPTERS = (*HYPERPARAMETERS, "lora_plus_ratio")
 _PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
@@ -47,6 +49,14 @@ class AdapterBody(Struct, frozen=True, kw_only=True):
     lora_dora: Annotated[bool, Param("train the norms of the matrices' rows, too")]
     lora_init: Annotated[str, Param("gaussian, or pissa: from the principal singular vectors", choices=STARTS)]
     lora_plus_ratio: Annotated[float, Param("factor of the learning rate of B (LoRA+)", 1e-3, 1e3, hard=True)]
+    optimizer: Annotated[str, Param("adamw or sgd", choices=("adamw", "sgd"))]
+    weight_decay: Annotated[float, Param("of matrices, times the learning rate (0.1; of sgd 0)", 0, 1, hard=True)]
+    adam_beta1: Annotated[float, Param("of adamw: decay of the first moment", 0, 0.999999, hard=True)]
+    adam_beta2: Annotated[float, Param("of adamw: decay of the second moment", 0, 0.999999, hard=True)]
+    max_grad_norm: Annotated[float, Param("of adamw: largest norm of the gradient; 0: any", 0, 1e6, hard=True)]
+    chat_template: Annotated[
+        str, Param("Jinja or a built-in's name, of the rows instead of the model's; requests need the same")
+    ]
 
 
 class HyperparametersBody(AdapterBody, frozen=True, kw_only=True):
@@ -275,7 +285,12 @@ def _hyperparameters(
         for name in _OF_ADAPTERS:
             if given.get(name) is not None:
                 bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
+    sgd = given.get("optimizer") == "sgd"
+    for name in OF_ADAM if sgd else ():
+        if given.get(name) is not None:
+            bad_request(f"hyperparameters.{name}", "is of adamw, and the optimizer is sgd")
     common = {name: value for name, value in DEFAULTS.items() if name in body.__struct_fields__}
+    common |= {"weight_decay": 0.0} if sgd else {}
     automatic = [name for name, value in {**common, **own}.items() if value == "auto" and given.get(name) is None]
     unused = {} if rewarded else dict.fromkeys(_PREFERENCE, 1.0)
     defaults = {**common, **unused, **own, **dict.fromkeys(automatic, 2)}  # the numbers are replaced below
@@ -286,6 +301,7 @@ def _hyperparameters(
     values = {name: value for name, value in asdict_struct(asked).items() if name in common or name in own}
     if values.get("neftune_noise_alpha") and method != SUPERVISED:
         bad_request(f"{within}neftune_noise_alpha", f"is of supervised learning, and the method is {method}")
+    _check_template(values["chat_template"], f"{within}chat_template")
     try:
         options = lora_options(values)
         if weights is not None and not values["full"]:
@@ -294,6 +310,17 @@ def _hyperparameters(
         name, _, problem = str(error).partition(": ")
         bad_request(within + name, problem)
     return {**values, **dict.fromkeys(automatic, "auto")}
+
+
+def _check_template(source: str, field: str) -> None:
+    """InvalidRequest: it is no chat template."""
+    if len(source) > MAX_TEMPLATE:
+        bad_request(field, f"has more than {MAX_TEMPLATE} characters")
+    try:
+        if source:
+            ChatTemplate(source, bos_token="", eos_token="")
+    except ChatTemplateError as error:
+        bad_request(field, " ".join(str(error).split()))
 
 
 def _flattened(raw: Mapping[str, Any]) -> Mapping[str, Any]:

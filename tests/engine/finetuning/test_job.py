@@ -12,14 +12,16 @@ import pytest
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.hyperparameters import resolved
-from logitless.engine.finetuning.job import Prepared, prepare
+from logitless.engine.finetuning.job import Prepared, prepare, template_of
 from logitless.engine.finetuning.reinforcement_job import resolved as resolved_rewards
 from logitless.engine.finetuning.store import Row, Store
 from logitless.models import tokenizer
+from logitless.models.chat.template import from_metadata
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fine_tuning import new_job
 from logitless.training.adapters.options import LoraOptions, lora_options
 from logitless.training.errors import TrainingError
+from logitless.training.schedule import OptimizerSettings
 from logitless.training.scratch import byte_vocabulary
 
 N_CTX_TRAIN = 512
@@ -203,6 +205,59 @@ def test_an_adapter_that_cannot_be_is_refused_by_its_field(tmp_path: Path, asked
     with pytest.raises(InvalidRequest, match="neftune_noise_alpha': is of supervised learning, and the method is dpo"):
         new_job({"model": "m", "training_file": file["id"], "method": noisy}, store, "m", {"m"}, N_CTX_TRAIN)
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, OptimizerSettings()),
+        (
+            {"weight_decay": 0.01, "adam_beta1": 0.8, "adam_beta2": 0.95, "max_grad_norm": 0},
+            OptimizerSettings(decay=0.01, beta1=0.8, beta2=0.95, gclip=0.0),
+        ),
+        ({"optimizer": "sgd"}, OptimizerSettings("sgd", decay=0.0)),
+        ({"optimizer": "sgd", "weight_decay": 0.5}, OptimizerSettings("sgd", decay=0.5)),
+        ({"optimizer": "adamw", "weight_decay": "auto", "lora_plus_ratio": 2}, OptimizerSettings(lora_plus_ratio=2)),
+    ],
+)
+def test_the_optimizer_of_a_job_is_chosen_by_its_hyperparameters(
+    tmp_path: Path, vocabulary: Tokenizer, asked: Row, expected: OptimizerSettings
+) -> None:
+    assert prepared(tmp_path, vocabulary, [{"text": "a"}], **asked).settings.optimizer == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"optimizer": "lion"}, r"hyperparameters\.optimizer': must be one of adamw, sgd"),
+        ({"optimizer": "sgd", "max_grad_norm": 1}, r"max_grad_norm': is of adamw, and the optimizer is sgd"),
+        ({"optimizer": "sgd", "adam_beta1": 0.9}, r"adam_beta1': is of adamw, and the optimizer is sgd"),
+        ({"adam_beta2": 1}, r"hyperparameters\.adam_beta2': must be between"),
+        ({"weight_decay": -1}, r"hyperparameters\.weight_decay': must be between"),
+        ({"chat_template": "{% if"}, r"hyperparameters\.chat_template': "),
+        ({"chat_template": "x" * 300_000}, r"hyperparameters\.chat_template': has more than"),
+    ],
+)
+def test_an_optimizer_or_template_that_cannot_be_is_refused_by_its_field(
+    tmp_path: Path, asked: Row, problem: str
+) -> None:
+    store = Store(tmp_path)
+    file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
+    with pytest.raises(InvalidRequest, match=problem):
+        new_job({"model": "m", "training_file": file["id"], "hyperparameters": asked}, store, "m", {"m"}, N_CTX_TRAIN)
+    store.close()
+
+
+def test_the_template_of_a_job_writes_its_rows(vocabulary: Tokenizer) -> None:
+    own = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    usual = from_metadata({}, vocabulary)
+    messages = [{"role": "user", "content": "a"}]
+    job = {"hyperparameters": {"chat_template": own}}
+    found = template_of(job, vocabulary, usual)
+    assert found is not None
+    assert found.render(messages, add_generation_prompt=False) == "<user>a"
+    for none in ({}, {"chat_template": ""}):
+        assert template_of({"hyperparameters": none}, vocabulary, usual) is usual
 
 
 _WANDB = {"project": "p", "name": None, "entity": None, "tags": ["a"]}
