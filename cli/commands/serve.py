@@ -41,7 +41,7 @@ def run(options: SimpleNamespace) -> int:
 
         print(completion.script(["bash"], COMMANDS))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server handles signals itself
+    _handle_signals()
     import asyncio
 
     start_log(options)
@@ -70,6 +70,15 @@ def run(options: SimpleNamespace) -> int:
             raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
         raise
     return 0
+
+
+def _handle_signals() -> None:
+    """Until the server handles signals itself: a start ends at once, whatever its threads do, and a
+    hang-up has nothing to read again."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def _wants_router(options: SimpleNamespace) -> bool:
