@@ -7,18 +7,22 @@ new positions. A client that drops the oldest part of a long prompt computes onl
 Moved KV entries depend on the text that preceded them when they were computed, so the result
 differs slightly from a full prefill. The prefix cache therefore stores them under a separate key
 (INEXACT). Only requests that ask for reuse match them; all others keep the exact bits.
+
+Behind images with M-RoPE a token's position is not its place in the sequence, so nothing is moved there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.context_shift import Moves
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.kv_cache.prefix_cache import common_prefix
 from logitless.engine.sequence import Sequence, Slot
+from logitless.models.media.prompt_media import FIRST_ID
 
 log = logging.getLogger("logitless.scheduler")
 
@@ -41,19 +45,21 @@ def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: in
 
 
 def reuse_chunks(
-    cache: KVCacheManager, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int
+    cache: KVCacheManager, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int, *, mrope: bool
 ) -> int:
     """Reuse chunks of the slot's last sequence for the next tokens of `seq`, at most `limit` of
     them.
 
     Returns the number of tokens that need no prefill any more.
     """
-    old = slot.cached
+    old, new = slot.cached, seq.tokens
+    if mrope:
+        old, new = _before_media(old), _before_media(new)
     # other adapters, or not to be shared
     if (slot.choice, slot.salt) != (seq.choice, seq.request.cache_salt):
         return 0
-    start = common_prefix(old, seq.tokens)
-    pieces = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))
+    start = common_prefix(old, new)
+    pieces = list(chunks(old, new, start, seq.n_computed, seq.request.n_cache_reuse))
     if not pieces:
         return 0
     match = cache.prefixes.match(old, len(old), root=seq.kv.root, inexact=True)
@@ -66,6 +72,11 @@ def reuse_chunks(
     finally:
         for block in reversed(source):
             cache.prefixes.release(block)
+
+
+def _before_media(tokens: list[int]) -> list[int]:
+    """The text before the first image or sound."""
+    return list(takewhile(lambda id: id > FIRST_ID, tokens))
 
 
 def _move(

@@ -625,6 +625,10 @@ class ModelRunner:
     def moves_cells(self) -> bool:
         return self.cells.can_move
 
+    @property
+    def mrope(self) -> bool:
+        return bool(self.hparams.mrope)
+
     @cached_property
     def cache_kind(self) -> CacheKind:
         """Layout of KV blocks, for slot files."""

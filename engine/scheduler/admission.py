@@ -139,9 +139,11 @@ class Admission:
         if seq.resumed:
             self.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)
             return True
-        if seq.takes_inexact and (n := reuse_chunks(kv, self.runner.move_cells, seq, slot, _limit(seq))):
-            seq.n_computed += n
-            kv.cache_full_blocks(seq, slot)
+        if seq.takes_inexact:
+            runner = self.runner
+            if n := reuse_chunks(kv, runner.move_cells, seq, slot, _limit(seq), mrope=runner.mrope):
+                seq.n_computed += n
+                kv.cache_full_blocks(seq, slot)
         seq.t_start = seq.t_first = seq.t_last = self.clock()
         seq.n_cached = seq.n_computed
         self.stats.prompt_tokens_cached += seq.n_cached

@@ -72,5 +72,9 @@ class Runner(Protocol):
     def moves_cells(self) -> bool:
         """True if `move_cells` is supported."""
 
+    @property
+    def mrope(self) -> bool:
+        """True if rows of images have positions of their own."""
+
     def move_cells(self, moves: Moves, /) -> None:
         """Move KV cells between two steps: (from, to, positions to shift), in order."""

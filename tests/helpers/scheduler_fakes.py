@@ -303,6 +303,7 @@ class FakeEngine:
                 rows[end] = after
 
     moves_cells = True
+    mrope = False
 
     @property
     def cache_kind(self) -> CacheKind:
