@@ -67,7 +67,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         spm_infill=options.spm_infill,
         static=static_folder(options.path),
         reverse_prompts=tuple(escapes.texts(options, "reverse_prompt")),
-        ignore_eos=options.ignore_eos,
+        ignore_eos=bool(options.ignore_eos),
         defaults=sampling_defaults(options, model.tokenizer),
         speculation=model.speculation,
         models_that_draft=model_kinds(model.options),
