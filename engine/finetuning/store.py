@@ -143,12 +143,15 @@ class Store:
             with ExitStack() as undo:
                 undo.callback(db.close)
                 self._prepare(db)
-                ids = {id for (id,) in db.execute("select id from files")}
+                names = {id for (id,) in db.execute("select id from files")}
+                rows = [json.loads(data) for (data,) in db.execute("select data from checkpoints")]
                 undo.pop_all()
         except sqlite3.Error as error:
             raise self._refused(error, getattr(error, "sqlite_errorcode", 0)) from None
         self._connection = db
-        sweep(path for path in (self.folder / "files").iterdir() if path.suffix != ".part" and path.name not in ids)
+        names |= {Path(row.get("path", "")).name for row in rows}
+        contents = [*(self.folder / "files").iterdir(), *(self.folder / "checkpoints").glob("*@*.gguf")]
+        sweep(path for path in contents if path.suffix != ".part" and path.name not in names)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Create the tables. Raises OSError for a newer version's database."""

@@ -53,9 +53,10 @@ def delete(store: Store, model: TunedModel) -> list[str]:
         if any(other.path == model.path and not other.is_checkpoint for other in own):
             raise InvalidRequest(f"the checkpoint {model.name} is the model {job['model_name']} itself: delete that")
         own = [model]
-    store.forget_checkpoints(job["id"], {other.path for other in own})
-    for path in {other.path for other in own}:
-        Path(path).unlink(missing_ok=True)
     if not model.is_checkpoint:
         checkpoint_path(store, job["id"]).unlink(missing_ok=True)
+    paths = {other.path for other in own}
+    store.forget_checkpoints(job["id"], paths)  # `Store` sweeps the contents after a kill
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
     return [other.name for other in own]

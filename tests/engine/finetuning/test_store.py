@@ -17,7 +17,9 @@ import pytest
 
 from logitless.cli.log import LogFile
 from logitless.engine.errors import DiskFull, is_full
+from logitless.engine.finetuning.job import checkpoint_path
 from logitless.engine.finetuning.store import RESERVE, Store
+from logitless.engine.finetuning.tuned_models import delete, find, tuned_models
 from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
 from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
 from logitless.server.api.context import encode_json
@@ -189,6 +191,36 @@ def test_a_kill_during_a_delete_leaves_no_row_without_its_content(tmp_path: Path
         os.utime(tmp_path / "files" / id, (0, 0))
     Store(tmp_path).close()
     assert [path.name for path in (tmp_path / "files").iterdir()] == files[2:]  # contents without a row are swept
+
+
+def test_a_kill_in_the_delete_of_a_model_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(tmp_path)
+    for job in ("a", "b"):
+        store.put("jobs", {"id": job, "status": "succeeded", "model_name": job, "hyperparameters": {}})
+        checkpoint_path(store, job).write_bytes(b"state")
+        for step in (4, 8):
+            path = tmp_path / "checkpoints" / f"{job}@{step}.gguf"
+            path.write_bytes(b"weights")
+            row = {"id": f"{job}{step}", "fine_tuned_model_checkpoint": f"{job}@{step}", "path": str(path)}
+            store.add_checkpoint(job, step, row)
+
+    def kill(path: Path, missing_ok: bool = False) -> None:
+        if "@" in path.name:
+            raise KeyboardInterrupt
+        os.unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", kill)
+        model = find(store, "a")
+        assert model is not None
+        with pytest.raises(KeyboardInterrupt):
+            delete(store, model)
+    assert [model.name for model in tuned_models(store)] == ["b@4", "b@8", "b"]
+    store.close()
+    for path in (tmp_path / "checkpoints").iterdir():
+        os.utime(path, (0, 0))
+    Store(tmp_path).close()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["b.gguf", "b@4.gguf", "b@8.gguf"]
 
 
 def test_a_file_can_be_deleted_on_a_disk_without_any_room(tmp_path: Path):
