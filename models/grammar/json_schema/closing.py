@@ -15,11 +15,11 @@ class Closing:
     """Closes objects with `properties`: no members beside the named ones and those of `required`.
 
     An object stays open if it has a keyword for other members (`additionalProperties`,
-    `patternProperties`, `unevaluatedProperties`). Where a composition describes one object in
-    several places (`allOf`, branches beside `properties`, the targets of their references), the
-    places stay open; an `allOf` whose parts all can be closed has the members of them all, as in
-    llama.cpp, and no others. `unevaluatedProperties: false` closes every object, each alternative
-    with its own members.
+    `patternProperties`, `unevaluatedProperties`), or must have more than it names
+    (`minProperties`). Where a composition describes one object in several places (`allOf`, branches
+    beside `properties`, the targets of their references), the places stay open; an `allOf` whose
+    parts all can be closed has the members of them all, as in llama.cpp, and no others.
+    `unevaluatedProperties: false` closes every object, each alternative with its own members.
     """
 
     def __init__(self, root: Schema) -> None:
@@ -72,7 +72,11 @@ class Closing:
         if sealed:  # and no composition
             del schema["unevaluatedProperties"]
             schema.setdefault("additionalProperties", False)
-        if isinstance(schema.get("properties"), dict) and not schema.keys() & {*_OPENING[:2]}:
+        if (
+            isinstance(schema.get("properties"), dict)
+            and not schema.keys() & {*_OPENING[:2]}
+            and not _has_others(schema)
+        ):
             schema["additionalProperties"] = schema.pop("unevaluatedProperties", False)
             if schema["additionalProperties"] is False:
                 schema["properties"] = {**schema["properties"], **_undescribed(schema)}
@@ -82,6 +86,12 @@ class Closing:
 def is_sealed(schema: Schema) -> bool:
     """True if `unevaluatedProperties: false` closes the schema's objects."""
     return schema.get("unevaluatedProperties") is False
+
+
+def _has_others(schema: Schema) -> bool:
+    """True if `minProperties` asks for more members than a schema names."""
+    least, names = schema.get("minProperties", 0), {*schema["properties"], *_required(schema)}
+    return isinstance(least, int) and not is_sealed(schema) and least > len(names)
 
 
 def _undescribed(schema: Schema) -> dict[str, bool]:

@@ -7,13 +7,15 @@ is dropped and logged; under `strict` it stays, and compilation reports its plac
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urldefrag, urljoin
 
 from logitless.models.grammar.errors import GrammarError, reason
 from logitless.models.grammar.json_schema import rewrites
@@ -114,7 +116,7 @@ def compile_error(schema: Any, *, strict: bool = False) -> str:
 @functools.lru_cache(maxsize=256)
 def _prepared(source: str, strict: bool) -> str:
     schema = edited(with_definitions(json.loads(source)), rewrites.plain)
-    schema = edited(schema, _Identifiers(schema))
+    schema = with_definitions(edited(schema, _Identifiers(schema)))
     schema = edited(schema, rewrites.Types(schema))
     schema = edited(schema, rewrites.Names(schema))
     schema = edited(schema, rewrites.engine_forms)
@@ -185,7 +187,13 @@ def _check_alternatives(closed: Schema, schema: Schema) -> None:
 
 
 def _told_apart(one: Schema, other: Schema) -> bool:
-    """True if two schemas require a member of different constants: the usual case, without the engine."""
+    """True if two schemas have other types, or require a member of different constants: the usual case, without the
+    engine."""
+
+    def types(schema: Schema) -> set[str]:
+        kinds = schema.get("type")
+        names = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+        return names | {"integer"} if "number" in names else names
 
     def constants(schema: Schema) -> dict[str, list[Any]]:
         properties, required = schema.get("properties"), schema.get("required")
@@ -196,6 +204,8 @@ def _told_apart(one: Schema, other: Schema) -> bool:
 
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
+    if types(one) and types(other) and not types(one) & types(other):
+        return True
     values, others = constants(one), constants(other)
     return any(
         values[name] and others.get(name) and not any(value in others[name] for value in values[name])
@@ -204,14 +214,20 @@ def _told_apart(one: Schema, other: Schema) -> bool:
 
 
 class _InlineAlternatives:
-    """Puts the targets of references into `oneOf`: the engine does not compare references."""
+    """Puts the targets of references into `oneOf`: the engine does not compare references. Alternatives that differ in
+    their types or constants become `anyOf`: the engine does not compare schemas that refer to themselves."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
 
     def __call__(self, schema: Schema, path: str) -> Schema:
         if isinstance(branches := schema.get("oneOf"), list):
-            schema["oneOf"] = [_inlined(self._root, branch) for branch in branches]
+            inlined = [_inlined(self._root, branch) for branch in branches]
+            apart = all(_told_apart(one, other) for one, other in itertools.combinations(inlined, 2))
+            if apart and "anyOf" not in schema:
+                schema["anyOf"] = schema.pop("oneOf")
+            else:
+                schema["oneOf"] = inlined
         return schema
 
 
@@ -226,21 +242,68 @@ def _inlined(root: Schema, branch: Any) -> Any:
 
 
 class _Identifiers:
-    """Percent-encodes `$ref`, and removes a `$schema` or `$id` that the engine cannot read."""
+    """Writes references as pointers within the whole schema, those to a `$id` or an anchor, too; removes `$id`, and a
+    `$schema` that the engine cannot read."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._places = {"": ""}  # pointers of what URIs name
+        self._bases: dict[str, tuple[str, str]] = {}  # (URI, pointer) of the `$id` around each schema
+        self._dynamic: Counter[str] = Counter()  # how often each dynamic anchor is set
+        work: list[tuple[str, Any, str, str]] = [("", root, "", "")]
+        while work:
+            path, schema, uri, resource = work.pop()
+            if not isinstance(schema, dict):
+                continue
+            if isinstance(name := schema.get("$id"), str):
+                self._places.setdefault(_joined(uri, name), path)
+                if not name.startswith("#"):  # an anchor, until draft 7
+                    uri, resource = urldefrag(_joined(uri, name)).url, path
+                    self._places.setdefault(uri, path)
+            for key in ("$anchor", "$dynamicAnchor"):
+                if isinstance(name := schema.get(key), str):
+                    self._places.setdefault(f"{uri}#{name}", path)
+                    self._dynamic[name] += key == "$dynamicAnchor"
+            self._bases[path] = uri, resource
+            work += reversed([(path + pointer(step), part, uri, resource) for step, part in parts(schema)])
 
     def __call__(self, schema: Schema, path: str) -> Schema:
-        dialect, base, ref = (schema.get(key) for key in ("$schema", "$id", "$ref"))
+        dialect = schema.get("$schema")
         if "$schema" in schema and not (isinstance(dialect, str) and _DRAFT.fullmatch(dialect)):
             del schema["$schema"]
-        if "$id" in schema and not (isinstance(base, str) and quote(base, safe=_IN_URI) == base):
-            del schema["$id"]
-        if isinstance(ref, str):
-            target = resolve(self._root, ref)
-            schema["$ref"] = reference(target[0]) if target else quote(ref, safe=_IN_URI)
+        schema.pop("$id", None)
+        if self._dynamic[str(schema.get("$dynamicAnchor"))] == 1:
+            del schema["$dynamicAnchor"]
+        dynamic = schema.get("$dynamicRef")
+        if isinstance(dynamic, str) and self._dynamic[dynamic.partition("#")[2]] == 1 and "$ref" not in schema:
+            schema["$ref"] = schema.pop("$dynamicRef")
+        if isinstance(ref := schema.get("$ref"), str):
+            target = self._target(path, ref)
+            schema["$ref"] = quote(ref, safe=_IN_URI) if target is None else reference(target)
+            _, part = resolve(self._root, f"#{target}") or ("", None)
+            if isinstance(part, dict) and "type" in schema and schema["type"] == part.get("type"):
+                del schema["type"]  # said twice: the engine refuses keywords beside a reference to a schema around it
         return schema
+
+    def _target(self, path: str, ref: str) -> str | None:
+        """The pointer of a reference's target: within the `$id` around it, within the whole schema, of a URI."""
+        uri, resource = self._bases[path]
+        near = resolve(self._root, f"#{resource}{ref[1:]}") if resource and ref.startswith("#") else None
+        if target := near or resolve(self._root, ref):
+            return target[0]
+        whole = _joined(uri, ref)
+        if (place := self._places.get(whole)) is not None:
+            return place
+        base, fragment = urldefrag(whole)
+        target = resolve(self._root, f"#{self._places[base]}{fragment}") if base in self._places else None
+        return target[0] if target else None
+
+
+def _joined(base: str, uri: str) -> str:
+    try:
+        return urljoin(base, uri)
+    except ValueError:  # no URI
+        return uri
 
 
 def _nearer_bounds(schema: Schema, path: str) -> Schema:

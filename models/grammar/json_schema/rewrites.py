@@ -26,6 +26,12 @@ _ABOUT: dict[str, tuple[str, ...]] = {
 }
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # of strings
 _SETTLED = ("type", "enum", "const", "$ref", "$dynamicRef")
+_KEYWORDS = {  # the engine knows these, or refuses them under `strict`; all others are notes, as `deprecated` is
+    *(key for keys in _ABOUT.values() for key in keys), *_SETTLED, *BRANCHES,
+    *("$schema", "$defs", "definitions", "$recursiveRef", "$recursiveAnchor", "$dynamicAnchor", "$vocabulary"),
+    *("not", "minContains", "maxContains", "dependencies", "dependentRequired", "x-guidance"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+}  # fmt: skip
 
 _MONTHS = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|[12][0-9])"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
@@ -59,6 +65,9 @@ def plain(schema: Schema, path: str) -> Schema:
             schema[key] = int(value)
         elif key in ("properties", "patternProperties") and isinstance(value, dict):
             schema[key] = {name: True if part is None else part for name, part in value.items()}
+    values, kind = schema.get("enum"), schema.get("type")
+    if schema.get("nullable") is True and isinstance(values, list) and None in values and isinstance(kind, str):
+        schema["type"] = [kind, "null"]  # as OpenAPI 3.0 writes null
     return schema
 
 
@@ -252,7 +261,9 @@ def exclusive(schema: Schema, path: str) -> Schema:
 
 
 def drop_idle(schema: Schema, path: str) -> Schema:
-    """The schema without keywords that the engine does not know and that say nothing."""
+    """The schema without notes, and without keywords that the engine does not know and that say nothing."""
+    for key in schema.keys() - _KEYWORDS:
+        del schema[key]
     if (schema.get("minContains") == 0 and "maxContains" not in schema) or "contains" not in schema:
         for key in ("contains", "minContains", "maxContains"):
             schema.pop(key, None)

@@ -351,3 +351,90 @@ def test_an_error_names_the_part_at_fault(schema: Any, message: str) -> None:
         compile_grammar(json.dumps(schema), "json_schema")
     if "nowhere" not in json.dumps(schema):
         assert "does not exist" not in str(error.value)
+
+
+# -- references by identifiers, notes beside references
+
+
+NODE = {"type": "object", "properties": {"x": INTEGER, "n": {"$ref": "NODE"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("schema", "fits", "wrong"),
+    [
+        ({"items": [{"$id": "NODE", **NODE}]}, [[{"x": 1, "n": {"x": 2}}]], [[{"x": 1, "n": {}}], [{"x": 1, "y": 1}]]),
+        (
+            {"$defs": {"A": {"$id": "A", **X}, "B": {"$id": "B", "items": {"$ref": "A"}}}, "$ref": "B"},
+            [[{"x": True}]],
+            [[{"x": 1}], [{"x": True, "y": 1}]],
+        ),
+        (
+            {
+                "$id": "https://example.com/root.json",
+                "$ref": "part.json",
+                "$defs": {
+                    "P": {"$id": "part.json", "items": {"$ref": "#/$defs/B"}, "$defs": {"B": INTEGER}},
+                    "B": TEXT,
+                },
+            },
+            [[1]],
+            [["t"]],
+        ),
+        (
+            {"$id": "https://e.org/r", "items": {"$ref": "https://e.org/r#/x-parts/B"}, "x-parts": {"B": X}},
+            [[{"x": True}]],
+            [[{"x": True, "y": 1}]],
+        ),
+        ({"items": {"$ref": "#a"}, "$defs": {"A": {"$anchor": "a", **X}}}, [[{"x": True}]], [[{"x": True, "y": 1}]]),
+        ({"items": {"$dynamicRef": "#a"}, "$defs": {"A": {"$dynamicAnchor": "a", **X}}}, [[{"x": True}]], [[{}]]),
+    ],
+    ids=str,
+)
+def test_a_reference_reaches_what_an_identifier_or_anchor_names(
+    schema: Any, fits: list[Any], wrong: list[Any], kind: str
+) -> None:
+    schema = {"type": "array", **schema} if "items" in schema else schema
+    assert [allows(schema, value, kind) for value in fits] == [True] * len(fits)
+    assert [allows(schema, value, kind) for value in wrong] == [False] * len(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("note", ["deprecated", "nullable", "example", "discriminator", "x-order"])
+@pytest.mark.parametrize("form", ["$ref", "allOf"])
+def test_a_note_beside_a_reference_to_a_schema_around_it_changes_nothing(note: str, form: str, kind: str) -> None:
+    inner = {"$ref": "#/$defs/N", note: True, "type": "object"}
+    if form == "allOf":
+        inner = {"allOf": [{"$ref": "#/$defs/N"}], note: True}
+    node = {"type": "object", "properties": {"n": inner, "x": INTEGER}}
+    schema = {**node, "$defs": {"N": node}}
+    assert allows(schema, {"n": {"n": {"x": 1}}}, kind)
+    assert not allows(schema, {"n": {"n": {"x": "t"}}}, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_alternative_of_another_type_may_refer_to_the_schema_around_it(kind: str) -> None:
+    node = {**X, "properties": {**X["properties"], "n": {"oneOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}
+    schema = {"$ref": "#/$defs/N", "$defs": {"N": node}}
+    assert allows(schema, {"x": True, "n": {"x": True, "n": None}}, kind)
+    assert not allows(schema, {"x": True, "n": 1}, kind)
+    overlapping = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    if kind == "strict_json_schema":
+        with pytest.raises(GrammarError, match="oneOf"):
+            compile_grammar(json.dumps(overlapping), kind)
+
+
+def test_an_object_that_must_have_more_members_than_it_names_stays_open() -> None:
+    schema = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"], "minProperties": 2}
+    for kind in KINDS:
+        assert allows(schema, {"a": 1, "b": 1}, kind)
+        assert not allows(schema, {"a": 1}, kind)
+        assert not allows({**schema, "minProperties": 1}, {"a": 1, "b": 1}, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_null_in_an_enumeration_is_a_value_where_the_schema_is_nullable(kind: str) -> None:
+    assert allows({**TEXT, "nullable": True, "enum": [None]}, None, kind)
+    assert allows({**TEXT, "nullable": True, "enum": ["a", None]}, None, kind)
+    assert not allows({**TEXT, "nullable": True, "enum": ["a"]}, None, kind)
+    assert not allows({**TEXT, "enum": ["a", None]}, None, kind)
