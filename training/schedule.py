@@ -130,6 +130,10 @@ class Stopping:
         else:
             self.n_worse += 1
 
+    def forget_validations(self) -> None:
+        """Begin anew with the validation losses."""
+        self.best_valid_loss, self.best_step, self.n_worse = math.inf, 0, 0
+
     @property
     def stale(self) -> str:
         """Reason to stop because validation losses do not fall any more, or ""."""

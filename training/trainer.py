@@ -519,6 +519,8 @@ class Trainer:
         """Resume from a state. False: the data differ, and their order begins anew."""
         self.counters = replace(state["counters"])
         self.stopping.restore(state["stopping"])
+        if state["order"]["samples_hash"] != self.order.hash:  # other data validate
+            self.stopping.forget_validations()
         self.epoch_result = state["epoch_result"]
         self.just_initialized = state["just_initialized"]
         return self.order.restore(state["order"], force_reshuffle=force_reshuffle)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import COMPILING, show_compiling
+from logitless.cli.setup.training_files import TrainingFiles, named, newest
 from logitless.cli.status_line import StatusLine, columns
 
 if TYPE_CHECKING:
@@ -399,24 +400,26 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
         print(f"logitless: warning: --batch-size: {few}", file=sys.stderr)
     reporter = Reporter(show, terminal=terminal, columns=lambda: columns() - 1)
     trackers = trackers_of(o, trainer, output, lambda line: show(f"logitless: warning: {line}", True))
-    last_validation = None
-    reason, last_good = "", "nothing was written"
+    last_validation, reason = None, ""
+    files = TrainingFiles(
+        o,
+        output,
+        trainer.stopping,
+        lambda path: save_result(path, t, gguf, h, o.output_type),
+        lambda path: save_checkpoint(path, trainer, h.arch),
+    )
     try:
         with trackers:
             for event in trainer.work():
                 reporter(event)
                 trackers(event)
+                at = time.monotonic()
                 if isinstance(event, Validated):
                     last_validation = event.result
+                    files.validated(event.iteration)
+                    reporter.outside(time.monotonic() - at)
                 elif isinstance(event, Save):
-                    at = time.monotonic()
-                    results, checkpoints = (named(name, event.iteration, o) for name in (output, o.checkpoint_out))
-                    for path in results:
-                        save_result(path, t, gguf, h, o.output_type)
-                    for path in checkpoints:
-                        save_checkpoint(path, trainer, h.arch)
-                    files = ", ".join(map(str, [*results, *checkpoints]))
-                    last_good = f"the last good state is that of step {event.iteration}: {files}"
+                    files.save(event.iteration)
                     reporter.outside(time.monotonic() - at)
                 elif isinstance(event, Told):
                     show(f"logitless: {event.message}", True)
@@ -424,7 +427,7 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
                     reason = event.reason
     except TrainingDiverged as error:
         status.end()
-        raise CliError(f"{error}; {last_good}") from None
+        raise CliError(f"{error}; {files.last_good}") from None
     c = trainer.counters
     print(f"logitless: {reason}: {c.iterations} steps, {c.samples} samples, {c.tokens} tokens", file=sys.stderr)
     if reporter.losses:
@@ -437,6 +440,9 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
             loss = uncertain(last_validation.loss, last_validation.loss_uncertainty, 4)
             line += f", validation loss {loss}, accuracy {100 * last_validation.accuracy:.1f} %"
         print(line, file=sys.stderr)
+    if best := files.best(c.iterations):
+        measure = "highest validation mean reward" if trainer.method == "reinforcement" else "lowest validation loss"
+        print(f"logitless: {best} is of step {trainer.stopping.best_step}, which has the {measure}", file=sys.stderr)
     print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
     if o.plot:
         plot(o.plot, reporter.curves, "loss" if trainer.method == "supervised" else trainer.method)
@@ -457,18 +463,3 @@ def _counted(trainer: Trainer, o: SimpleNamespace) -> str:
     if trainer.method == "supervised":
         return f"{len(trainer.order)} samples of {o.ctx_size} tokens"
     return f"{trainer.method} of {len(trainer.order)} examples"
-
-
-def named(pattern: str, iteration: int, o: SimpleNamespace) -> list[Path]:
-    """The files of a save: a name with ITERATION is written under the number and under LATEST, as llama.cpp's."""
-    if not pattern:
-        return []
-    path = Path(pattern)
-    if o.pattern_fn_it not in path.name:
-        return [path]
-    return [path.parent / path.name.replace(o.pattern_fn_it, text) for text in (str(iteration), o.fn_latest)]
-
-
-def newest(pattern: str, o: SimpleNamespace) -> Path | None:
-    """The last file that `named` writes."""
-    return next(reversed(named(pattern, 0, o)), None)

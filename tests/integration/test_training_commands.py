@@ -453,6 +453,45 @@ def test_a_resumed_run_tells_why_its_order_begins_anew(
 
 
 @pytest.mark.parametrize("kind", ["--lora-out", "-o"])
+@pytest.mark.parametrize("pattern", ["out.gguf", "out-ITERATION.gguf"])
+def test_the_result_is_that_of_the_lowest_validation_loss(
+    kind: str,
+    pattern: str,
+    given: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps from the fifth on have a rate that spoils the model; a run that goes on from there keeps the result."""
+    monkeypatch.setattr(Schedule, "rate", lambda self, i, *more: 1e-2 if i < 4 else 50.0)
+
+    def fine(folder: str, flags: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        files = f"{kind} {tmp_path}/{folder}/{pattern} --checkpoint-out {tmp_path}/{folder}/ck.gguf"
+        words = f"finetune -m {given}/m.gguf --file {given}/a.txt {files} -c 16 -b 2 -t 1 --val-split 0.3"
+        code, err = run(capsys, *f"{words} --save-every 3 --stride 17 {flags}".split())
+        assert code == 0, err
+        return err
+
+    def result(folder: str, step: int) -> bytes:
+        return (tmp_path / folder / pattern.replace("ITERATION", str(step))).read_bytes()
+
+    assert "which has the lowest" not in fine("few", "--validate-every 2 --adam-iter 4")
+    best = tmp_path / "many" / pattern.replace("ITERATION", "4")
+    line = f"logitless: {best} is of step 4, which has the lowest validation loss\n"
+    assert line in fine("many", "--validate-every 2 --adam-iter 7")
+    assert result("many", 4) == result("few", 4)
+    assert line in fine("many", f"--validate-every 2 --adam-iter 9 --checkpoint-in {tmp_path}/many/ck.gguf")
+    assert result("many", 4) == result("few", 4)
+    again = f"--validate-every 2 --adam-iter 10 --seed 7 --checkpoint-in {tmp_path}/many/ck.gguf"
+    assert line not in fine("many", again)  # other data validate
+    if "ITERATION" in pattern:
+        assert (tmp_path / "many" / "out-LATEST.gguf").read_bytes()[-2000:] == result("many", 10)[-2000:]
+    else:
+        assert result("many", 10) != result("few", 4)
+
+
+@pytest.mark.parametrize("kind", ["--lora-out", "-o"])
 @pytest.mark.parametrize(("every", "step", "last"), [(2, 4, 2), (3, 5, 3), (9, 5, 0)])
 def test_a_diverged_run_keeps_and_names_the_last_good_files(
     kind: str,

@@ -14,6 +14,7 @@ import numpy as np
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup import training_run
 from logitless.cli.setup.model import model_path
+from logitless.cli.setup.training_files import newest
 from logitless.cli.setup.unused_flags import check_only_write, check_used
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def trainable(
 
 def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
     """The checkpoint to go on from; a file that is not there yet begins a run that will write it."""
-    path = training_run.newest(options.checkpoint_in, options)
+    path = newest(options.checkpoint_in, options)
     if path is None or not path.exists():
         return None
     from logitless.training.checkpoint import read_checkpoint
