@@ -6,6 +6,7 @@ cached on disk, keyed by a hash of the first processor's entry in /proc/cpuinfo.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.metadata as metadata
@@ -27,8 +28,16 @@ LIMITED = {  # variant -> (name of such a processor, prefixes of the features th
     "avx2": ("haswell", ("avx512", "avx10", "amx", "avxvnni")),
 }
 BF16 = "LOGITLESS_CPU_BF16"
+# The call keeps the GIL, because releasing it would take longer than the call.
+current_cpu = ctypes.PyDLL(None).sched_getcpu if sys.platform.startswith("linux") else lambda: -1
 # lines of /proc/cpuinfo that change between boots
 VOLATILE_LINES = ("cpu MHz", "bogomips", "BogoMIPS")
+
+
+class IdleThreads:
+    """Idle threads of the CPU backend: how they wait for work, in pools that are made later."""
+
+    polls = 4000  # before a thread sleeps, about 150 µs
 
 
 @dataclass(frozen=True)

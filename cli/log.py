@@ -144,6 +144,12 @@ def say_warnings() -> None:
         logger.addHandler(_Line(logging.WARNING))
 
 
+def say_ignored(options: SimpleNamespace) -> None:
+    """Name the flags that are accepted and change nothing, in one line."""
+    if options.notices:
+        logging.getLogger("logitless.cli").warning("without effect here: %s", ", ".join(dict.fromkeys(options.notices)))
+
+
 def start_log(options: SimpleNamespace) -> None:
     """Start logging to the terminal and --log-file."""
     style = LineStyle.of(options)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from logitless.cli.command_table import COMMANDS, Command
 from logitless.cli.flags.flags import CliError, UsageError, parse, unknown
-from logitless.cli.log import say_warnings
+from logitless.cli.log import say_ignored, say_warnings
 from logitless.engine.loading.options import OptionConflict, OptionError
 
 _HELP = ("-h", "--help", "--help-all", "--usage")
@@ -92,10 +92,9 @@ def _dispatch(words: list[str]) -> int:
         return 0
     flags = [f for g in groups for f in g.flags]
     options = parse(flags, words, os.environ, command.words)
-    if getattr(options, "verbose", False):
-        for notice in options.notices:
-            print(f"logitless: {notice}", file=sys.stderr)
     say_warnings()
+    if name != "serve":  # which logs it
+        say_ignored(options)
     code: int = importlib.import_module(f"logitless.cli.commands.{command.module}").run(options)
     sys.stdout.flush()
     return code

@@ -29,6 +29,8 @@ class Options(TypedDict, total=False):
     kv_unified_per_slot: int
     fit: bool | str
     fit_ctx: int
+    fit_target: int | str | Sequence[int]
+    cont_batching: bool
     warmup: bool
     batch_size: int
     ubatch_size: int
@@ -66,6 +68,7 @@ class Options(TypedDict, total=False):
     split_mode: str | None
     tensor_split: str | Sequence[float] | None
     main_gpu: int
+    kv_offload: bool
     override_tensor: str | Mapping[str, str] | Sequence[tuple[str, str]]
     cpu_moe: bool
     n_cpu_moe: int

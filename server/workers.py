@@ -62,6 +62,10 @@ class Workers:
         self._busy: Counter[str] = Counter()  # running jobs by client
         self._n_threads = self._n_idle = 0
 
+    def limit(self, n: int) -> None:
+        """Have at most `n` threads; before the first job."""
+        self._n = n
+
     async def do(self, work: Callable[[], T], client: str = "") -> T:
         """The result of `work`. When the caller is cancelled, work that has not begun never does, and
         work that looks (`check`) ends."""
@@ -123,6 +127,11 @@ def check() -> None:
 
 
 _COMPUTING, _WAITING = Workers(4, "compute"), Workers(8, "disk")
+
+
+def limit_threads(n: int) -> None:
+    """Let `compute` have so many threads, from now on."""
+    _COMPUTING.limit(n)
 
 
 async def compute(work: Callable[[], T], client: str = "") -> T:

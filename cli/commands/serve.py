@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import CliError, UsageError
-from logitless.cli.log import start_log
+from logitless.cli.log import say_ignored, start_log
 from logitless.cli.progress import compile_progress
 from logitless.cli.setup import processor
 from logitless.cli.setup.model import find_draft_model, find_projector, model_options, named_model
@@ -45,6 +45,7 @@ def run(options: SimpleNamespace) -> int:
     import asyncio
 
     start_log(options)
+    say_ignored(options)
     processor.settle(options)
     if _wants_router(options):
         from logitless.cli.commands import router
@@ -108,10 +109,13 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     http = asyncio.get_running_loop().run_in_executor(None, import_http)
     from logitless.engine.async_engine import AsyncEngine
     from logitless.engine.loading.open_model import open_model
+    from logitless.server.workers import limit_threads
 
     # Errors of the file and the flags come before the port is taken.
     model = open_model(path, model_options(options))
     config = server_config(options, model)
+    if options.threads_http > 0:
+        limit_threads(options.threads_http)
     store = None
     if options.data_dir:
         from logitless.engine.finetuning.store import Store

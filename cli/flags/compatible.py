@@ -1,4 +1,4 @@
-"""llama-server's flags: ignored ones (no effect here), and refused ones (missing features)."""
+"""llama-server's flags: ignored ones (no effect here, which one line says), and refused ones (missing features)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from logitless.cli.flags.flags import IGNORED, LATER, Flag, Group
-from logitless.engine.loading.values import choice, cpu_mask, cpu_range, number, numbers, text, whole
+from logitless.engine.loading.values import choice, cpu_mask, cpu_range, number, text, whole
 
 _KINDS: dict[str, Callable[[str], Any]] = {  # of the values, by their names
     "N": whole(-(2**31)),
     "X": number(),
     "0|1": whole(0, 1),
-    "MIB,...": numbers,
     "MASK": cpu_mask,
     "LO-HI": cpu_range,
-    "FOLDER": text,
 }
 
 
 def _ignored(
-    names: str, env: str = "", *, value: str = "", off: str = "", optional: tuple[str, ...] = (), words: str = ""
+    names: str,
+    env: str = "",
+    *,
+    value: str = "",
+    off: str = "",
+    optional: tuple[str, ...] = (),
+    words: str = "",
+    so: tuple[str | bool, ...] = (),
 ) -> Flag:
-    """`value`: the name of its value; `words`: those that it may be."""
+    """`value`: the name of its value; `words`: those that it may be; `so`: the values that are always so here."""
     kind = choice(*(words.split() or optional)) if words or optional else _KINDS[value] if value else None
     metavar = value or ("WORD" if words else "X")
-    return Flag(names, kind=kind, metavar=metavar, env=env, off=off, optional=optional, status=IGNORED)
+    return Flag(names, kind=kind, metavar=metavar, env=env, off=off, optional=optional, status=IGNORED, off_values=so)
 
 
 def _later(
@@ -36,6 +41,8 @@ def _later(
     return Flag(names, why, kind=kind, metavar=value, env=env, off=off, off_values=off_values, status=LATER)
 
 
+_PLACED = "the system places threads on processors; --cpu-mask says on which ones"
+_PICTURES = "no model reads videos here; send their pictures as images"
 _AUTOMATIC = ("-1", "-1.0", "-1.00")
 _FIM = "--port 8012 --ubatch-size 1024 --batch-size 1024 --ctx-size 0 --cache-reuse 256"
 _GPT_OSS = (
@@ -75,26 +82,28 @@ COMPATIBLE = Group(
     "llama-server's other flags",
     (
         # They tune llama.cpp's speed or memory, or do what is always done here. No result changes.
-        _ignored("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN", optional=("auto", "on", "off", "1", "0", "true", "false")),
-        _ignored("-cb --cont-batching", "LLAMA_ARG_CONT_BATCHING", off="-nocb --no-cont-batching"),
+        _ignored(
+            "-fa --flash-attn",
+            "LLAMA_ARG_FLASH_ATTN",
+            optional=("auto", "on", "off", "1", "0", "true", "false"),
+            so=("auto", "on", "1", "true"),
+        ),
         Flag(
             "--jinja",
             env="LLAMA_ARG_JINJA",
             off="--no-jinja",
             status=IGNORED,
+            off_values=(True,),
             only_on="chat templates are always Jinja here",
         ),
-        _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap"),
-        _ignored("-dio --direct-io", "LLAMA_ARG_DIO", off="-ndio --no-direct-io"),
-        _ignored("-lzm --lazy-mode --tensor-read-lazy", "LLAMA_ARG_LAZY_MODE", words="auto on off"),
+        _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap", so=(True,)),
+        _ignored("-dio --direct-io", "LLAMA_ARG_DIO", off="-ndio --no-direct-io", so=(False,)),
+        _ignored("-lzm --lazy-mode --tensor-read-lazy", "LLAMA_ARG_LAZY_MODE", words="auto on off", so=("auto",)),
         _ignored("--no-host", "LLAMA_ARG_NO_HOST"),
-        _ignored("-fitt --fit-target", "LLAMA_ARG_FIT_TARGET", value="MIB,..."),
-        _ignored("--moe-cache-mib", "LLAMA_ARG_MOE_CACHE_MIB", value="N"),
-        _ignored("--kv-offload -kvo", "LLAMA_ARG_KV_OFFLOAD", off="--no-kv-offload -nkvo"),
-        _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr"),
-        _ignored("--op-offload", off="--no-op-offload"),
-        _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf"),
-        _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
+        _ignored("--moe-cache-mib", "LLAMA_ARG_MOE_CACHE_MIB", value="N", so=("0",)),
+        _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr", so=(True,)),
+        _ignored("--op-offload", off="--no-op-offload", so=(True,)),
+        _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf", so=(False,)),
         _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="X"),
         _ignored("-cms --checkpoint-min-step", "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", value="N"),
         _ignored("-cd --ctx-size-draft", "LLAMA_ARG_CTX_SIZE_DRAFT", value="N"),
@@ -104,10 +113,13 @@ COMPATIBLE = Group(
             "--spec-draft-backend-sampling",
             "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
             off="--no-spec-draft-backend-sampling",
+            so=(True,),
         ),
-        _ignored("--spec-draft-sampling", "LLAMA_ARG_SPEC_DRAFT_SAMPLING", words="greedy probabilistic"),
-        *(_ignored(names, value="0|1") for names in ("--cpu-strict", "--cpu-strict-batch", "--poll-batch")),
-        *(_ignored(names, value="N") for names in ("--poll", "--prio-batch")),
+        _ignored(
+            "--spec-draft-sampling", "LLAMA_ARG_SPEC_DRAFT_SAMPLING", words="greedy probabilistic", so=("greedy",)
+        ),
+        _ignored("--poll-batch", value="0|1"),
+        _ignored("--prio-batch", value="N", so=("0",)),
         _ignored("-Cb --cpu-mask-batch", value="MASK"),
         _ignored("-Crb --cpu-range-batch", value="LO-HI"),
         # A draft model has its model's threads.
@@ -117,27 +129,39 @@ COMPATIBLE = Group(
             for short, long, value in (
                 ("-Cd ", "--cpu-mask", "MASK"),
                 ("-Crd ", "--cpu-range", "LO-HI"),
-                ("", "--cpu-strict", "0|1"),
                 ("", "--prio", "N"),
                 ("", "--poll", "0|1"),
                 ("-Cbd ", "--cpu-mask-batch", "MASK"),
-                ("", "--cpu-strict-batch", "0|1"),
                 ("", "--prio-batch", "N"),
                 ("", "--poll-batch", "0|1"),
             )
         ),
-        _ignored("--numa", "LLAMA_ARG_NUMA", words="distribute isolate numactl"),
-        _ignored("--check-tensors"),
+        _ignored("--check-tensors", so=(True,)),
         _ignored("--mtmd-batch-max-tokens", "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS", value="N"),
-        _ignored("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X"),
-        _ignored("--video-timestamp-interval", "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", value="N"),
-        _ignored("--video-ffmpeg-dir", "LLAMA_ARG_VIDEO_FFMPEG_DIR", value="FOLDER"),
         # Missing features. Never accepted silently: the client would rely on them.
         _later("-lcs --lookup-cache-static", value="FILE"),
         _later("-lcd --lookup-cache-dynamic", value="FILE"),
         _later("--spec-replace", value="WORDS"),
         _later("--yarn-ext-factor", "LLAMA_ARG_YARN_EXT_FACTOR", value="X", off_values=_AUTOMATIC),
         _later("--yarn-attn-factor", "LLAMA_ARG_YARN_ATTN_FACTOR", value="X", off_values=_AUTOMATIC),
+        *(
+            _later(names, value="0|1", off_values=("0",), why=_PLACED)
+            for names in (
+                "--cpu-strict",
+                "--cpu-strict-batch",
+                "--cpu-strict-draft --spec-draft-cpu-strict",
+                "--cpu-strict-batch-draft --spec-draft-cpu-strict-batch",
+            )
+        ),
+        _later("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X", off_values=("4", "4.0"), why=_PICTURES),
+        _later(
+            "--video-timestamp-interval",
+            "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL",
+            value="N",
+            off_values=("5000",),
+            why=_PICTURES,
+        ),
+        _later("--video-ffmpeg-dir", "LLAMA_ARG_VIDEO_FFMPEG_DIR", value="FOLDER", why=_PICTURES),
         _later("--spec-synth-len", "LLAMA_ARG_SPEC_SYNTH_LEN", value="N"),
         _later("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES", value="LIST"),
     ),

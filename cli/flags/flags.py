@@ -46,7 +46,8 @@ class Flag:
     then_number: bool = False  # a value NAME:X may be two words, NAME X
     status: str = WORKS
     common: bool = False  # on the first page of a long help
-    off_values: tuple[str, ...] = ()  # of a `LATER` flag: the values that ask for nothing
+    # of a flag that does nothing here: the values that ask for what is always so
+    off_values: tuple[str | bool, ...] = ()
     only_on: str = ""  # of a switch that cannot be turned off: the reason
     means: str = ""  # of a switch: the flags that it stands for, where they are not given themselves
     all_names: tuple[str, ...] = field(init=False)
@@ -80,7 +81,7 @@ class Group:
 def parse(
     flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ()
 ) -> SimpleNamespace:
-    """Values of all flags by `dest`, and two more attributes: `notices` are lines about ignored flags,
+    """Values of all flags by `dest`, and two more attributes: `notices` are the ignored flags,
     `given` is the command line flag by flag, as (dest, words). `words`: the flags whose values words without a flag
     are, in their order."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
@@ -196,7 +197,8 @@ def _apply(
         except ValueError as error:
             raise UsageError(f"{source}: {value!r} {error}") from None
     if f.status != WORKS:
-        notices.append(f"{source} is accepted and changes nothing here")
+        if value not in f.off_values:
+            notices.append(source)
         return
     if f.many:
         values[f.dest] = ([] if replace else values[f.dest]) + (parsed if isinstance(parsed, list) else [parsed])

@@ -6,13 +6,12 @@ from logitless.cli.flags.compatible import COMPATIBLE, PRESETS
 from logitless.cli.flags.flags import Flag, Group
 from logitless.cli.flags.log_options import LOG, VERBOSE
 from logitless.cli.flags.model_options import DOWNLOADS, MMPROJ_URL, MODEL, ROUTER, Repo
+from logitless.cli.flags.processor_options import PROCESSOR
 from logitless.cli.flags.tool_options import TOOLS
 from logitless.engine.loading.options import OPTIONS
 from logitless.engine.loading.values import (
     address,
     choice,
-    cpu_mask,
-    cpu_range,
     file_name,
     folder_name,
     json_object,
@@ -58,36 +57,14 @@ def model_flags(names: str) -> tuple[Flag, ...]:
 
 DEVICE, THREADS = model_flags("device threads")
 PLACEMENT = model_flags(
-    "rpc gpu_layers split_mode tensor_split main_gpu override_tensor cpu_moe n_cpu_moe n_cpu_ffn",
+    "rpc gpu_layers split_mode tensor_split main_gpu kv_offload override_tensor cpu_moe n_cpu_moe n_cpu_ffn",
 )
 PLACE = Group("Device", (DEVICE, THREADS, *model_flags("threads_batch"), *PLACEMENT))
-PROCESSOR = Group(
-    "Processor",
-    (
-        Flag("-C --cpu-mask", "run on these processors only, a hexadecimal mask", cpu_mask, None, "MASK"),
-        Flag(
-            "-Cr --cpu-range",
-            "run on these processors only; together with --cpu-mask on all of both",
-            cpu_range,
-            None,
-            "LO-HI",
-        ),
-        Flag(
-            "-lm --load-mode",
-            "mlock, mmap+mlock: keep the model in memory, where the system allows it; the others change nothing",
-            choice("auto", "none", "mmap", "mlock", "mmap+mlock", "dio"),
-            "auto",
-            "MODE",
-            env="LLAMA_ARG_LOAD_MODE",
-        ),
-        Flag("--mlock", "the same as --load-mode mlock", env="LLAMA_ARG_MLOCK", means="--load-mode mlock"),
-        Flag("--prio", "priority of the process: -1 low, 0 normal, 1 medium, 2 high, 3 highest", whole(-1, 3), 0),
-    ),
-)
 CONTEXT = Group(
     "Context and batches",
     model_flags(
-        "ctx_size parallel kv_unified kv_unified_per_slot fit fit_ctx batch_size ubatch_size cache_type_k cache_type_v",
+        "ctx_size parallel kv_unified kv_unified_per_slot fit fit_ctx fit_target batch_size ubatch_size "
+        "cache_type_k cache_type_v",
     ),
 )
 CACHE = Group(
@@ -334,8 +311,15 @@ SERVING = Group(
             env="LOGITLESS_ALLOWED_HOSTS",
             many=True,
         ),
+        Flag(
+            "--threads-http",
+            "threads that read requests and prepare them: templates, tokens, images; -1: automatic",
+            whole(0, 256, or_minus_one="automatic"),
+            -1,
+            env="LLAMA_ARG_THREADS_HTTP",
+        ),
         Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
-        *model_flags("sleep_idle_seconds warmup"),
+        *model_flags("sleep_idle_seconds warmup cont_batching"),
         *model_flags("kv_events_endpoint kv_events_replay_endpoint kv_events_topic"),
         Flag(
             "-a --alias",

@@ -1,4 +1,4 @@
-"""Processors, priority and memory of the process: --cpu-mask, --cpu-range, --prio, --mlock."""
+"""Processors, threads, priority and memory of the process: --cpu-mask, --cpu-range, --numa, --poll, --prio, --mlock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import ctypes
 import logging
 import os
 import resource
+from pathlib import Path
 from types import SimpleNamespace
 
+from logitless.backends.host import IdleThreads, current_cpu
 from logitless.cli.flags.flags import CliError
 
 log = logging.getLogger("logitless.loading")
+NODES = Path("/sys/devices/system/node")
 _NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
 
 
@@ -25,6 +28,27 @@ def lock_memory(options: SimpleNamespace) -> None:
         log.warning("--mlock: %s (ulimit -l)", os.strerror(ctypes.get_errno()))
 
 
+def _settle_nodes(numa: str | None) -> None:
+    """Keep to the processors of one NUMA node (isolate). numactl's own choice is the system's already.
+    CliError: the threads cannot be spread over several nodes."""
+    nodes = [cpu_list(file.read_text()) for file in NODES.glob("node[0-9]*/cpulist")] if numa else []
+    nodes = [node for node in nodes if node]  # some have memory only
+    if len(nodes) < 2:
+        return
+    if numa == "distribute":
+        raise CliError("--numa distribute: start with `numactl --interleave=all` and --numa numactl, for that")
+    usable = os.sched_getaffinity(0)
+    here = current_cpu()
+    if numa == "isolate":
+        os.sched_setaffinity(0, next((node & usable for node in nodes if here in node), usable))
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """The numbers of a list of the kernel's, such as 0-3,8."""
+    ranges = [part.split("-") for part in text.split(",") if part.strip()]
+    return frozenset(i for ends in ranges for i in range(int(ends[0]), int(ends[-1]) + 1))
+
+
 def settle(options: SimpleNamespace) -> None:
     """Choose processors and priority of this thread, which all that it starts inherit. CliError: there are no
     such processors here. DeviceError: variables of the environment ask for kernels that it cannot run."""
@@ -33,6 +57,10 @@ def settle(options: SimpleNamespace) -> None:
 
         isa()  # before the port is taken
         casts_to_bf16()
+    if options.load_mode in ("none", "dio"):
+        log.warning("--load-mode %s: without effect here, the file is always mapped into memory", options.load_mode)
+    _settle_nodes(options.numa)
+    IdleThreads.polls = IdleThreads.polls * options.poll // 50
     cpus = frozenset().union(*(each for each in (options.cpu_mask, options.cpu_range) if each))
     flag = "--cpu-mask" if options.cpu_mask else "--cpu-range"
     if cpus and not hasattr(os, "sched_setaffinity"):

@@ -11,6 +11,7 @@ from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.loading.options import ModelOptions, OptionConflict
+from logitless.engine.runner.placement import usable
 from logitless.engine.speculation.settings import MTP
 from logitless.graph.dtype import nbytes
 from logitless.models.batch import cache_types
@@ -19,7 +20,6 @@ from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.requantize import requantized_nbytes
 
 log = logging.getLogger("logitless.loading")
-USABLE = 0.9  # of the machine's memory: weights and KV cache together
 MIN_CTX = 4096  # tokens: a context up to here is tried whatever the memory is
 
 
@@ -84,7 +84,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
 
     OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is.
     """
-    room = int(USABLE * total_memory()) - weights
+    room = usable(total_memory(), options.fit_target[-1:], 0) - weights
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
         if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_draft_tokens):

@@ -146,6 +146,7 @@ class OpenModel:
                 slot_prompt_similarity=o.slot_prompt_similarity,
                 cache_ram=cache_ram_bytes(o.cache_ram),
                 context_shift=o.context_shift,
+                continuous=o.cont_batching,
                 cache_idle_slots=o.cache_idle_slots,
                 queue_requests=o.queue_requests,
                 queue_tokens=o.queue_tokens,

@@ -19,6 +19,7 @@ from logitless.engine.loading.values import (
     file_names,
     layer_range,
     layers,
+    mebibytes,
     metadata_rules,
     number,
     on_or_off,
@@ -187,6 +188,22 @@ class ModelOptions:
         "least tokens of a context that is fitted to the memory",
         whole(1, 2**30),
         env="LLAMA_ARG_FIT_CTX",
+    )
+    fit_target: tuple[int, ...] = _option(
+        "-fitt --fit-target",
+        (),
+        "MiB of each device that stay free, one number for all or one each; the last one is the host's, too (by "
+        "default a tenth of its memory)",
+        mebibytes,
+        "MIB,...",
+        env="LLAMA_ARG_FIT_TARGET",
+    )
+    cont_batching: bool = _option(
+        "-cb --cont-batching",
+        True,
+        "requests join those that run; off: they wait until those have ended",
+        env="LLAMA_ARG_CONT_BATCHING",
+        off="-nocb --no-cont-batching",
     )
     warmup: bool = _option(
         "--warmup",
@@ -452,6 +469,13 @@ class ModelOptions:
         "index of the first of --device, from 0; with --split-mode layer it changes nothing",
         whole(0, 255),
         env="LLAMA_ARG_MAIN_GPU",
+    )
+    kv_offload: bool = _option(
+        "-kvo --kv-offload",
+        True,
+        "the KV cache of a layer is on the layer's device, always; off is for the CPU alone, where it is so",
+        env="LLAMA_ARG_KV_OFFLOAD",
+        off="-nkvo --no-kv-offload",
     )
     override_tensor: Sequence[tuple[str, str]] = _option(
         "-ot --override-tensor",

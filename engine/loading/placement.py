@@ -34,6 +34,10 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     if others and mode != "layer":
         first = others[main]
         names = [first] if mode == "none" else [first, *(n for n in names if n != first)] if main else names
+    if others and not options.kv_offload:
+        raise OptionConflict(
+            "--no-kv-offload: the KV cache of a layer is on its device; --gpu-layers N leaves the first ones on the CPU"
+        )
     check_rules("--override-tensor", options.override_tensor, names)
     if options.mmproj_device not in (None, "cpu", *names):
         raise OptionConflict(f"--mmproj-device {options.mmproj_device}: --device does not name it")
@@ -42,6 +46,7 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
         n_gpu_layers=n_layers(options.gpu_layers),
         split=divides and len(others) > 1,
         shares=tuple(split) if divides and split else (),
+        spare=options.fit_target,
         overrides=(
             *options.override_tensor,
             *on_cpu(EXPERTS, MAX_LAYERS if options.cpu_moe else options.n_cpu_moe),
@@ -54,7 +59,11 @@ def draft_placement(options: ModelOptions, devices: tuple[str, ...]) -> Placemen
     """Placement of the draft model's layers on its devices."""
     check_rules("--override-tensor-draft", options.override_tensor_draft, devices)
     experts = on_cpu(EXPERTS, MAX_LAYERS if options.cpu_moe_draft else options.n_cpu_moe_draft)
-    return PlacementOptions(n_layers(options.gpu_layers_draft), overrides=(*options.override_tensor_draft, *experts))
+    return PlacementOptions(
+        n_layers(options.gpu_layers_draft),
+        overrides=(*options.override_tensor_draft, *experts),
+        spare=options.fit_target,
+    )
 
 
 def check_rules(flag: str, rules: Sequence[tuple[str, str]], names: Sequence[str]) -> None:

@@ -231,6 +231,11 @@ def wholes(low: int, high: int) -> Callable[[str], list[int]]:
     return convert
 
 
+def mebibytes(value: str) -> tuple[int, ...]:
+    """A size for each device, in MiB."""
+    return tuple(wholes(0, 2**30)(value))
+
+
 ALL_LAYERS = 2**31 - 1
 
 

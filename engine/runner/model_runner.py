@@ -346,7 +346,7 @@ class ModelRunner:
         """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
         measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs, *self._media_graphs)]
-        return fit(self.session.device_bytes(measured), self.session.backends)
+        return fit(self.session.device_bytes(measured), self.session.backends, self.options.placement.spare)
 
     def _fall_back(self, error: Exception) -> None:
         """Reload the model without the lost device, and without devices that fail while reloading.

@@ -10,7 +10,6 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.session import DeviceBytes
 from logitless.models.weights.placement import Places, places, proportional
 
-USABLE = 0.9  # share of a device's memory; driver, other plans and adapters take the rest
 Fits = Callable[["Places | None"], bool]
 
 
@@ -23,6 +22,7 @@ class PlacementOptions:
     split: bool = False  # split over all devices; else fill the first device, then the second
     shares: tuple[float, ...] = ()  # relative share of each device; (): by memory
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
+    spare: tuple[int, ...] = ()  # MiB of each device that stay free, the last number for all that follow
 
     def devices(self, requested: Iterable[str], names: Collection[str], backends: Sequence[Backend]) -> list[Device]:
         """Backends with their `--device` names. `requested` includes devices that were lost."""
@@ -45,10 +45,17 @@ class Device:
     share: float
 
 
-def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend]) -> bool:
+def usable(memory: int, spare: Sequence[int], index: int) -> int:
+    """Bytes to use of a device's memory: without `spare` nine tenths, for driver, other plans and adapters."""
+    if not spare:
+        return memory * 9 // 10
+    return memory - (spare[min(index, len(spare) - 1)] << 20)
+
+
+def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend], spare: Sequence[int] = ()) -> bool:
     """True if every device has enough memory. Host memory is not checked."""
-    pairs = zip(sizes, backends, strict=True)
-    return all(need.total <= USABLE * backend.memory_bytes for need, backend in pairs if backend.memory_bytes)
+    pairs = [pair for pair in zip(sizes, backends, strict=True) if pair[1].memory_bytes]
+    return all(need.total <= usable(b.memory_bytes, spare, i) for i, (need, b) in enumerate(pairs))
 
 
 def chosen(

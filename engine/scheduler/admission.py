@@ -38,13 +38,14 @@ class Admission:
     prepare: Callable[[Sequence, Slot], None]  # makes the sampler and the drafters of a sequence
     on_start: Callable[[Sequence], None]  # called when a sequence gets its first blocks
     slot_prompt_similarity: float
+    continuous: bool  # requests join those that run
     n_ubatch: int
 
     def admit(self, events: Events) -> None:
         """Give slots to queued requests, then blocks to sequences that have none."""
         if self.queue.n_urgent:
             self._make_way(events)
-        while len(self.queue) and (free := self._free_slots()):
+        while self._joins() and len(self.queue) and (free := self._free_slots()):
             seq = self.queue.take(self.running.seqs, {-1, *free})
             if seq is None:
                 break
@@ -55,6 +56,11 @@ class Admission:
             if not waits and not self._start(seq, is_first, events):
                 return
             is_first = False
+
+    def _joins(self) -> bool:
+        """True if a request may get a slot now: without continuous batching before those of its batch have
+        generated, and after they have ended. Training does not hold up users."""
+        return self.continuous or not any(seq.n_generated for seq in self.running.seqs if not seq.request.gives_way)
 
     def _make_way(self, events: Events) -> None:
         """End requests that give way where others wait for their slots: training's first, then those with

@@ -59,6 +59,7 @@ class SchedulerConfig:
     cache_ram: int | None = 0
     cache_idle_slots: bool = True  # host memory keeps cached prefixes, too
     context_shift: bool = False
+    continuous: bool = True  # requests join those that run; else they wait until those have ended
     queue_requests: int = -1  # requests that may wait for a slot; -1: no limit
     queue_tokens: int = -1  # prompt tokens that may wait; -1: no limit
 
@@ -113,6 +114,7 @@ class Scheduler:
             self._prepare,
             self.interleaved.starts,
             config.slot_prompt_similarity,
+            config.continuous,
             self.n_ubatch,
         )
         self._planner = StepPlanner(

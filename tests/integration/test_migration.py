@@ -64,6 +64,7 @@ def refusal(line: str) -> str:
         options = parse(FLAGS, argv, {})
         spec_kinds(model_options(options))
         tool_settings(options)
+        placement(model_options(options))
     except (CliError, ValueError) as error:
         return str(error)
     return ""
@@ -95,6 +96,9 @@ DIFFERENT: dict[str, Callable[[], bool]] = {
     "--cpu-mask": lambda: parse(FLAGS, ["-C", "3"], {}).cpu_mask == {0, 1},
     "--cpu-range": lambda: parse(FLAGS, ["-Cr", "0-1"], {}).cpu_range == {0, 1},
     "--main-gpu": lambda: placement(ModelOptions(main_gpu=1))[0] == ("cpu",),
+    "--load-mode": lambda: parse(FLAGS, ["-lm", "dio"], {}).load_mode == "dio",
+    "--numa": lambda: parse(FLAGS, ["--numa", "isolate"], {}).numa == "isolate",
+    "--fit-target": lambda: default("--fit-target") == (),
     "--rpc": lambda: list(parse(FLAGS, ["--rpc", "h:1"], {}).rpc) == ["h:1"],
     "--cors-origins": lambda: default("--cors-origins") == "",
     "--cors-headers": lambda: default("--cors-headers") == ["*"],
@@ -173,7 +177,7 @@ def test_flags_that_are_not_here_are_refused_by_name() -> None:
         flag = BY_NAME.get(name)
         if flag is not None and name in flag.off_names:
             continue  # it asks for nothing
-        given = [name, "x"] if flag is None or flag.takes_value else [name]
+        given = [name, "1"] if flag is None or flag.takes_value else [name]
         with pytest.raises((CliError, UsageError), match=re.escape(name)):
             parse(FLAGS, given, {})
 

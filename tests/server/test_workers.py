@@ -36,6 +36,14 @@ async def test_one_client_leaves_a_thread_to_the_others():
     assert len(names) <= 2
 
 
+async def test_a_limit_of_threads_holds_for_what_comes():
+    """--threads-http."""
+    pool, names = Workers(4, "test"), set[int]()
+    pool.limit(1)
+    await asyncio.gather(*(pool.do(lambda: names.add(threading.get_ident()), str(i)) for i in range(20)))
+    assert len(names) == 1
+
+
 class Large:
     """What a request names."""
 

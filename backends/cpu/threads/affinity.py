@@ -17,8 +17,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
-# The call keeps the GIL, because releasing it would take longer than the call.
-current_cpu = ctypes.PyDLL(None).sched_getcpu if sys.platform.startswith("linux") else lambda: -1
+from logitless.backends.host import current_cpu
 
 
 class WorkerAffinity:

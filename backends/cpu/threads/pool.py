@@ -24,11 +24,10 @@ from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.kernels.runtime import control_block as cb
 from logitless.backends.cpu.threads import affinity
 from logitless.backends.cpu.threads.affinity import WorkerAffinity
-from logitless.backends.host import cache_nbytes
+from logitless.backends.host import IdleThreads, cache_nbytes
 
 MAX_THREADS = 256
 MAX_RETAINED = 64  # task lists that the pool keeps alive on its own
-SPINS = 4000  # polls before a worker sleeps, about 150 µs
 ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)
 
 
@@ -197,7 +196,7 @@ class WorkerPool:
     def _serve(self, thread: int, pipe: int) -> None:
         affinity.request_long_slice()
         out = np.zeros(8, np.int64)
-        self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
+        self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, IdleThreads.polls)
 
     def run(self, tasks: TaskList, n_threads: int = 0) -> None:
         """Run every task, without the GIL, on the first `n_threads` threads (0: all)."""

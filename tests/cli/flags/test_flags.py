@@ -124,7 +124,7 @@ def test_wrong_environment_names_the_variable(environ: dict[str, str], line: str
 def test_flags_of_llama_server() -> None:
     got = parse(FLAGS, ["-fa", "-c", "3", "-fa", "on", "--cache-reuse", "0"], {})
     assert got.ctx_size == 3
-    assert len(got.notices) == 3
+    assert got.notices == ["-fa", "-fa"]
     for argv, environ in ((["--lora", "f"], {}), ([], {"LLAMA_ARG_CACHE_REUSE": "256"})):
         with pytest.raises(CliError, match=r"^not supported yet: ") as caught:
             parse(FLAGS, argv, environ)
@@ -229,7 +229,7 @@ def test_a_switch_that_cannot_be_off_says_so() -> None:
 
 
 def test_values_of_flags_without_effect_are_checked() -> None:
-    assert parse(MEANING, ["--poll", "50"], {}).notices == ["--poll is accepted and changes nothing here"]
+    assert parse(MEANING, ["--poll", "50"], {}).notices == ["--poll"]
     with pytest.raises(UsageError, match="--poll: 'x' is not a whole number"):
         parse(MEANING, ["--poll", "x"], {})
 

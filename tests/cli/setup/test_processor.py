@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,10 +52,46 @@ def test_variables_of_other_kernels_end_the_start(name: str, value: str, monkeyp
         look.cache_clear()
     try:
         with pytest.raises(DeviceError, match=rf"^{name}={value}: must be "):
-            processor.settle(SimpleNamespace(cpu_mask=None, cpu_range=None, prio=0))
+            processor.settle(
+                SimpleNamespace(load_mode="auto", numa=None, poll=50, cpu_mask=None, cpu_range=None, prio=0)
+            )
     finally:
         for look in (host.isa, host.casts_to_bf16):
             look.cache_clear()
+
+
+NODES_RUN = (
+    """
+import sys
+from pathlib import Path
+from logitless.cli.setup import processor
+processor.NODES = Path(sys.argv.pop(1))
+"""
+    + RUN
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not Linux")
+def test_isolate_keeps_to_the_node_of_the_start(tmp_path: Path) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    for i, cpus in enumerate((usable[::2], usable[1::2], [])):  # the last one has memory only
+        (tmp_path / f"node{i}").mkdir()
+        (tmp_path / f"node{i}" / "cpulist").write_text(",".join(map(str, cpus)) + "\n")
+
+    def answer(*words: str) -> str:
+        words = (sys.executable, "-c", NODES_RUN, str(tmp_path), *words)
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    chosen = answer("--numa", "isolate").partition("]")[0] + "]"
+    assert chosen in ([str(usable[::2]), str(usable[1::2])] if len(usable) > 1 else [str(usable)])
+    assert answer("--numa", "numactl").startswith(str(usable))
+    if len(usable) > 1:
+        assert answer("--numa", "distribute").startswith("--numa distribute: start with `numactl --interleave=all`")
+
+
+def test_a_list_of_processors_is_read() -> None:
+    assert processor.cpu_list("0-2,8\n") == {0, 1, 2, 8}
+    assert processor.cpu_list("\n") == set()
 
 
 LOCK = """

@@ -87,12 +87,32 @@ def test_a_proxy_without_servers_starts_with_a_warning(caplog: pytest.LogCapture
         "--log-jsonl --no-log-jsonl --log-colors on --no-log-prefix --no-log-timestamps -lv 5",
         "--reasoning-preserve --skip-chat-parsing -ag",
         "--cors-methods GET,POST --cors-headers Content-Type,X-Tool-Cwd --no-cors-credentials",
-        "-C f --cpu-range 0-1 --cpu-strict 1 --prio 2 --poll 50 -ncffn 3 -otd blk=cpu -cmoed -ncmoed 2",
+        "-C f --cpu-range 0-1 --cpu-strict 0 --prio 2 --poll 50 -ncffn 3 -otd blk=cpu -cmoed -ncmoed 2",
         "--ui-config {} -fa on -fit off --numa isolate --spec-draft-sampling greedy",
     ],
 )
 def test_command_lines_of_llama_server_parse(words: str) -> None:
     options(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("-fa on --jinja --mmap -ndio -lzm auto --repack --no-perf --check-tensors --moe-cache-mib 0 -cb -kvo", []),
+        ("-fa off -td 3 --no-mmap --no-repack", ["-fa", "-td", "--no-mmap", "--no-repack"]),
+        ("--poll 0 -nocb -nkvo --numa isolate --threads-http 3 -fitt 512,1 --video-fps 4 --cpu-strict 0", []),
+    ],
+)
+def test_flags_that_ask_for_what_is_not_so_are_named(words: str, named: list[str]) -> None:
+    assert options(*words.split()).notices == named
+
+
+@pytest.mark.parametrize(
+    "words", ["--cpu-strict 1", "--cpu-strict-batch-draft 1", "--video-fps 2", "--video-ffmpeg-dir x"]
+)
+def test_flags_that_cannot_have_their_effect_are_refused(words: str) -> None:
+    with pytest.raises(CliError, match=rf"^not supported yet: {words.split()[0]}: .*(--cpu-mask|pictures)"):
+        options(*words.split())
 
 
 def test_presets_are_llama_servers_settings() -> None:

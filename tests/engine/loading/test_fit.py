@@ -24,6 +24,8 @@ def model(tmp_path: Path) -> Path:
         (ModelOptions(), 4096),
         (ModelOptions(fit_ctx=256), 1024),
         (ModelOptions(fit_ctx=2048), 2048),
+        (ModelOptions(fit_ctx=256, fit_target=[0]), 1280),
+        (ModelOptions(fit_ctx=256, fit_target="9999,1"), 256),
         (ModelOptions(fit=False), 1 << 16),
         (ModelOptions(fit="off", kv_unified_per_slot=100), 400),
     ],

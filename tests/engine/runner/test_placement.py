@@ -11,9 +11,9 @@ import pytest
 from logitless.cli.flags.flags import UsageError, parse
 from logitless.cli.flags.options import PLACE
 from logitless.cli.setup.model import model_options
-from logitless.engine.loading.options import OptionError
+from logitless.engine.loading.options import OptionConflict, OptionError
 from logitless.engine.loading.placement import placement
-from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit
+from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit, usable
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, variable
@@ -222,3 +222,16 @@ def test_memory_is_the_devices_own() -> None:
     for total, fits in ((900, True), (901, False)):
         sizes = [DeviceBytes("opencl:0", total - 30, 10, 10, 10), DeviceBytes("cpu", 10**15, 0, 0, 0)]
         assert fit(sizes, [device, host]) is fits
+
+
+def test_the_cache_is_beside_its_layers() -> None:
+    assert flags("-nkvo")[0] == flags("-nkvo", "--device", "none")[0] == ("cpu",)
+    with pytest.raises(OptionConflict, match=r"^--no-kv-offload: .* --gpu-layers N"):
+        flags("-nkvo", "--device", "vulkan:0")
+
+
+@pytest.mark.parametrize(
+    ("spare", "index", "free"), [((), 0, 100), ((300,), 2, 300), ((300, 20), 0, 300), ((300, 20), 1, 20), ((0,), 0, 0)]
+)
+def test_a_target_of_memory_stays_free(spare: tuple[int, ...], index: int, free: int) -> None:
+    assert usable(1000 << 20, spare, index) == (1000 - free) << 20

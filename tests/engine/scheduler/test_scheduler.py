@@ -10,7 +10,7 @@ from logitless.engine.batch import BLOCK_SIZE, bucket
 from logitless.engine.errors import ExceedsContext, InvalidRequest, Unavailable
 from logitless.engine.kv_cache.block_pool import pool_size
 from logitless.engine.kv_cache.slot_actions import erase
-from logitless.engine.requests import CompletionRequest, Failed, Progress, Token
+from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed, Progress, Token
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.batch_builder import bucket_floor
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -463,3 +463,25 @@ def test_a_device_that_cannot_give_pages() -> None:
         assert answer.ids == oracle(CompletionRequest(tuple(prompt(80, salt)), n_predict=5, ignore_eos=True), 192)[0]
     bench.engine.full_kv.read = fails  # type: ignore[method-assign]
     assert bench.run(prompt(80, 9), n_predict=1).finished.n_cached == 0
+
+
+def test_without_continuous_batching_requests_wait_for_those_that_generate() -> None:
+    bench = Bench(continuous=False)
+    first = [bench.submit(prompt(5, salt), n_predict=8, ignore_eos=True) for salt in range(2)]
+    bench.step(2)
+    late = bench.submit(prompt(6), n_predict=2, ignore_eos=True)
+    while not all(seq.done for seq in first):
+        assert late.slot is None
+        bench.step()
+    bench.drain()
+    assert [len(bench.answers[seq].ids) for seq in (*first, late)] == [8, 8, 2]
+
+
+def test_without_continuous_batching_training_holds_up_nobody() -> None:
+    bench = Bench(continuous=False)
+    bench.submit(prompt(5), n_predict=50, ignore_eos=True, priority=BATCH_PRIORITY)
+    bench.step(3)
+    user = bench.submit(prompt(6), n_predict=2, ignore_eos=True)
+    bench.step(4)
+    assert user.done
+    bench.drain()

@@ -13,6 +13,7 @@ from logitless.backends.cpu.kernels.ir.registry import i64p
 from logitless.backends.cpu.kernels.runtime.control_block import NEXT_WEIGHTS
 from logitless.backends.cpu.kernels.runtime.step_loop import atomic_add, atomic_load, yield_cpu
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
+from logitless.backends.host import IdleThreads
 from tests.helpers.linked_kernel import linked
 
 
@@ -39,6 +40,18 @@ def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple
 
 
 HALF = int(np.float32(0.5).view(np.int32))
+
+
+def test_workers_that_never_look_for_work_still_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--poll 0."""
+    monkeypatch.setattr(IdleThreads, "polls", 0)
+    pool, rng = WorkerPool(3), np.random.default_rng(1)
+    for _ in range(20):
+        rows = [rng.integers(-8, 8, (40, 33)).astype(np.float32) for _ in range(3)]
+        tasks, want = fibonacci(rng, rows, 12)
+        pool.run(TaskList(tasks))
+        assert all(np.array_equal(row, each) for row, each in zip(rows, want, strict=True))
+    pool.close()
 
 
 def test_tasks_see_earlier_results(pool: WorkerPool) -> None:
