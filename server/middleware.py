@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -26,7 +27,7 @@ from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.clients import CLIENT, LOCAL_CLIENT, Client
 from logitless.server.config import ServerConfig
 from logitless.server.observing import tracing
-from logitless.server.observing.record import CLIENT_LEFT, PROBES, RECORD, REQUEST_ID, Record
+from logitless.server.observing.record import CLIENT_LEFT, PROBES, RECORD, REQUEST_ID, FileAnswer, Record
 from logitless.server.observing.traffic import TRAFFIC, Traffic
 from logitless.server.origins import Origins
 from logitless.server.slashes import Slashes, canonical
@@ -77,7 +78,7 @@ class Guard:
             record = request[RECORD] = Record(request, route)
             if traces is not None and route not in PROBES:
                 record.trace = request[tracing.TRACE] = traces.begin(request, record)
-            status = CLIENT_LEFT
+            status, response = CLIENT_LEFT, None
             try:
                 response = await self._answer(request, handler, route)
                 status = response.status
@@ -86,10 +87,10 @@ class Guard:
                 status = other.status
                 raise
             finally:
-                record.end(status)
-                traffic.count(record)
-                if record.is_logged:
-                    asyncio.get_running_loop().call_soon(record.write_line)  # when the answer has been written
+                if isinstance(response, FileAnswer):
+                    response.sent = partial(_end, record, traffic)
+                else:
+                    _end(record, traffic, status)
 
         return guard
 
@@ -192,6 +193,14 @@ class Guard:
             headers["Access-Control-Allow-Origin"] = origin
             if self._config.cors_credentials:
                 headers["Access-Control-Allow-Credentials"] = "true"
+
+
+def _end(record: Record, traffic: Traffic, status: int) -> None:
+    """The answer is complete, or the client has left."""
+    record.end(status)
+    traffic.count(record)
+    if record.is_logged:
+        asyncio.get_running_loop().call_soon(record.write_line)  # when the answer has been written
 
 
 def _check_coding(request: web.Request) -> None:

@@ -6,11 +6,13 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from random import getrandbits
 from typing import Any, Final, Protocol
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from logitless.engine.requests import Event, Failed, Finished, StopType, Timings, Token
 
@@ -158,6 +160,23 @@ class Record:
         if self.reasons:
             fields["finish"] = ",".join(dict.fromkeys(self.reasons))
         return fields
+
+
+class FileAnswer(web.FileResponse):
+    """A file, or a part of it, or 304, 404 or 416: the status is known when it is sent."""
+
+    def __init__(self, path: Path, content_type: str = "") -> None:
+        super().__init__(path, headers={"Content-Type": content_type} if content_type else None)
+        self.sent: Callable[[int], None] = lambda _: None  # called with the status
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        status = CLIENT_LEFT
+        try:
+            writer = await super().prepare(request)
+            status = self.status
+            return writer
+        finally:
+            self.sent(status)
 
 
 def _shown(value: Any) -> str:

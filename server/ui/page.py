@@ -18,6 +18,7 @@ from aiohttp import web
 from logitless.server.api.context import json_response
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.middleware import OPEN_TO_ALL, Handler
+from logitless.server.observing.record import FileAnswer
 
 _SCRIPT = "text/javascript"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": _SCRIPT, ".woff2": "font/woff2", ".txt": "text/plain"}
@@ -120,7 +121,7 @@ def add_pages(app: web.Application, config: ServerConfig) -> None:
             path = _inside(root, request.match_info["file"] or _INDEX)
             if path is None:
                 raise web.HTTPNotFound
-            return web.FileResponse(path)
+            return FileAnswer(path)
 
         app.router.add_get(f"{prefix}/{{file:.*}}", file, name=OPEN_TO_ALL)
     elif config.ui:

@@ -16,6 +16,7 @@ from logitless.server.api.batches.runner import BATCHES
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import BATCH, OPEN, seen
 from logitless.server.clients import CLIENT
+from logitless.server.observing.record import FileAnswer
 from logitless.server.protocol.answers.batches import DeletedBatch, MessageBatch, MessageBatchPage
 from logitless.server.protocol.fields import bad_request, read
 from logitless.server.workers import to_thread
@@ -88,7 +89,7 @@ async def results(request: web.Request) -> web.StreamResponse:
     path = request.app[BATCHES].store.file_path(row["output_file_id"])
     if not path.exists():
         raise NotFound(f"the results of the batch {row['id']} were deleted")
-    return web.FileResponse(path, headers={"Content-Type": "application/x-jsonl"})
+    return FileAnswer(path, "application/x-jsonl")
 
 
 async def delete(request: web.Request) -> web.Response:

@@ -22,6 +22,7 @@ from logitless.server.bodies.form import FormPart, FormParts
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
+from logitless.server.observing.record import FileAnswer
 from logitless.server.protocol.answers.fine_tuning import Deleted, File, Page
 from logitless.server.workers import check, compute, to_thread
 
@@ -141,7 +142,7 @@ async def content(request: web.Request) -> web.StreamResponse:
     path = desk_of(request).store.file_path(row["id"])
     if not path.exists():
         raise NotFound(f"the file {row['id']} has no content any more")
-    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+    return FileAnswer(path, "application/octet-stream")
 
 
 async def delete(request: web.Request) -> web.Response:

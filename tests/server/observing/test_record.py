@@ -181,6 +181,29 @@ async def test_what_is_no_request_has_a_line_too(caplog: pytest.LogCaptureFixtur
     assert SECRET not in caplog.text
 
 
+async def test_files_are_logged_and_counted_by_the_status_that_was_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("content")
+    async with running(static=str(tmp_path), metrics=True) as server:
+        url = f"{server.url}/a.txt"
+        async with server.http.get(url) as reply:
+            etag = reply.headers["ETag"]
+        parts = [{"Range": "bytes=1-2"}, {"If-None-Match": etag}, {"Range": "bytes=70-"}, {"If-Match": '"x"'}, {}]
+        for headers, status in zip(parts, (206, 304, 416, 412, 200), strict=True):
+            async with server.http.get(url, headers=headers) as reply:
+                assert reply.status == status
+        async with server.http.head(url) as reply:
+            assert reply.status == 200
+        (tmp_path / "none").mkdir()
+        assert (await server.get("/none"))[0] == 404
+        async with server.http.get(f"{server.url}/metrics") as reply:
+            counts = await reply.text()
+    told = [line.split()[2] for line in lines(caplog)]
+    assert told[:8] == ["200", "206", "304", "416", "412", "200", "200", "404"]
+    assert all(f'status="{status}"' in counts for status in told)
+
+
 async def test_prompts_are_in_their_files_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def ask(server: Running) -> None:
         content = f"{SECRET} say:hi"
