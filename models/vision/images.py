@@ -21,10 +21,9 @@ MAX_PIXELS = 64 << 20  # a larger image is refused before it is decoded
 MAX_DECODED = 24 << 20  # of those; a JPEG file is decoded at half of its size, or less, beyond
 STRIP = 256  # lines of a transparent image that are put on white at once
 MAX_SCANS = 64  # of a JPEG file; the usual progressive ones have about ten
-MAX_DIGITS = 2 << 20  # bytes of a PNM file whose numbers are text: they take a second
+MAX_SLOW = 2 << 20  # bytes of a file that Pillow decodes in Python (some of PNM and BMP): they take a second
 MAX_BYTES: Final = 20 << 20  # of one image that is only named
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w=.+-]+)*),", re.ASCII)
-_PLAIN = (b"P1", b"P2", b"P3")  # begin PNM files whose numbers are text
 _SCAN = b"\xff\xda"  # before each scan of a JPEG file, and nowhere in one
 
 
@@ -46,10 +45,11 @@ def decode_image(data: bytes) -> Image:
                 raise ImageError(f"has {width} x {height} pixels, at most {MAX_PIXELS} are possible")
             if image.format == "JPEG" and data.count(_SCAN) > MAX_SCANS:  # each may take as long as an image
                 raise ImageError(f"has more than {MAX_SCANS} scans")
-            if data[:2] in _PLAIN and len(data) > MAX_DIGITS:
-                raise ImageError(f"has {len(data)} bytes of numbers in text, at most {MAX_DIGITS} are possible")
             if image.mode == "F":  # floats of any range
                 raise UnidentifiedImageError
+            if len(data) > MAX_SLOW and any(tile.codec_name in Image.DECODERS for tile in image.tile):
+                reason = f"has {len(data)} bytes in an encoding that is slow to read"
+                raise ImageError(f"{reason}, at most {MAX_SLOW} are possible")
             if width * height > MAX_DECODED and image.draft(None, (width // 2, height // 2)) is None:
                 raise ImageError(
                     f"has {width} x {height} pixels, at most {MAX_DECODED} are possible, but in a JPEG file"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -73,8 +74,13 @@ def test_faults_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(ImageError, match="known format"):  # floats
         decode_image(b"Pf\n2 2\n-1\n" + bytes(16))
-    with pytest.raises(ImageError, match="has 2097164 bytes of numbers in text"):
-        decode_image(b"P2\n9 9 255 \n".ljust((2 << 20) + 12))
+    runs = b"BM" + struct.pack("<I4xI", 1 << 20, 58) + struct.pack("<IiiHHII16x", 40, 9, 9, 1, 8, 1, 99) + bytes(4)
+    for slow in (b"P2 9 9 255 ", b"P6 9 9 100 ", b"P5 9 9 4095 ", runs):  # decoded in Python
+        with pytest.raises(ImageError, match="has 2097164 bytes in an encoding that is slow to read"):
+            decode_image(slow.ljust((2 << 20) + 12))
+    for kind, most, n in ((b"P6", 255, 3), (b"P5", 65535, 2), (b"P5", 255, 1)):
+        large = b"%b 1500 1500 %d " % (kind, most)
+        assert decode_image(large + bytes(1500 * 1500 * n)).size == (1500, 1500)
     header, scan = png(picture(16, 16), "JPEG").split(b"\xff\xda")
     with pytest.raises(ImageError, match="more than 64 scans"):
         decode_image(b"\xff\xda".join([header, *[scan] * 65]))
